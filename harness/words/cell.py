@@ -1,0 +1,111 @@
+"""The resolved configuration of one cell: all that a rank needs, and nothing it must look up."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from harness.words.documents import Document, DocumentsConfig, documents_of_step
+from harness.words.jsonable import dumps
+from harness.words.layout import Layout
+from harness.words.packing import MicroBatch, PackingStyle, packing_style, plan_step
+
+DATA_PATHS = ("unpacked", "reference", "sft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A dense GPT with RMSNorm, SwiGLU and rotary positions. Sizes in units of one element."""
+
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 8
+    kv_heads: int = 4
+    ffn: int = 128
+    vocab: int = 128
+    rope_base: int = 10000
+    tied: bool = False  # embedding and output layer share weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The short training run. `global_batch` counts documents per step, in every layout the same."""
+
+    steps: int = 3
+    global_batch: int = 8
+    seq_length: int = 64
+    lr: float = 1e-3
+    seed: int = 1234
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """One point of the matrix, resolved."""
+
+    layout: Layout
+    data_path: str  # the `packing` axis
+    micro_batch_size: int = 1
+    dtype: str = "fp32"
+    attention: str = "auto"  # auto | reference; resolved on the node by what is there
+    stack: str = "default"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    documents: DocumentsConfig = field(default_factory=DocumentsConfig)
+    deadline_s: float = 120.0
+    fault: str | None = None  # name of an injected fault (selftest only)
+
+    @property
+    def style(self) -> PackingStyle:
+        return packing_style(self.data_path, self.layout, self.train.seq_length)
+
+    def documents_of(self, step: int) -> list[Document]:
+        return documents_of_step(
+            self.documents,
+            seed=self.train.seed,
+            step=step,
+            count=self.train.global_batch,
+            seq_length=self.train.seq_length,
+        )
+
+    def micro_batches(self, step: int) -> list[list[MicroBatch]]:
+        """Micro-batches of one step, indexed [dp][i]."""
+        return plan_step(
+            self.documents_of(step),
+            self.style,
+            self.layout,
+            seq_length=self.train.seq_length,
+            micro_batch_size=self.micro_batch_size,
+        )
+
+
+def cell_name(config: CellConfig) -> str:
+    """Readable part of the id: tp2-pp4-cp1-sft, with the axes that differ from their defaults."""
+    layout = config.layout
+    parts = [f"tp{layout.tp}", f"pp{layout.pp}", f"cp{layout.cp}"]
+    parts += [f"{name}{getattr(layout, name)}" for name in ("dp", "ep", "vpp") if getattr(layout, name) > 1]
+    if layout.tp > 1 and not layout.sp:
+        parts.append("nosp")
+    parts.append(config.data_path)
+    if config.micro_batch_size > 1:
+        parts.append(f"mbs{config.micro_batch_size}")
+    parts += [config.dtype] if config.dtype != "fp32" else []
+    parts += [config.attention] if config.attention != "auto" else []
+    parts += [config.stack] if config.stack != "default" else []
+    parts += [config.fault] if config.fault else []
+    return "-".join(parts)
+
+
+def cell_id(config: CellConfig) -> str:
+    """Stable id: the readable name plus eight hex digits of the resolved configuration."""
+    parts = [_text(config.layout), _text(config.model), _text(config.train), _text(config.documents)]
+    rest = (config.data_path, config.micro_batch_size, config.dtype, config.attention, config.stack, config.fault)
+    digest = hashlib.sha256("\n".join([*parts, dumps(rest)]).encode()).hexdigest()
+    return f"{cell_name(config)}-{digest[:8]}"
+
+
+@lru_cache(maxsize=4096)
+def _text(part: Any) -> str:
+    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each."""
+    return dumps(part)

@@ -1,0 +1,85 @@
+"""Documents of a training step: lengths and masks, the same for every layout.
+
+The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal
+distribution or a file of lengths, plus `adversarial`, a mix in which most known packing bugs show.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One document of one step."""
+
+    index: int  # position in the step, the document's name in records and reports
+    length: int  # tokens after truncation to seq_length; each token has one label
+    original_length: int
+    masked: bool = False  # every label is masked out of the loss
+    copy_of: int | None = None  # index of the document whose content this one repeats
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsConfig:
+    """How document lengths are made. `lengths` is resolved for modes `file` and `adversarial`."""
+
+    mode: str = "adversarial"  # adversarial | distribution | file
+    type: str = "lognormal"
+    min_seq_len: int = 1
+    max_seq_len: int = 64
+    mean_seq_len: float = 24.0
+    lognormal_sigma: float = 1.1
+    path: str | None = None
+    lengths: tuple[int, ...] = ()
+    masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
+    repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
+
+
+def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
+    """The built-in mix for a matrix whose largest context-parallel size is `cp`.
+
+    Lengths 1, 2*cp - 1 (shorter than the alignment), an odd one above 8*cp, 2*cp, the odd one's copy, one long,
+    one fully masked, and one that overflows seq_length and is truncated. In order they fill a first row with many
+    short documents and a second with few long ones, so micro-batches differ in number and maximum.
+    """
+    odd = min(8 * cp + 3, max(seq_length // 3, 1)) | 1
+    long = max(seq_length - seq_length // 4 - 1, 1)
+    lengths = (1, max(2 * cp - 1, 1), odd, 2 * cp, odd, long, max(seq_length // 8, 2) + 1, seq_length + 9)
+    return DocumentsConfig(mode="adversarial", max_seq_len=seq_length, lengths=lengths, masked=(6,), repeat=(2, 4))
+
+
+def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
+    """The `count` documents of one step; pure, so every rank of every layout gets the same list."""
+    if config.mode == "distribution":
+        return _lognormal(config, seed=seed, step=step, count=count, seq_length=seq_length)
+    documents = []
+    size = len(config.lengths)
+    for index in range(count):
+        source = (index + (step * count if config.mode == "file" else 0)) % size
+        cycle = index - source
+        copied = config.mode == "adversarial" and config.repeat is not None and source == config.repeat[1]
+        documents.append(
+            Document(
+                index=index,
+                length=min(config.lengths[source], seq_length),
+                original_length=config.lengths[source],
+                masked=source in config.masked,
+                copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
+            )
+        )
+    return documents
+
+
+def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
+    """mu = ln(mean) - sigma^2 / 2, clipped to [min, max] (MockSFTLowLevelDataset)."""
+    generator = random.Random(f"lengths-{seed}-{step}")
+    mu = math.log(config.mean_seq_len) - config.lognormal_sigma**2 / 2
+    documents = []
+    for index in range(count):
+        drawn = int(generator.lognormvariate(mu, config.lognormal_sigma))
+        length = min(max(drawn, config.min_seq_len), config.max_seq_len)
+        documents.append(Document(index=index, length=min(length, seq_length), original_length=length))
+    return documents

@@ -1,0 +1,63 @@
+"""The exception tree and the problems an input can have.
+
+HarnessError
+|-- InputError           bad matrix, arguments or run directory: exit code 2
+|-- InfrastructureError  the harness could not decide: exit code 3
+`-- Interrupted          the user pressed Ctrl-C: exit code 130
+
+A failed check is never an exception: it is a `Finding` (outcomes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with the user's input, said so that it can be mended."""
+
+    message: str
+    file: str | None = None
+    line: int | None = None
+    key: str | None = None  # dotted key path, e.g. "matrix.tp[1]"
+    found: str | None = None
+    allowed: str | None = None
+    hint: str | None = None  # what to do, e.g. "did you mean 'packing'?"
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        text = f"{self.key}: {self.message}" if self.key else self.message
+        details = [f"found {self.found}" if self.found is not None else None]
+        details += [f"allowed: {self.allowed}" if self.allowed else None, self.hint]
+        tail = "; ".join(part for part in details if part)
+        return f"{place + ': ' if place else ''}{text}{' (' + tail + ')' if tail else ''}"
+
+
+class HarnessError(Exception):
+    """Base of every error the command line turns into a message and an exit code."""
+
+    exit_code = 3
+
+
+class InputError(HarnessError):
+    """The user's input is wrong; `problems` holds all that was found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Iterable[Problem] | Problem | str) -> None:
+        if isinstance(problems, str):
+            problems = Problem(message=problems)
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class InfrastructureError(HarnessError):
+    """Something outside the code under test broke, so nothing can be concluded about it."""
+
+
+class Interrupted(HarnessError):
+    """The user interrupted the run; what was finished is kept."""
+
+    exit_code = 130

@@ -1,0 +1,107 @@
+"""Dataclasses to JSON and back, with NaN and infinity kept.
+
+Non-finite floats become {"$float": "nan" | "inf" | "-inf"}: valid JSON for every reader, and exact on the way back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_jsonable(value: Any) -> Any:
+    """Plain JSON values of a dataclass, enum, mapping, sequence or scalar. TypeError for anything else."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if value is None or isinstance(value, (bool, int, str)) and not isinstance(value, Enum):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_jsonable(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [to_jsonable(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def from_jsonable(kind: type[T], value: Any) -> T:
+    """The dataclass `kind` from JSON values. TypeError with the field's name when the shape differs."""
+    return _read(kind, value, kind.__name__)  # type: ignore[no-any-return]
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(to_jsonable(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def loads(text: str) -> Any:
+    """JSON text to plain values, with tagged non-finite floats restored."""
+    return json.loads(text, object_hook=_untag)
+
+
+def _untag(mapping: dict[str, Any]) -> Any:
+    return float(mapping["$float"]) if set(mapping) == {"$float"} else mapping
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(kind):
+            return None
+        return _read(next(part for part in get_args(kind) if part is not type(None)), value, where)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _read_dataclass(kind, value, where)
+    if origin in (tuple, list):
+        return _read_sequence(origin, get_args(kind), value, where)
+    if origin is dict:
+        key_kind, item_kind = get_args(kind)
+        return {_read_key(key_kind, key): _read(item_kind, item, f"{where}[{key}]") for key, item in value.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, dict):
+        return _untag(value)
+    if kind is Any or isinstance(value, kind):
+        return value
+    raise TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {value!r}")
+
+
+def _read_key(kind: Any, key: str) -> Any:
+    return int(key) if kind is int else key
+
+
+def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{where}: expected a list, found {value!r}")
+    if origin is list or (len(kinds) == 2 and kinds[1] is Ellipsis):
+        return origin(_read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if len(kinds) != len(value):
+        raise TypeError(f"{where}: expected {len(kinds)} items, found {len(value)}")
+    return tuple(_read(part, item, f"{where}[{index}]") for index, (part, item) in enumerate(zip(kinds, value)))
+
+
+def _read_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where}: expected a mapping, found {value!r}")
+    hints = _HINTS.setdefault(kind, get_type_hints(kind))
+    names = {item.name for item in dataclasses.fields(kind)}
+    if unknown := set(value) - names:
+        raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")
+    try:
+        return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+    except TypeError as error:
+        if "required keyword-only argument" in str(error):
+            raise TypeError(f"{where}: {error}") from error
+        raise

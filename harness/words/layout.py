@@ -1,0 +1,79 @@
+"""Parallel layout of a cell: sizes, and which rank sits at which coordinates.
+
+Rank order is Megatron's default `tp-cp-ep-dp-pp`
+(megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest.
+Layers are numbered from 1 over the whole model, as Megatron's `layer_number` does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """Place of one rank. All zero-based."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    def __str__(self) -> str:
+        return f"stage {self.pp}, tp {self.tp}, cp {self.cp}, dp {self.dp}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel dimensions. `dp` counts replicas; expert parallel `ep` divides dp * cp."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp: int = 1
+    ep: int = 1
+    vpp: int = 1  # model chunks per pipeline stage
+    sp: bool = False  # sequence parallel
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Coordinates of a global rank; ValueError outside 0 .. world_size - 1."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
+        rank, tp = divmod(rank, self.tp)
+        rank, cp = divmod(rank, self.cp)
+        pp, dp = divmod(rank, self.dp)
+        return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
+
+    def rank(self, place: Coordinates) -> int:
+        """Global rank at the coordinates; the inverse of `coordinates`."""
+        return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
+
+    def layers(self, num_layers: int, pp: int, chunk: int = 0) -> range:
+        """Global layer numbers (from 1) of one model chunk of a stage.
+
+        Interleaved schedules give chunk c of stage p the block c * pp_size + p
+        (megatron.core.transformer.transformer_layer.get_transformer_layer_offset).
+        """
+        per_chunk = num_layers // (self.pp * self.vpp)
+        first = (chunk * self.pp + pp) * per_chunk
+        return range(first + 1, first + per_chunk + 1)
+
+    def stage_of_layer(self, num_layers: int, layer: int) -> int:
+        """Pipeline stage that holds the global layer number."""
+        return ((layer - 1) // (num_layers // (self.pp * self.vpp))) % self.pp
+
+    @property
+    def alignment(self) -> int:
+        """Number of tokens each packed document is padded to a multiple of.
+
+        lcm(2 * cp if cp > 1, cp * tp if sequence parallel): zigzag needs 2 * cp equal chunks, and the
+        local length must split over the tp ranks (Megatron-Bridge ConfigContainer.validate, rule B9).
+        """
+        zigzag = 2 * self.cp if self.cp > 1 else 1
+        sequence = self.cp * self.tp if self.sp and self.tp > 1 else 1
+        return math.lcm(zigzag, sequence)

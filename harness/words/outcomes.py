@@ -1,0 +1,87 @@
+"""Lanes, findings, outcomes, and the exit code they fold into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Lane(str, Enum):
+    """Three independent verdicts: timing noise can never hide or fake a numeric result."""
+
+    METADATA = "metadata"
+    NUMERICS = "numerics"
+    THROUGHPUT = "throughput"
+
+
+class Severity(str, Enum):
+    """Only `ERROR` fails a lane."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class LaneVerdict(str, Enum):
+    PASS = "pass"
+    FAIL = "fail"
+    SKIP = "skip"  # not judged: no evidence (it never ran, or the lane does not apply)
+
+
+class Outcome(str, Enum):
+    """What became of a cell."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"  # the code under test is wrong
+    XFAIL = "XFAIL"  # failed as the matrix says it would
+    XPASS = "XPASS"  # passed although the matrix says it fails
+    REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
+    ERROR = "ERROR"  # infrastructure: could not decide
+    FLAKY = "FLAKY"  # passed only on a retry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing a check saw.
+
+    `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
+    field, leg. `measured` and `bound` are JSON values; `fault_class` is the probable class of fault.
+    """
+
+    lane: Lane
+    check: str
+    message: str
+    severity: Severity = Severity.ERROR
+    fault_class: str | None = None
+    where: dict[str, Any] = field(default_factory=dict)
+    measured: Any = None
+    bound: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """Why a combination is not run: the rule and its arithmetic."""
+
+    rule: str
+    reason: str
+    source: str = ""
+
+
+EXIT_PASS = 0
+EXIT_FAIL = 1
+EXIT_INPUT = 2
+EXIT_UNDECIDED = 3
+EXIT_SKIP = 125
+EXIT_INTERRUPTED = 130
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """0 all pass (xfail and flaky allowed), 1 a check failed, 3 nothing failed but something is undecided.
+
+    XPASS does not fail by itself: a bug that went away is good news that the report shows.
+    """
+    seen = set(outcomes)
+    if Outcome.FAIL in seen:
+        return EXIT_FAIL
+    return EXIT_UNDECIDED if Outcome.ERROR in seen else EXIT_PASS

@@ -1,0 +1,197 @@
+"""What ranks and agents write, and everybody else reads. JSON through jsonable.py; schema_version 1.
+
+The rank record is the evidence: it is flushed before each micro-batch's forward and again at the end, by
+rename, so it is never half; `ended` says how far the rank came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.words.layout import Coordinates
+from harness.words.outcomes import Rejection
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class SeenParams:
+    """PackedSeqParams as they really were on a rank, good or bad. Offsets in tokens."""
+
+    cu_seqlens_q: list[int] | None = None
+    cu_seqlens_kv: list[int] | None = None
+    cu_seqlens_q_padded: list[int] | None = None
+    cu_seqlens_kv_padded: list[int] | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_kv: int | None = None
+    qkv_format: str | None = None
+    dtype: str | None = None  # of cu_seqlens_q, "torch.int32" when right
+    shape: list[int] | None = None  # of cu_seqlens_q, [documents + 1] when right
+    max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
+
+
+@dataclass(kw_only=True)
+class TensorSeen:
+    """One field of a fetched batch against the truth of the packing plan."""
+
+    shape: list[int]
+    dtype: str
+    mismatches: int  # slots that differ from the truth (padding slots are not compared)
+    first: list[int] | None = None  # [document, position, expected, found] of the first that differs
+
+
+@dataclass(kw_only=True)
+class BatchSeen:
+    """One micro-batch as the data path handed it to one model chunk, before the model (metadata leg)."""
+
+    chunk: int
+    micro_batch: int
+    params: int | None  # index into RankRecord.packed_params, None when there were none
+    tokens: TensorSeen | None = None
+    labels: TensorSeen | None = None
+    loss_mask: TensorSeen | None = None
+    position_ids: TensorSeen | None = None
+
+
+@dataclass(kw_only=True)
+class LayerSeen:
+    """What the attention of one layer received for one micro-batch of the training leg."""
+
+    step: int
+    chunk: int
+    micro_batch: int
+    layer: int  # global, from 1
+    params: int | None  # index into RankRecord.packed_params
+
+
+@dataclass(kw_only=True)
+class Fingerprint:
+    """Sum of squares and random projections; those of the shards of a tensor add up to those of the whole."""
+
+    norm_sq: float
+    projections: list[float]
+
+
+@dataclass(kw_only=True)
+class ParameterSeen:
+    """Fingerprint of this rank's shard of a parameter's gradient after reduction, before clipping (step 0)."""
+
+    name: str  # global name, layers numbered over the whole model
+    sharded: bool  # False: every tp rank holds the whole tensor
+    gradient: Fingerprint
+
+
+@dataclass(kw_only=True)
+class ActivationSeen:
+    """Fingerprints of a layer's output per document over this rank's real tokens (step 0)."""
+
+    layer: int  # global, from 1; 0 is the embedding output
+    documents: dict[int, Fingerprint]
+
+
+@dataclass(kw_only=True)
+class DocumentLoss:
+    """Loss of one document on this rank's tokens: sum over unmasked labels, and how many."""
+
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class TokenLoss:
+    document: int
+    position: int
+    loss: float
+
+
+@dataclass(kw_only=True)
+class StepSeen:
+    """One optimizer step. Loss fields are filled on the last stage only."""
+
+    step: int
+    micro_batches: int
+    loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole step
+    token_count: int | None = None  # likewise
+    grad_norm: float | None = None  # pre-clip, whole model
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
+    time_s: float = 0.0
+    real_tokens: int = 0  # this replica
+    slots: int = 0  # this replica
+
+
+@dataclass(kw_only=True)
+class ImportProof:
+    module: str
+    version: str
+    path: str
+
+
+@dataclass(kw_only=True)
+class Failure:
+    """An exception on a rank."""
+
+    type: str
+    message: str
+    traceback: str
+    time: float  # seconds since the epoch
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a rank is: the last thing it said before it ended."""
+
+    leg: str = "start"  # start | metadata | training | end
+    step: int = 0
+    micro_batch: int = 0
+    phase: str = "setup"  # setup | fetch | forward | backward | reduce | optimizer | done
+
+
+@dataclass(kw_only=True)
+class RankRecord:
+    cell: str
+    rank: int
+    place: Coordinates
+    ended: str = "running"  # running | completed | raised | deadline | killed
+    progress: Progress = field(default_factory=Progress)
+    failure: Failure | None = None
+    imports: list[ImportProof] = field(default_factory=list)
+    stand_ins: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
+    micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
+    packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
+    batches: list[BatchSeen] = field(default_factory=list)
+    layers: list[LayerSeen] = field(default_factory=list)
+    steps: list[StepSeen] = field(default_factory=list)
+    parameters: list[ParameterSeen] = field(default_factory=list)
+    activations: list[ActivationSeen] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+    setup_s: float = 0.0
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(kw_only=True)
+class RankEnding:
+    """How one rank process ended, as its parent saw it."""
+
+    rank: int
+    ended: str  # as RankRecord.ended, plus "missing" when it left no record
+    exit_code: int | None = None
+    hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
+
+
+@dataclass(kw_only=True)
+class CellResult:
+    """Written once by the agent when an attempt is over; its presence means the attempt is over."""
+
+    cell: str
+    attempt: int
+    status: str  # completed | failed | rejected | error
+    reason: str = ""
+    rejection: Rejection | None = None
+    first_failure_rank: int | None = None
+    ranks: list[RankEnding] = field(default_factory=list)
+    started: float = 0.0  # seconds since the epoch
+    finished: float = 0.0
+    steps_s: float = 0.0  # largest sum of step times over the ranks
+    schema_version: int = SCHEMA_VERSION
