@@ -99,9 +99,7 @@ class MicroBatch:
         for row in self.rows:
             for item in row.placed:
                 merged.append(
-                    PlacedDocument(
-                        document=item.document, start=offset + item.start, padded_length=item.padded_length
-                    )
+                    PlacedDocument(document=item.document, start=offset + item.start, padded_length=item.padded_length)
                 )
             offset += row.length
         return merged
@@ -157,9 +155,7 @@ class MicroBatch:
             bounds = [item.start for item in self.placed] + [self.slots]
             return [zigzag(bounds, cp, cp_rank)]
         length = self.rows[0].length
-        return [
-            zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))
-        ]
+        return [zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))]
 
 
 def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:

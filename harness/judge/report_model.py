@@ -1,0 +1,103 @@
+"""The report as a value: what report.json holds and every renderer shows. Field names are the contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.words.layout import Coordinates, Layout
+from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
+from harness.words.records import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What one rank's attention layers saw of the first micro-batch, for the rank picture."""
+
+    rank: int
+    place: Coordinates
+    state: str  # ok | missing | differs | unpacked | no-record
+    cu_seqlens: list[int] | None
+    max_seqlen: int | None
+    layers: list[int] = field(default_factory=list)  # global numbers of the layers on this rank
+    ended: str = "completed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Medians over the timed steps. Rates are per rank (GPU or CPU process), times in seconds."""
+
+    real_tokens_per_s: float | None = None
+    slots_per_s: float | None = None
+    efficiency: float | None = None  # real tokens / slots
+    step_p50_s: float | None = None
+    step_p95_s: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """Mean loss per token and pre-clip gradient norm per step, beside those of the reference cell."""
+
+    loss: list[float] = field(default_factory=list)
+    reference_loss: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
+    reference_grad_norm: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureView:
+    """The first rank that failed, for the report."""
+
+    rank: int
+    place: Coordinates
+    ended: str
+    message: str
+    traceback: str
+    log: str  # path relative to the run directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCell:
+    id: str
+    axes: dict[str, Any]
+    layout: Layout
+    outcome: Outcome
+    lanes: dict[Lane, LaneVerdict]
+    findings: list[Finding]  # most telling first
+    timing: dict[str, float]  # wall_s, steps_s, overhead_s
+    reproduce: str  # the command that runs just this cell
+    role: str = "cell"  # cell | reference
+    group: str = ""
+    reference: str | None = None
+    reason: str = ""  # of ERROR, XFAIL, XPASS
+    throughput: Throughput = field(default_factory=Throughput)
+    curve: LossCurve = field(default_factory=LossCurve)
+    ranks: list[RankView] = field(default_factory=list)
+    failure: FailureView | None = None
+    attempts: int = 1
+    line: int | None = None  # matrix line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRejected:
+    id: str
+    axes: dict[str, Any]
+    rule: str
+    reason: str  # with the arithmetic
+    rejections: list[Rejection] = field(default_factory=list)
+    line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    run_id: str
+    matrix: str
+    matrix_file: str
+    verdict: str  # pass | fail | error
+    counts: dict[Outcome, int]
+    provenance: dict[str, Any]
+    timing: dict[str, float]  # wall_s and what else was measured
+    cells: list[ReportCell]
+    rejected: list[ReportRejected]
+    schema_version: int = SCHEMA_VERSION

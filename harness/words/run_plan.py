@@ -1,0 +1,71 @@
+"""What a run is going to do: written to plan.json before anything starts, enough to judge it again later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.words.cell import CellConfig
+from harness.words.outcomes import Rejection
+from harness.words.records import SCHEMA_VERSION
+from harness.words.tolerances import ToleranceOverrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class XFail:
+    """A known failure. `pattern` is a shell-style pattern over cell names (the id without its hash)."""
+
+    pattern: str
+    reason: str
+    link: str = ""
+    expires: str = ""  # ISO date; an expired entry no longer excuses a failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCell:
+    id: str
+    axes: dict[str, Any]  # axis name -> resolved value, in matrix order, for tables
+    config: CellConfig
+    group: str  # parity group: cells of one group must compute the same numbers
+    reference: str | None  # id of the group's reference cell; None for the reference itself
+    role: str = "cell"  # cell | reference (added by the harness, not by the matrix)
+    xfail: XFail | None = None
+    line: int | None = None  # of the matrix row it comes from, for annotations
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedCell:
+    id: str
+    axes: dict[str, Any]
+    rejections: tuple[Rejection, ...]
+    line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    cells: tuple[PlannedCell, ...]
+    rejected: tuple[RejectedCell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One job that holds nodes and runs its cells in turn."""
+
+    name: str
+    cells: tuple[str, ...]
+    nodes: int = 1
+    ranks_per_node: int = 1
+    stack: str = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    run_id: str
+    matrix_name: str
+    matrix_file: str
+    command: list[str]
+    expansion: Expansion
+    allocations: tuple[Allocation, ...]
+    tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
