@@ -3,7 +3,7 @@
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
-`-- Interrupted          the user pressed Ctrl-C: exit code 130
+`-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
 A failed check is never an exception: it is a `Finding` (outcomes.py).
 """
@@ -57,7 +57,7 @@ class InfrastructureError(HarnessError):
     """Something outside the code under test broke, so nothing can be concluded about it."""
 
 
-class Interrupted(HarnessError):
+class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run
     """The user interrupted the run; what was finished is kept."""
 
     exit_code = 130

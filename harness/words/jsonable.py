@@ -20,7 +20,7 @@ def to_jsonable(value: Any) -> Any:
     """Plain JSON values of a dataclass, enum, mapping, sequence or scalar. TypeError for anything else."""
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if value is None or isinstance(value, (bool, int, str)) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return value.value

@@ -6,6 +6,7 @@ here, and property tests pin it. "Slot" is one token position of the physical (p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -168,7 +169,7 @@ def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
     if cp == 1:
         return list(range(bounds[0], bounds[-1]))
     chosen: list[int] = []
-    for start, end in zip(bounds, bounds[1:]):
+    for start, end in itertools.pairwise(bounds):
         chunk, rest = divmod(end - start, 2 * cp)
         if rest:
             raise ValueError(f"segment [{start}, {end}) has {end - start} slots, not a multiple of 2 * cp = {2 * cp}")
