@@ -8,6 +8,7 @@ from typing import Any
 from harness.words.layout import Coordinates, Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
 from harness.words.records import SCHEMA_VERSION
+from harness.words.tolerances import Bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,17 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Mean loss per token and pre-clip gradient norm per step, beside those of the reference cell."""
+    """Mean loss per token and pre-clip gradient norm per step, beside those of the reference cell.
+
+    The bounds are those the numerics lane judged by (relative differences); None when it did not judge.
+    """
 
     loss: list[float] = field(default_factory=list)
     reference_loss: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
     reference_grad_norm: list[float] = field(default_factory=list)
+    loss_bound: Bound | None = None
+    grad_norm_bound: Bound | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
