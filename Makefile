@@ -1,0 +1,33 @@
+# Everything a developer types. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup smoke test lint types unit clean
+BIN := .venv/bin
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: ## make .venv with everything the other targets need (again: a moment)
+	@scripts/setup
+
+smoke: setup ## run matrices/smoke.yaml on this machine and write its report
+	$(BIN)/harness run matrices/smoke.yaml
+
+test: browser lint types ## all checks: ruff, mypy, pytest
+	$(BIN)/pytest
+
+lint: setup ## ruff: rules and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+unit: setup ## the fast tests: no training, no browser
+	$(BIN)/pytest -m "not train and not browser"
+
+clean: ## remove .venv and caches; reports stay
+	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+
+.PHONY: browser
+browser:
+	@scripts/setup --browser
