@@ -11,6 +11,7 @@ from harness.words.documents import Document, DocumentsConfig, documents_of_step
 from harness.words.jsonable import dumps
 from harness.words.layout import Layout
 from harness.words.packing import MicroBatch, PackingStyle, packing_style, plan_step
+from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 
 DATA_PATHS = ("unpacked", "reference", "sft")
 
@@ -53,12 +54,14 @@ class CellConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
+    options: PackingOptions = DEFAULT_OPTIONS
+    variant: str = ""  # readable values of model and train axes, e.g. "seq_length128"; part of the name
     deadline_s: float = 120.0
     fault: str | None = None  # name of an injected fault (selftest only)
 
     @property
     def style(self) -> PackingStyle:
-        return packing_style(self.data_path, self.layout, self.train.seq_length)
+        return packing_style(self.data_path, self.layout, self.train.seq_length, self.options)
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(
@@ -90,6 +93,8 @@ def cell_name(config: CellConfig) -> str:
     parts.append(config.data_path)
     if config.micro_batch_size > 1:
         parts.append(f"mbs{config.micro_batch_size}")
+    parts += config.options.name_parts()
+    parts += [config.variant] if config.variant else []
     parts += [config.dtype] if config.dtype != "fp32" else []
     parts += [config.attention] if config.attention != "auto" else []
     parts += [config.stack] if config.stack != "default" else []
@@ -99,7 +104,8 @@ def cell_name(config: CellConfig) -> str:
 
 def cell_id(config: CellConfig) -> str:
     """Stable id: the readable name plus eight hex digits of the resolved configuration."""
-    parts = [_text(config.layout), _text(config.model), _text(config.train), _text(config.documents)]
+    shared = (config.layout, config.model, config.train, config.documents, config.options)
+    parts = [_text(part) for part in shared]
     rest = (config.data_path, config.micro_batch_size, config.dtype, config.attention, config.stack, config.fault)
     digest = hashlib.sha256("\n".join([*parts, dumps(rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.words.documents import Document
 from harness.words.layout import Layout
+from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 
 PAD = -1  # document index of a padding slot
 
@@ -31,18 +32,24 @@ class PackingStyle:
     real_lengths: bool  # metadata tells real lengths beside padded ones
 
 
-def packing_style(data_path: str, layout: Layout, seq_length: int) -> PackingStyle:
+def packing_style(
+    data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
+) -> PackingStyle:
     """The layout rules of each data path.
 
     `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): documents are
     padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail.
+    Packing options do not touch `unpacked`.
     """
+    asked = options.pad_seq_to_mult
     if data_path == "unpacked":
         return PackingStyle(packed=False, document_multiple=1, row_length=seq_length, real_lengths=False)
     if data_path == "reference":
-        return PackingStyle(packed=True, document_multiple=layout.alignment, row_length=None, real_lengths=True)
+        row_length = seq_length if options.pad_to_max_length else None
+        multiple = asked or layout.alignment
+        return PackingStyle(packed=True, document_multiple=multiple, row_length=row_length, real_lengths=True)
     if data_path == "sft":
-        multiple = 2 * layout.cp if layout.cp > 1 else 1
+        multiple = asked or (2 * layout.cp if layout.cp > 1 else 1)
         return PackingStyle(packed=True, document_multiple=multiple, row_length=seq_length, real_lengths=False)
     raise ValueError(f"unknown data path {data_path!r}")
 

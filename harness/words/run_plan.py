@@ -45,6 +45,7 @@ class RejectedCell:
 class Expansion:
     cells: tuple[PlannedCell, ...]
     rejected: tuple[RejectedCell, ...]
+    excluded: dict[str, int] = field(default_factory=dict)  # constraint -> combinations it dropped
 
 
 @dataclass(frozen=True, kw_only=True)
