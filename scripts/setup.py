@@ -118,16 +118,17 @@ def apt_install(*packages: str) -> bool:
     """Install Debian packages when this is root on a machine with apt; False when not possible."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
+    succeeds(["apt-get", "update", "-qq"], seconds=300)
+    if not all(succeeds(["apt-cache", "show", package]) for package in packages):  # install would take it as a pattern
+        say(f"apt has no {' '.join(packages)}")
+        return False
     say(f"apt-get install {' '.join(packages)}")
+    argv = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
-    for argv in (["apt-get", "update", "-qq"], install):
-        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode != 0:
-            last = done.stdout.decode(errors="replace").strip().splitlines()[-1:]
-            say(f"{' '.join(argv[:2])} failed: {''.join(last)}")
-            return False
-    return True
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        say(f"it failed: {''.join(done.stdout.decode(errors='replace').strip().splitlines()[-1:])}")
+    return done.returncode == 0
 
 
 # --- uv -------------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ def find_uv(python: str) -> str:
         apt_install("python3-venv")
         python = "/usr/bin/python3"
     run([python, "-m", "venv", str(TOOLS / "uv")])
-    run([str(TOOLS / "uv" / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"])
+    run([str(TOOLS / "uv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "uv"])
     return str(own)
 
 

@@ -1,0 +1,34 @@
+"""Fixtures and settings for all tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No deadlines: two shared cores make times meaningless. CI draws the same examples every time.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium that runs. Missing: the test is skipped here, and fails under CI."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0:
+            return path
+    if os.environ.get("CI"):
+        pytest.fail("no Chromium, and CI must not skip the browser tests")
+    pytest.skip("no Chromium that runs; apt-get install chromium")

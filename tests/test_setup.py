@@ -1,0 +1,113 @@
+"""scripts/setup.py: what a fresh machine can have, and what setup makes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, with its root in an empty folder that holds copies of the inputs."""
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts" / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in module.INPUTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "setup-done.json")
+    monkeypatch.delenv("HARNESS_PYTHON", raising=False)
+    return module
+
+
+def stub(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_stub_that_fails_is_passed_over(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = stub(tmp_path, "python3.12", "echo 'command not found' >&2; exit 127")
+    monkeypatch.setattr(setup, "python_candidates", lambda: [str(broken), "/nowhere/python3", sys.executable])
+    assert setup.find_python() == sys.executable
+
+
+def test_a_version_that_is_too_old_is_passed_over(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert setup.is_good_python(sys.executable)
+    monkeypatch.setattr(setup, "VERSIONS", ((3, 99),))
+    assert not setup.is_good_python(sys.executable)
+
+
+def test_a_chosen_python_that_does_not_run_is_an_error_that_names_it(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_PYTHON", "/nowhere/python3")
+    with pytest.raises(setup.SetupError, match=r"HARNESS_PYTHON=/nowhere/python3 is not a Python 3\.12"):
+        setup.find_python()
+
+
+def test_without_a_python_the_error_lists_what_was_tried(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "python_candidates", lambda: ["/nowhere/python3.12"])
+    monkeypatch.setattr(setup, "apt_install", lambda *packages: False)
+    monkeypatch.setattr(setup, "find_uv", lambda python: "/nowhere/uv")
+    with pytest.raises(setup.SetupError, match=r"(?s)/nowhere/python3\.12.*HARNESS_PYTHON"):
+        setup.find_python()
+
+
+def test_an_empty_cache_variable_does_not_reach_uv(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", "")
+    assert "UV_CACHE_DIR" not in setup.uv_environment(sys.executable)
+
+
+def test_uv_gets_the_index_of_pip_unless_it_has_its_own(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(setup, "pip_settings", lambda python: {"index-url": "file:///mirror", "cert": "/ca.pem"})
+    env = setup.uv_environment(sys.executable)
+    assert (env["UV_DEFAULT_INDEX"], env["SSL_CERT_FILE"]) == ("file:///mirror", "/ca.pem")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///own")
+    assert setup.uv_environment(sys.executable)["UV_DEFAULT_INDEX"] == "file:///own"
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "scripts/setup.py"])
+def test_the_stamp_counts_only_while_its_inputs_are_the_same(setup: ModuleType, tmp_path: Path, name: str) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    stub(tmp_path / ".venv" / "bin", "python", "exit 0")
+    assert not setup.is_done()  # as an interrupted setup leaves it
+    setup.STAMP.write_text(json.dumps({"key": setup.stamp_key()}))
+    assert setup.is_done()
+    with (tmp_path / name).open("a") as stream:
+        stream.write("# changed\n")
+    assert not setup.is_done()
+
+
+def test_an_environment_whose_python_is_gone_does_not_count(setup: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    setup.STAMP.write_text(json.dumps({"key": setup.stamp_key()}))
+    assert not setup.is_done()
+
+
+def test_make_alone_lists_every_target_a_user_needs() -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    listed = subprocess.run(["make"], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    targets = [line.split()[0] for line in listed.splitlines()]
+    assert targets == ["help", "setup", "smoke", "test", "lint", "types", "unit", "clean"]
+
+
+def test_ci_runs_make_test_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
