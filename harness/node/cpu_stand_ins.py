@@ -1,0 +1,112 @@
+"""Stand-ins for the CUDA calls Megatron makes unconditionally, so that it trains on a machine without a GPU.
+
+Nothing here changes what upstream computes: devices become the CPU, streams and events do nothing, random
+state calls go to the CPU generator. `install` returns the names it replaced; ranks put them into their record.
+Never installed where CUDA is used. Measured against megatron-core 0.13 to 0.19 and main of 2026-08.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from harness.words.packing import zigzag
+
+_CPU = torch.device("cpu")
+_installed: list[str] = []
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("cuda")
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+class _FactoriesOnCpu(TorchFunctionMode):
+    """Rewrites device="cuda" and pin_memory=True in tensor factory calls."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        args = tuple(_CPU if isinstance(arg, (str, torch.device)) and _is_cuda(arg) else arg for arg in args)
+        return func(*args, **kwargs)
+
+
+class _Idle:
+    """Stands for torch.cuda.Stream and Event: a class, since upstream names them in annotations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *args: Any) -> bool:
+        return False
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
+    """transformer_engine_torch.thd_get_partitioned_indices: int32 slots of this rank, zigzag per segment."""
+    bounds = [int(value) for value in cu_seqlens.tolist()]
+    if bounds[-1] != total:
+        raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")
+    return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.utils as megatron_utils
+
+    cuda = torch.cuda
+    random = cuda.random
+    get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
+    rows: list[tuple[Any, str, Any]] = [
+        (cuda, "current_device", lambda: _CPU),
+        (cuda, "synchronize", _nothing),
+        (cuda, "set_device", _nothing),
+        (cuda, "current_stream", lambda *a, **k: _Idle()),
+        (cuda, "stream", lambda *a, **k: _Idle()),
+        (cuda, "Stream", _Idle),
+        (cuda, "Event", _Idle),
+        (cuda, "manual_seed", lambda seed: torch.manual_seed(seed)),
+        (cuda, "get_rng_state", get_state),
+        (cuda, "set_rng_state", set_state),
+        (random, "get_rng_state", get_state),
+        (random, "set_rng_state", set_state),
+        (cuda.nvtx, "range_push", _nothing),
+        (cuda.nvtx, "range_pop", _nothing),
+        (torch.Tensor, "cuda", lambda self, *a, **k: self),
+        (torch.nn.Module, "cuda", lambda self, *a, **k: self),
+        (megatron_random, "_get_cuda_rng_state", get_state),
+        (megatron_random, "_set_cuda_rng_state", set_state),
+    ]
+    if getattr(megatron_utils, "tex", None) is None:
+        tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
+        rows.append((megatron_utils, "tex", tex))
+    return rows
+
+
+def install() -> list[str]:
+    """Replace the CUDA calls in this process, once; returns their dotted names."""
+    if _installed:
+        return list(_installed)
+    for owner, name, stand_in in _replacements():
+        setattr(owner, name, stand_in)
+        owner_name = owner.__name__ if isinstance(owner, types.ModuleType) else f"torch.{owner.__name__}"
+        _installed.append(f"{owner_name}.{name}")
+    _FactoriesOnCpu().__enter__()
+    _installed.append("torch factory functions: device='cuda' and pin_memory")
+    return list(_installed)

@@ -1,0 +1,65 @@
+"""What a data path is to the probe. One adapter file per upstream path implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from harness.node.device import Device
+from harness.node.probe.truth import StepTruth
+from harness.words.cell import CellConfig
+from harness.words.layout import Coordinates
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """One micro-batch as a rank's model chunk gets it: int64 [rows, local slots], loss_mask float32.
+
+    Fields that a stage does not need are None. `params` is megatron.core.packed_seq_params.PackedSeqParams.
+    """
+
+    tokens: Tensor | None = None
+    labels: Tensor | None = None
+    loss_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    params: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """Who and where a rank is. `stages` below are over all chunks: virtual pipeline included."""
+
+    config: CellConfig
+    place: Coordinates
+    device: Device
+
+    def is_first(self, chunk: int) -> bool:
+        """Whether the chunk holds the embedding."""
+        return self.place.pp == 0 and chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        """Whether the chunk holds the output layer and the loss."""
+        layout = self.config.layout
+        return self.place.pp == layout.pp - 1 and chunk == layout.vpp - 1
+
+
+class DataPath(Protocol):
+    """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order."""
+
+    def __init__(self, context: RankContext) -> None: ...
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """Why the software under test cannot serve this path; None when it can."""
+        ...
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
+        """What the schedule hands to `fetch`; None on ranks that read nothing."""
+        ...
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        """The next micro-batch; may communicate within the tensor-parallel group."""
+        ...

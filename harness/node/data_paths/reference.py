@@ -1,0 +1,96 @@
+"""Control: the harness's own packer, tensor-parallel broadcast and context-parallel partition.
+
+Tensor-parallel rank 0 of every stage reads; metadata goes to every rank of every stage, tokens to the chunk with
+the embedding, labels to the chunk with the loss. This path must always be right: faults are injected into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.truth import MicroTruth, StepTruth
+
+_FIRST = ("tokens", "position_ids")
+_LAST = ("labels", "loss_mask")
+
+
+class ReferencePath:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.reads = context.place.tp == 0
+
+    @staticmethod
+    def unavailable() -> str | None:
+        return None
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:
+        return iter(truth.micro_batches) if self.reads else None
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        fields = (_FIRST if self.context.is_first(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())
+        micro: MicroTruth | None = next(iterator) if iterator is not None else None
+        metadata, body = self._broadcast(micro, fields)
+        batch = Batch(params=_packed_seq_params(metadata))
+        for name, stream in zip(fields, body):
+            setattr(batch, name, stream[None].float() if name == "loss_mask" else stream[None])
+        return batch
+
+    def _broadcast(self, micro: MicroTruth | None, fields: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Metadata [2, documents + 1] (real, padded offsets) and one stream [local slots] per field, all int64."""
+        device = self.context.device.torch_device
+        sizes = torch.zeros(2, dtype=torch.int64, device=device)
+        metadata = body = torch.empty(0)
+        if micro is not None:
+            metadata, body = self._read(micro, fields)
+            metadata, body = metadata.to(device), body.to(device)
+            sizes = torch.tensor([metadata.shape[1], body.shape[1]], device=device)
+        self._send(sizes)
+        if micro is None:
+            documents, slots = (int(value) for value in sizes)
+            metadata = torch.empty(2, documents, dtype=torch.int64, device=device)
+            body = torch.empty(len(fields), slots, dtype=torch.int64, device=device)
+        self._send(metadata)
+        if fields:
+            self._send(body)
+        return metadata, body
+
+    def _read(self, micro: MicroTruth, fields: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        params = micro.plan.params()
+        assert params is not None and params.cu_seqlens_q_padded is not None
+        metadata = torch.tensor([params.cu_seqlens_q, params.cu_seqlens_q_padded])
+        layout = self.context.config.layout
+        streams = [micro.local(getattr(micro, name), layout.cp, self.context.place.cp)[0].long() for name in fields]
+        slots = micro.plan.slots // layout.cp
+        return metadata, torch.stack(streams) if streams else torch.empty(0, slots, dtype=torch.int64)
+
+    def _send(self, tensor: Tensor) -> None:
+        if self.context.config.layout.tp > 1:
+            dist.broadcast(
+                tensor,
+                parallel_state.get_tensor_model_parallel_src_rank(),
+                group=parallel_state.get_tensor_model_parallel_group(),
+            )
+
+
+def _packed_seq_params(metadata: Tensor) -> PackedSeqParams:
+    real, padded = metadata.int()
+    if torch.equal(real, padded):
+        padded = real  # Transformer Engine takes its fast path only when both are the same object
+    longest = int((padded[1:] - padded[:-1]).max())
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=real,
+        cu_seqlens_kv=real,
+        cu_seqlens_q_padded=padded,
+        cu_seqlens_kv_padded=padded,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )

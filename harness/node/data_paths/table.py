@@ -1,0 +1,14 @@
+"""The data paths this version knows, by the name they have on the `packing` axis."""
+
+from __future__ import annotations
+
+from harness.node.data_paths.base import DataPath
+from harness.node.data_paths.reference import ReferencePath
+from harness.node.data_paths.sft import SftPath
+from harness.node.data_paths.unpacked import UnpackedPath
+
+DATA_PATHS: dict[str, type[DataPath]] = {
+    "unpacked": UnpackedPath,
+    "reference": ReferencePath,
+    "sft": SftPath,
+}

@@ -1,0 +1,55 @@
+"""Metadata leg: fetch every micro-batch of step 0 without the model, and hold it against the truth.
+
+It runs first, so that a data path that crashes or hangs the training still gets its metadata verdict.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, DataPath, RankContext
+from harness.node.faults import Fault
+from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
+from harness.node.recorder import Recorder
+from harness.words.records import BatchSeen, TensorSeen
+
+
+def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+    """Append one BatchSeen per chunk and micro-batch to the record."""
+    truth = StepTruth(context.config, 0, context.place.dp)
+    for chunk in range(context.config.layout.vpp):
+        iterator = path.iterator(truth, chunk)
+        for number, micro in enumerate(truth.micro_batches):
+            recorder.progress("metadata", 0, number, "fetch")
+            recorder.flush()
+            batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
+            recorder.record.batches.append(_seen(batch, micro, context, recorder, chunk, number))
+    recorder.flush()
+
+
+def _seen(
+    batch: Batch, micro: MicroTruth, context: RankContext, recorder: Recorder, chunk: int, number: int
+) -> BatchSeen:
+    cp, cp_rank = context.config.layout.cp, context.place.cp
+    owners = micro.local(micro.owners, cp, cp_rank)
+
+    def against(name: str) -> TensorSeen | None:
+        found: Tensor | None = getattr(batch, name)
+        if found is None:
+            return None
+        expected = micro.local(getattr(micro, name), cp, cp_rank)
+        shape, dtype = list(found.shape), str(found.dtype)
+        if shape != list(expected.shape):
+            return TensorSeen(shape=shape, dtype=dtype, mismatches=expected.numel())
+        count, first = first_difference(found.cpu(), expected, owners, all_slots=name == "loss_mask")
+        return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
+
+    return BatchSeen(
+        chunk=chunk,
+        micro_batch=number,
+        params=recorder.params(batch.params),
+        tokens=against("tokens"),
+        labels=against("labels"),
+        loss_mask=against("loss_mask"),
+        position_ids=against("position_ids"),
+    )

@@ -1,0 +1,132 @@
+"""The model under the probe: megatron-core's GPTModel, DDP and optimizer, built for one cell's layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from harness.node.device import Device
+from harness.node.probe.attention import ReferenceAttention
+from harness.node.probe.norm import RMSNorm
+from harness.words.cell import CellConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def initialize_parallel(config: CellConfig) -> None:
+    """Megatron's process groups and random state for the layout; torch.distributed must be up."""
+    layout = config.layout
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
+
+
+def transformer_config(config: CellConfig) -> TransformerConfig:
+    """Upstream's configuration; fields a release does not know are left out."""
+    model, layout, dtype = config.model, config.layout, DTYPES[config.dtype]
+    wanted: dict[str, Any] = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_query_groups": model.kv_heads,
+        "ffn_hidden_size": model.ffn,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.sp,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": config.dtype == "bf16",
+        "use_cpu_initialization": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "gradient_accumulation_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "apply_rope_fusion": False,
+        # Rows differ in length between micro-batches, so stages must exchange shapes.
+        "variable_seq_lengths": True,
+        # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.
+        "moe_token_dispatcher_type": "alltoall",
+        "calculate_per_token_loss": True,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+    }
+    known = {item.name for item in dataclasses.fields(TransformerConfig)}
+    return TransformerConfig(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _layer_spec() -> Any:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = ReferenceAttention
+    spec.submodules.input_layernorm = RMSNorm
+    spec.submodules.pre_mlp_layernorm = RMSNorm
+    return spec
+
+
+def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
+    """The model chunks of this rank's stage, each in Megatron's DDP."""
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=False,
+        average_in_collective=False,  # with per-token loss the schedule divides by the token count itself
+    )
+    chunks = []
+    for index in range(config.layout.vpp):
+        stage = index if config.layout.vpp > 1 else None
+        virtual = {"ignore_virtual": False, "vp_stage": stage} if stage is not None else {}
+        spec = TransformerBlockSubmodules(
+            layer_specs=[_layer_spec()] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
+        )
+        chunk = GPTModel(
+            upstream,
+            spec,
+            config.model.vocab,
+            config.train.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(**virtual),
+            post_process=parallel_state.is_pipeline_last_stage(**virtual),
+            position_embedding_type="rope",
+            rotary_base=config.model.rope_base,
+            share_embeddings_and_output_weights=config.model.tied,
+            parallel_output=True,
+            **({"vp_stage": stage} if stage is not None else {}),
+        ).to(device.torch_device)
+        chunks.append(DistributedDataParallel(upstream, ddp_config, chunk))
+    upstream.finalize_model_grads_func = finalize_model_grads
+    return chunks
+
+
+def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
+    """Megatron's Adam without clipping: the probe records the norm before clipping itself."""
+    dtype = DTYPES[config.dtype]
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=config.train.lr,
+            bf16=config.dtype == "bf16",
+            params_dtype=dtype,
+            clip_grad=0.0,
+            use_distributed_optimizer=False,
+        ),
+        chunks,
+    )

@@ -1,0 +1,21 @@
+"""RMSNorm that takes part in sequence parallel; torch's local norm in Megatron's spec refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RMSNorm(torch.nn.Module):
+    """Root mean square norm over the last dimension; the weight's gradient is reduced over tp under sp."""
+
+    def __init__(self, config: Any = None, hidden_size: int = 0, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)

@@ -1,0 +1,75 @@
+"""The probe of one rank: set up, metadata leg, training leg."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.node import cpu_stand_ins
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device import Device, choose_device, peak_memory_bytes
+from harness.node.faults import fault_named
+from harness.node.probe import model
+from harness.node.probe.imports import import_proof
+from harness.node.probe.metadata import metadata_leg
+from harness.node.probe.training import TrainingLeg
+from harness.node.probe.weights import initialize
+from harness.node.recorder import Recorder
+from harness.words.cell import CellConfig
+from harness.words.layout import Coordinates
+
+
+def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder) -> None:
+    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment (torch elastic)."""
+    begin = time.perf_counter()
+    torch.set_num_threads(1)
+    device = choose_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    if device.kind == "cpu":
+        recorder.record.stand_ins = cpu_stand_ins.install()
+    recorder.record.environment = _environment(config, device)
+    recorder.record.imports = import_proof()
+    recorder.flush()
+    # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
+    dist.init_process_group(device.backend, timeout=timedelta(seconds=config.deadline_s + 60))
+    model.initialize_parallel(config)
+    context = RankContext(config=config, place=place, device=device)
+    fault = fault_named(config.fault)
+    path = DATA_PATHS[config.data_path](context)
+    recorder.record.micro_batches = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
+    metadata_leg(path, context, fault, recorder)
+    leg = _training_leg(context, path, fault, recorder)
+    recorder.record.setup_s = time.perf_counter() - begin
+    leg.run()
+    recorder.record.peak_memory_bytes = peak_memory_bytes(device)
+    recorder.progress("end", config.train.steps, 0, "done")
+
+
+def _training_leg(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> TrainingLeg:
+    config, place = context.config, context.place
+    recorder.progress("training", 0, 0, "setup")
+    upstream = model.transformer_config(config)
+    chunks = model.build_chunks(config, upstream, context.device)
+    for chunk in chunks:
+        initialize(chunk.module, seed=config.train.seed, tp_rank=place.tp, tp_size=config.layout.tp)
+    optimizer = model.build_optimizer(config, chunks)
+    fault.on_model(chunks, context)
+    return TrainingLeg(chunks, optimizer, path, context, fault, recorder)
+
+
+def _environment(config: CellConfig, device: Device) -> dict[str, str]:
+    return {
+        "host": platform.node(),
+        "pid": str(os.getpid()),
+        "python": platform.python_version(),
+        "device": device.kind if device.kind == "cpu" else torch.cuda.get_device_name(),
+        "backend": device.backend,
+        "attention": "harness reference attention",
+        "dtype": config.dtype,
+    }

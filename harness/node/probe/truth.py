@@ -1,0 +1,79 @@
+"""The true content of every slot: what a data path must deliver, built from the packing plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from harness.node.probe.weights import content_tokens
+from harness.words.cell import CellConfig
+from harness.words.documents import Document
+from harness.words.packing import PAD, MicroBatch
+
+
+@dataclass(frozen=True)
+class MicroTruth:
+    """One micro-batch as flat streams over its slots, before the split over cp. int64 [slots] unless said."""
+
+    plan: MicroBatch
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor  # float32
+    position_ids: Tensor
+    owners: Tensor  # [slots, 2]: document index or PAD, position
+
+    def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
+        """The slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
+        return stream[torch.tensor(self.plan.local_slots(cp, cp_rank))]
+
+
+class StepTruth:
+    """Truth of one step of a cell for one data-parallel replica."""
+
+    def __init__(self, config: CellConfig, step: int, dp: int) -> None:
+        self.config = config
+        self.step = step
+        self.plans = config.micro_batches(step)[dp]
+
+    @cached_property
+    def micro_batches(self) -> list[MicroTruth]:
+        return [self._micro(plan) for plan in self.plans]
+
+    def _content(self, document: Document) -> Tensor:
+        """[length + 1] token ids; labels are the tokens shifted by one. A copy has its original's content."""
+        index = document.index if document.copy_of is None else document.copy_of
+        return content_tokens(self.config, self.step, index, document.length + 1)
+
+    def _micro(self, plan: MicroBatch) -> MicroTruth:
+        tokens = torch.zeros(plan.slots, dtype=torch.int64)
+        labels = torch.zeros(plan.slots, dtype=torch.int64)
+        mask = torch.zeros(plan.slots, dtype=torch.float32)
+        for item in plan.placed:
+            ids = self._content(item.document)
+            real = slice(item.start, item.start + item.document.length)
+            tokens[real], labels[real] = ids[:-1], ids[1:]
+            mask[real] = 0.0 if item.document.masked else 1.0
+        owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
+        return MicroTruth(
+            plan=plan, tokens=tokens, labels=labels, loss_mask=mask, position_ids=owners[:, 1].clone(), owners=owners
+        )
+
+
+def first_difference(found: Tensor, expected: Tensor, owners: Tensor, *, all_slots: bool) -> tuple[int, list[int] | None]:
+    """How many slots differ, and the first as [document, position, expected, found].
+
+    All tensors have the same [rows, slots] shape (owners one more dimension); padding slots count only with
+    `all_slots`.
+    """
+    wrong = found != expected
+    if not all_slots:
+        wrong &= owners[..., 0] != PAD
+    places = wrong.nonzero()
+    if not len(places):
+        return 0, None
+    row, slot = (int(value) for value in places[0])
+    document, position = (int(value) for value in owners[row, slot])
+    return len(places), [document, position, int(expected[row, slot]), int(found[row, slot])]

@@ -1,0 +1,86 @@
+"""Weights, contents and random vectors that do not depend on the layout: drawn full-size by name, then sharded."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.words.cell import CellConfig
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Which part of the full tensor a rank holds. `pieces` > 1: the full tensor is pieces stacked along `dim`,
+    each split over the ranks on its own (the gate and up halves of a SwiGLU's first linear layer)."""
+
+    full: tuple[int, ...]
+    dim: int | None  # None: every rank holds the whole tensor
+    pieces: int
+    index: int
+    count: int
+
+    def take(self, full: Tensor) -> Tensor:
+        """The rank's part of a tensor of shape `full`."""
+        if self.dim is None:
+            return full
+        parts = [piece.chunk(self.count, self.dim)[self.index] for piece in full.chunk(self.pieces, self.dim)]
+        return torch.cat(parts, self.dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedParameter:
+    name: str  # global: layers numbered from 0 over the whole model, as in a one-rank checkpoint
+    parameter: torch.nn.Parameter
+    shard: Shard
+
+
+def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int) -> Iterator[NamedParameter]:
+    """Parameters of one model chunk (the module inside DDP) with their global names and shards."""
+    layers = getattr(getattr(chunk, "decoder", None), "layers", None)
+    numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
+    for local_name, parameter in chunk.named_parameters():
+        name = _LAYER.sub(lambda match: f"layers.{numbers[int(match.group(1))]}.", local_name)
+        yield NamedParameter(name=name, parameter=parameter, shard=_shard_of(name, parameter, tp_rank, tp_size))
+
+
+def _shard_of(name: str, parameter: Any, tp_rank: int, tp_size: int) -> Shard:
+    shape = list(parameter.shape)
+    if tp_size == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        return Shard(full=tuple(shape), dim=None, pieces=1, index=0, count=1)
+    dim = parameter.partition_dim
+    shape[dim] *= tp_size
+    pieces = 2 if "linear_fc1" in name else 1
+    return Shard(full=tuple(shape), dim=dim, pieces=pieces, index=tp_rank, count=tp_size)
+
+
+def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Standard normal fp32 tensor on the CPU that depends on (kind, name, shape, seed) alone."""
+    digest = hashlib.sha256(f"{kind}/{name}/{tuple(shape)}/{seed}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.randn(shape, generator=generator)
+
+
+def content_tokens(config: CellConfig, step: int, document: int, length: int) -> Tensor:
+    """[length] int64 token ids of a document, the same whatever the layout and data path."""
+    digest = hashlib.sha256(f"content/{config.train.seed}/{step}/{document}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.randint(0, config.model.vocab, (length,), generator=generator)
+
+
+def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int) -> None:
+    """Overwrite every parameter; norm weights become 1 + small noise so that their gradients are told apart."""
+    with torch.no_grad():
+        for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size):
+            full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
+            if item.parameter.dim() == 1:
+                full += 1.0
+            item.parameter.copy_(item.shard.take(full))

@@ -1,0 +1,84 @@
+"""Hooks on the model: what each attention layer received, and fingerprints of each layer's output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from harness.node.data_paths.base import RankContext
+from harness.node.probe.fingerprints import document_fingerprints, merge
+from harness.node.recorder import Recorder
+from harness.words.records import ActivationSeen, LayerSeen
+
+
+@dataclass
+class Position:
+    """Which micro-batch a model chunk works on: set by the forward step, read by the hooks."""
+
+    step: int = 0
+    chunk: int = 0
+    micro_batch: int = 0
+    owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
+
+
+class Witness:
+    """Registers its hooks on construction and keeps them; activations are taken at step 0 only."""
+
+    def __init__(self, chunks: list[Any], context: RankContext, position: Position, recorder: Recorder) -> None:
+        self.context = context
+        self.position = position
+        self.recorder = recorder
+        self.activations: dict[int, ActivationSeen] = {}
+        for chunk in chunks:
+            if context.is_first(chunks.index(chunk)):
+                chunk.embedding.register_forward_hook(self._output_hook(0))
+            for layer in chunk.decoder.layers:
+                attention = layer.self_attention.core_attention
+                attention.register_forward_pre_hook(self._params_hook(layer.layer_number), with_kwargs=True)
+                layer.register_forward_hook(self._output_hook(layer.layer_number))
+
+    def _params_hook(self, layer: int) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            at = self.position
+            self.recorder.record.layers.append(
+                LayerSeen(
+                    step=at.step,
+                    chunk=at.chunk,
+                    micro_batch=at.micro_batch,
+                    layer=layer,
+                    params=self.recorder.params(kwargs.get("packed_seq_params")),
+                )
+            )
+
+        return hook
+
+    def _output_hook(self, layer: int) -> Any:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            if self.position.step == 0:
+                self._take(layer, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def _take(self, layer: int, hidden: Tensor) -> None:
+        """hidden [s, b, h]; under sequence parallel s is this tensor-parallel rank's contiguous share."""
+        config, place = self.context.config, self.context.place
+        if place.tp > 0 and not config.layout.sp:
+            return  # every tensor-parallel rank holds the same tokens: rank 0 speaks for all
+        assert self.position.owners is not None
+        owners = self.position.owners.transpose(0, 1)  # [s, b, 2]
+        if config.layout.sp:
+            owners = owners.chunk(config.layout.tp, 0)[place.tp]
+        if owners.shape[:2] != hidden.shape[:2]:
+            return  # the data path delivered another shape; the metadata lane says so
+        seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
+        merge(
+            seen.documents,
+            document_fingerprints(
+                hidden.flatten(0, 1),
+                owners.flatten(0, 1),
+                length=config.train.seq_length,
+                seed=config.train.seed,
+            ),
+        )

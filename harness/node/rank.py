@@ -1,0 +1,48 @@
+"""One rank of a cell: a process forked from the agent by torch elastic."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from pathlib import Path
+
+from harness.edge.run_dir import AttemptDir
+from harness.node.probe.run import run_probe
+from harness.node.recorder import Recorder
+from harness.words.cell import CellConfig
+from harness.words.records import RankRecord
+
+
+def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: float) -> None:
+    """Run the probe and leave a whole record, however it ends. `deadline_at` in seconds since the epoch.
+
+    At the deadline the C-level watchdog of faulthandler writes every thread's stack to the log; the supervisor
+    ends the process shortly after.
+    """
+    attempt = AttemptDir(Path(attempt_root))
+    rank = int(os.environ["RANK"])
+    _log_to(attempt.log(rank))
+    faulthandler.enable(sys.stderr)
+    faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
+    place = config.layout.coordinates(rank)
+    recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
+    recorder.flush()
+    try:
+        run_probe(config, place, recorder)
+    except Exception as error:
+        recorder.fail(error)
+        raise
+    recorder.end("completed")
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _log_to(path: Path) -> None:
+    """Send this process's stdout and stderr, also of C++ code, to the rank's log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -1,0 +1,76 @@
+"""The rank record while it grows: flushed by rename before every micro-batch's forward and at the end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from harness.edge.run_dir import write_json
+from harness.words.records import Failure, Progress, RankRecord, SeenParams
+
+_FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+
+
+class Recorder:
+    """Owns one rank's record and its file."""
+
+    def __init__(self, record: RankRecord, path: Path) -> None:
+        self.record = record
+        self.path = path
+        self._known: dict[Any, int] = {}
+
+    def progress(self, leg: str, step: int, micro_batch: int, phase: str) -> None:
+        self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
+
+    def flush(self) -> None:
+        write_json(self.path, self.record)
+
+    def params(self, packed_seq_params: Any) -> int | None:
+        """Index of these PackedSeqParams in the record's table of distinct values; None for None."""
+        if packed_seq_params is None:
+            return None
+        seen = _seen(packed_seq_params)
+        key = repr(astuple(seen))
+        if key not in self._known:
+            self._known[key] = len(self.record.packed_params)
+            self.record.packed_params.append(seen)
+        return self._known[key]
+
+    def end(self, ended: str) -> None:
+        self.record.ended = ended
+        self.flush()
+
+    def fail(self, error: BaseException) -> None:
+        self.record.failure = Failure(
+            type=type(error).__name__,
+            message=str(error)[:4000],
+            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__))[-16000:],
+            time=time.time(),
+        )
+        self.end("raised")
+
+
+def _seen(params: Any) -> SeenParams:
+    offsets = {name: _ints(getattr(params, name, None)) for name in _FIELDS}
+    cu_seqlens = getattr(params, "cu_seqlens_q", None)
+    longest = getattr(params, "max_seqlen_q", None)
+    return SeenParams(
+        **offsets,
+        max_seqlen_q=_int(longest),
+        max_seqlen_kv=_int(getattr(params, "max_seqlen_kv", None)),
+        qkv_format=getattr(params, "qkv_format", None),
+        dtype=None if cu_seqlens is None else str(cu_seqlens.dtype),
+        shape=None if cu_seqlens is None else list(cu_seqlens.shape),
+        max_seqlen_type=None if longest is None else type(longest).__name__,
+    )
+
+
+def _ints(tensor: Any) -> list[int] | None:
+    return None if tensor is None else [int(value) for value in tensor.reshape(-1).tolist()]
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)
