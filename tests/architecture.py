@@ -1,0 +1,138 @@
+"""Reads ARCHITECTURE.md's tables and the imports of a source tree, and names every import that the tables forbid."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a rank's process may import, and what therefore runs inside somebody else's container on Python 3.10.
+NODE_SIDE = ("harness/words/", "harness/node/", "harness/edge/run_dir.py")
+NODE_PACKAGES = {"torch", "numpy", "megatron", "transformer_engine", "transformer_engine_torch", "triton"}
+NEWER_THAN_PYTHON_310 = {"tomllib"}
+
+# plan and judge are pure: values in, values out.
+PURE = ("harness/plan/", "harness/judge/")
+IMPURE_MODULES = {"os", "subprocess", "shutil", "socket", "tempfile", "threading", "multiprocessing", "time", "signal"}
+IMPURE_CALLS = {"open", "print", "now", "utcnow", "today", "read_text", "write_text", "read_bytes", "write_bytes"}
+
+FILE_LINES = 320
+FUNCTION_LINES = 45
+
+
+@dataclass(frozen=True)
+class Tables:
+    layers: dict[str, str]  # folder -> what it may import, as written
+    packages: dict[str, str]  # package outside the standard library -> the file or folder that may import it
+
+
+def read_tables(text: str) -> Tables:
+    """The layer table (four columns) and the package table (three columns) of ARCHITECTURE.md."""
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    layers = {row[1]: row[3] for row in rows if len(row) == 4 and row[1].startswith("harness/")}
+    packages = {
+        name.strip(): row[1]
+        for row in rows
+        if len(row) == 3 and row[1].startswith("harness/")
+        for name in row[0].split(",")
+    }
+    return Tables(layers, packages)
+
+
+def imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that a file imports, also by name at run time. `from a import b` gives a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = Path(path).parts[: -node.level] if node.level else ()
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value
+
+
+def may_import(layers: dict[str, str], path: str, target: str) -> bool:
+    """Whether the file `path` may import the module file or folder `target` of harness."""
+    own = next((folder for folder in layers if path.startswith(folder + "/")), None)
+    if own is None:  # harness/__init__.py and __main__.py: the package itself
+        return target.startswith("harness/app/")
+    allowed = {part.strip() for part in layers[own].split(",")}
+    names = {folder.removeprefix("harness/"): folder for folder in layers}
+    if "all" in allowed or target.startswith(own + "/"):
+        return True
+    return any(target == part or target.startswith(names.get(part, "?") + "/") for part in allowed)
+
+
+def violations(root: Path, tables: Tables) -> list[str]:
+    """Every breach of the tables in the tree `root`/harness, as `file:line: what`."""
+    found: list[str] = []
+    for file in sorted((root / "harness").rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for line, name in imports(tree, path):
+            found += [f"{path}:{line}: {what}" for what in _wrong_import(root, tables, path, name)]
+        found += [f"{path}:{line}: {what}" for line, what in _impure_calls(tree, path)]
+    return found
+
+
+def _wrong_import(root: Path, tables: Tables, path: str, name: str) -> Iterator[str]:
+    top = name.split(".")[0]
+    if top == "harness":
+        target = _module_file(root, name)
+        if target is not None and not may_import(tables.layers, path, target):
+            yield f"imports {target}, which its layer may not"
+        return
+    home = tables.packages.get(top)
+    if home is not None and path != home and not path.startswith(home + "/"):
+        yield f"imports {top}, which only {home} may"
+    elif home is None and top not in sys.stdlib_module_names:
+        yield f"imports {top}, which the package table does not name"
+    if path.startswith(NODE_SIDE) and top not in (sys.stdlib_module_names - NEWER_THAN_PYTHON_310) | NODE_PACKAGES:
+        yield f"imports {top}, which a rank's environment need not have"
+    if path.startswith(PURE) and top in IMPURE_MODULES:
+        yield f"imports {top}, but plan and judge are pure"
+
+
+def _module_file(root: Path, name: str) -> str | None:
+    """File of the longest prefix of a dotted name that is a module; None for the package harness itself."""
+    parts = name.split(".")
+    for end in range(len(parts), 1, -1):
+        path = "/".join(parts[:end])
+        if (root / f"{path}.py").is_file():
+            return f"{path}.py"
+        if (root / path).is_dir():
+            return f"{path}/__init__.py"
+    return None
+
+
+def _impure_calls(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    if not path.startswith(PURE):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in IMPURE_CALLS:
+                yield node.lineno, f"calls {name}(), but plan and judge are pure"
+
+
+def too_long(root: Path, folders: tuple[str, ...]) -> list[str]:
+    """Files above FILE_LINES and functions above FUNCTION_LINES lines, decorators and docstrings counted."""
+    found = []
+    for file in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
+        path, text = file.relative_to(root), file.read_text(encoding="utf-8")
+        lines = len(text.splitlines())
+        if lines > FILE_LINES:
+            found.append(f"{path}: {lines} lines, at most {FILE_LINES}")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                size = (
+                    (node.end_lineno or node.lineno) - min([node.lineno, *(d.lineno for d in node.decorator_list)]) + 1
+                )
+                if size > FUNCTION_LINES:
+                    found.append(f"{path}:{node.lineno}: {node.name} has {size} lines, at most {FUNCTION_LINES}")
+    return found

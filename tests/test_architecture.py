@@ -1,0 +1,140 @@
+"""ARCHITECTURE.md is enforced: its tables are read from the page, so the page cannot lie."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import NODE_SIDE, Tables, imports, may_import, read_tables, too_long, violations
+
+
+@pytest.fixture(scope="module")
+def tables(root: Path) -> Tables:
+    return read_tables((root / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+
+
+def test_the_layer_table_names_every_folder_of_the_package(root: Path, tables: Tables) -> None:
+    folders = {f"harness/{path.name}" for path in (root / "harness").iterdir() if (path / "__init__.py").is_file()}
+    assert set(tables.layers) == folders
+
+
+def test_no_file_imports_what_the_tables_forbid(root: Path, tables: Tables) -> None:
+    assert violations(root, tables) == []
+
+
+def test_every_package_is_imported_where_the_table_says(root: Path, tables: Tables) -> None:
+    for package, home in tables.packages.items():
+        files = [root / home] if home.endswith(".py") else sorted((root / home).rglob("*.py"))
+        used = {
+            name.split(".")[0]
+            for file in files
+            for _, name in imports(ast.parse(file.read_text(encoding="utf-8")), home)
+        }
+        assert package in used, f"ARCHITECTURE.md says that {home} imports {package}; it does not"
+
+
+def test_files_and_functions_stay_short(root: Path) -> None:
+    assert too_long(root, ("harness", "scripts", "benchmarks")) == []
+
+
+def test_node_side_files_parse_as_python_3_10(root: Path) -> None:
+    for file in sorted((root / "harness").rglob("*.py")):
+        if file.relative_to(root).as_posix().startswith(NODE_SIDE):
+            ast.parse(file.read_text(encoding="utf-8"), filename=str(file), feature_version=(3, 10))
+
+
+def test_every_path_that_the_page_names_exists(root: Path) -> None:
+    text = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    pattern = r"(?<![\w/])(?:harness|docs|tests|matrices|scripts|sbatch_templates|benchmarks)/[\w./-]*[\w/]"
+    named = set(re.findall(pattern, text))
+    assert len(named) > 10
+    assert sorted(name for name in named if not (root / name).exists()) == []
+
+
+PAGE = """
+| layer | folder | holds | may import |
+|---|---|---|---|
+| words | harness/words | x | nothing inside |
+| plan | harness/plan | x | words |
+| judge | harness/judge | x | words |
+| edge | harness/edge | x | words, plan, judge |
+| node | harness/node | x | words, harness/edge/run_dir.py |
+| app | harness/app | x | all |
+
+| package | only in | for |
+|---|---|---|
+| torch, megatron | harness/node | training |
+| rich | harness/edge/console.py | tables |
+| pydantic | harness/plan | the schema |
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "said"),
+    [
+        ("harness/words/layout.py", "from harness.plan import rules", "imports harness/plan/rules.py"),
+        ("harness/plan/rules.py", "import harness.judge.checks", "imports harness/judge/checks.py"),
+        ("harness/judge/checks.py", "from harness.edge.console import show", "imports harness/edge/console.py"),
+        ("harness/judge/checks.py", "from ..edge import console", "imports harness/edge/console.py"),
+        ("harness/edge/console.py", "from harness.app import cli", "imports harness/app/cli.py"),
+        ("harness/edge/console.py", "def f():\n    import torch", "imports torch, which only harness/node may"),
+        ("harness/app/cli.py", "import rich.table", "imports rich, which only harness/edge/console.py may"),
+        ("harness/edge/run_dir.py", "import pydantic", "imports pydantic, which only harness/plan may"),
+        ("harness/app/cli.py", "import yaml", "imports yaml, which the package table does not name"),
+        ("harness/app/cli.py", "import importlib\nimportlib.import_module('torch.cuda')", "imports torch"),
+        ("harness/node/agent.py", "from harness.edge import console", "imports harness/edge/console.py"),
+        ("harness/node/agent.py", "import tomllib", "which a rank's environment need not have"),
+        ("harness/plan/rules.py", "import subprocess", "imports subprocess, but plan and judge are pure"),
+        ("harness/judge/checks.py", "from datetime import date\nx = date.today()", "calls today()"),
+    ],
+)
+def test_a_forbidden_import_is_named_with_file_and_line(tmp_path: Path, path: str, source: str, said: str) -> None:
+    clean_tree(tmp_path)
+    (tmp_path / path).write_text(source + "\n")
+    found = violations(tmp_path, read_tables(PAGE))
+    assert found
+    assert found[0].startswith(f"{path}:{len(source.splitlines())}: ")
+    assert said in found[0]
+
+
+def test_a_clean_tree_has_no_violation(tmp_path: Path) -> None:
+    clean_tree(tmp_path)
+    assert violations(tmp_path, read_tables(PAGE)) == []
+
+
+def test_a_table_entry_decides(tmp_path: Path) -> None:
+    clean_tree(tmp_path)
+    stricter = read_tables(PAGE.replace("words, plan, judge", "words"))
+    assert violations(tmp_path, stricter) == [
+        "harness/edge/console.py:2: imports harness/plan/rules.py, which its layer may not"
+    ]
+    assert not may_import(stricter.layers, "harness/edge/console.py", "harness/judge/checks.py")
+
+
+def test_long_files_and_functions_are_named(tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    body = "\n".join("    x = 1" for _ in range(45))
+    (tmp_path / "harness" / "long.py").write_text(f"def short(): ...\n\n\ndef long():\n{body}\n" + "#\n" * 280)
+    assert too_long(tmp_path, ("harness",)) == [
+        "harness/long.py: 329 lines, at most 320",
+        "harness/long.py:4: long has 46 lines, at most 45",
+    ]
+
+
+def clean_tree(root: Path) -> None:
+    """One file per layer, each with the imports that PAGE allows it."""
+    sources = {
+        "harness/words/layout.py": "import math",
+        "harness/plan/rules.py": "import pydantic\nfrom harness.words.layout import Layout",
+        "harness/judge/checks.py": "from harness.words import layout",
+        "harness/edge/console.py": "import rich\nfrom harness.plan import rules",
+        "harness/edge/run_dir.py": "import os\nfrom harness.words.layout import Layout",
+        "harness/node/agent.py": "import torch\nfrom harness.edge import run_dir\nfrom harness.words import layout",
+        "harness/app/cli.py": "import harness\nfrom harness.edge import console",
+    }
+    for path, source in sources.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(source + "\n")
