@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,16 +30,18 @@ class Tables:
 
 
 def read_tables(text: str) -> Tables:
-    """The layer table (four columns) and the package table (three columns) of ARCHITECTURE.md."""
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    layers = {row[1]: row[3] for row in rows if len(row) == 4 and row[1].startswith("harness/")}
-    packages = {
-        name.strip(): row[1]
-        for row in rows
-        if len(row) == 3 and row[1].startswith("harness/")
-        for name in row[0].split(",")
-    }
+    """The tables of ARCHITECTURE.md whose first column is headed `layer` and `package`."""
+    layers = {row[1]: row[3] for row in _rows(text, "layer")}
+    packages = {name.strip(): row[1] for row in _rows(text, "package") for name in row[0].split(",")}
     return Tables(layers, packages)
+
+
+def _rows(text: str, heading: str) -> list[list[str]]:
+    """Cells of the rows of one Markdown table, without its heading and its rule."""
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    body = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in body]
 
 
 def imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
