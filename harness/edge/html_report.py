@@ -1,0 +1,319 @@
+"""report.html: one self-contained file that needs no network and no script; the only file that imports jinja2."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, outcome_grid, rank_picture
+from harness.judge.report_model import LossCurve, Report, ReportCell
+from harness.words.jsonable import to_jsonable
+from harness.words.outcomes import Finding, Outcome, Severity
+from harness.words.tolerances import Bound
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_MAX_TEXT = 4000  # characters of one message or value
+_MAX_TRACEBACK = 6000  # the last characters of one traceback
+_MAX_FINDINGS = 12  # per cell
+_OPEN_FAILURES = 8  # failing cells shown unfolded
+_SQUARES = 3200  # rank squares on the page, about 350 bytes each
+_CELL_SQUARES = 160  # and per failing cell
+_POINTS = 24_000  # plotted points per kind of plot
+_DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
+_PLACES = {
+    "stage": "stage",
+    "tp": "tp",
+    "cp": "cp",
+    "dp": "dp",
+    "chunk": "chunk",
+    "layer": "layer",
+    "step": "step",
+    "micro_batch": "micro-batch",
+    "document": "document",
+    "token": "token",
+    "parameter": "parameter",
+    "field": "field",
+    "rank": "rank",
+    "leg": "leg",
+}
+_REACH = ("places", "ranks", "stages", "layers", "legs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """A cell that did not simply pass."""
+
+    cell: ReportCell
+    number: str  # F1, F2 ... as in plots; K1 ... for known failures
+    first: Finding | None
+    picture: RankPicture
+    open: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveGroup:
+    """The plots of one parity group, as SVG."""
+
+    name: str
+    cells: int
+    labelled: list[tuple[str, ReportCell]]
+    plots: list[tuple[str, str, str]]  # title, note, SVG
+
+
+def render_html(report: Report) -> str:
+    """The report as one HTML document; the same text for the same report."""
+    from markupsafe import Markup  # jinja2's own; imported late for the same reason
+
+    details, budget = _details(report)
+    known = [detail for detail in details if detail.cell.outcome not in _DECIDED_BAD]
+    pictures, undrawn = _other_pictures(report, {detail.cell.id for detail in details}, budget)
+    text = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
+            sentence=_sentence(report),
+            failures=[detail for detail in details if detail.cell.outcome in _DECIDED_BAD],
+            known=known,
+            classes=_classes(details),
+            grid=outcome_grid(report),
+            curves=list(_curve_groups(report, {detail.cell.id: detail.number for detail in details})),
+            pictures=pictures,
+            undrawn=undrawn,
+            fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
+            detailed={detail.cell.id for detail in details},
+            started=_started(report),
+            versions=_versions(report.provenance),
+            provenance=list(_flat(report.provenance)),
+        )
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a message cannot be written to a file
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # costs start-up time; only reports need it
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        anchor=anchor, clip=_clip, place=place_words, reach=reach_words, show=show, seconds=_seconds, rate=_rate, tail=_tail
+    )
+    environment.globals.update(marks=OUTCOME_MARKS, bound_of=_bound_of, max_findings=_MAX_FINDINGS)
+    return environment
+
+
+def _details(report: Report) -> tuple[list[Detail], int]:
+    """Failing cells first, then known failures and other surprises; and the rank squares that are left."""
+    order = [Outcome.FAIL, Outcome.ERROR, Outcome.XFAIL, Outcome.XPASS]
+    chosen = [cell for outcome in order for cell in report.cells if cell.outcome is outcome]
+    budget = _SQUARES
+    details: list[Detail] = []
+    numbers = {"F": 0, "K": 0}
+    for cell in chosen:
+        letter = "F" if cell.outcome in _DECIDED_BAD else "K"
+        numbers[letter] += 1
+        picture = rank_picture(cell, min(budget, _CELL_SQUARES))
+        budget -= picture.squares
+        errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+        details.append(
+            Detail(
+                cell=cell,
+                number=f"{letter}{numbers[letter]}",
+                first=next(iter(errors or cell.findings), None),
+                picture=picture,
+                open=letter == "F" and numbers["F"] <= _OPEN_FAILURES,
+            )
+        )
+    return details, budget
+
+
+def _other_pictures(report: Report, shown: set[str], budget: int) -> tuple[list[tuple[ReportCell, RankPicture]], int]:
+    """Pictures of the packed cells without a detail block, and how many did not fit."""
+    packed = [cell for cell in report.cells if cell.id not in shown and any(view.cu_seqlens for view in cell.ranks)]
+    pictures: list[tuple[ReportCell, RankPicture]] = []
+    for cell in packed:
+        if len(cell.ranks) > budget:
+            break
+        picture = rank_picture(cell, budget)
+        budget -= picture.squares
+        pictures.append((cell, picture))
+    return pictures, len(packed) - len(pictures)
+
+
+def _classes(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
+    """Failing cells by probable class of fault, the largest class first."""
+    classes: dict[str, list[Detail]] = {}
+    for detail in details:
+        if detail.cell.outcome in _DECIDED_BAD:
+            fallback = "infrastructure" if detail.cell.outcome is Outcome.ERROR else "unclassified"
+            name = (detail.first.fault_class if detail.first else None) or fallback
+            classes.setdefault(name, []).append(detail)
+    return sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _sentence(report: Report) -> str:
+    """The verdict in words: how many of how many, the bad first."""
+    words = {
+        Outcome.FAIL: "failed",
+        Outcome.ERROR: "could not be decided",
+        Outcome.XPASS: "passed although the matrix expects a failure",
+        Outcome.FLAKY: "passed only on a retry",
+        Outcome.XFAIL: "failed as the matrix expects",
+        Outcome.PASS: "passed",
+        Outcome.REJECTED: "rejected by a rule",
+    }
+    parts = [f"{report.counts[key]} {word}" for key, word in words.items() if report.counts.get(key)]
+    return ", ".join(parts) + "." if parts else "The run has no cells."
+
+
+def _curve_groups(report: Report, numbers: Mapping[str, str]) -> Iterator[CurveGroup]:
+    groups: dict[str, list[ReportCell]] = {}
+    for cell in report.cells:
+        if cell.curve.loss or cell.curve.grad_norm:
+            groups.setdefault(cell.group, []).append(cell)
+    points = max(8, min(80, _POINTS // max(1, sum(len(cells) for cells in groups.values()))))
+    for index, (name, cells) in enumerate(groups.items()):
+        labelled = [(numbers[cell.id], cell) for cell in cells if cell.id in numbers]
+        plots = list(_plots(f"g{index}", cells, numbers, points))
+        yield CurveGroup(name=name, cells=len(cells), labelled=labelled, plots=plots)
+
+
+def _plots(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Iterator[tuple[str, str, str]]:
+    from harness.edge.plots import Series, difference_plot, relative_difference, value_plot  # loads matplotlib
+
+    def kind(cell: ReportCell) -> str:
+        if cell.outcome in (Outcome.FAIL, Outcome.ERROR):
+            return "failed"
+        return "known" if cell.id in numbers else "quiet"
+
+    def series(cell: ReportCell, values: Sequence[float]) -> Series:
+        return Series(values=values, kind=kind(cell), label=numbers.get(cell.id, ""))
+
+    reference = next((cell.curve.loss for cell in cells if cell.role == "reference"), []) or next(
+        (cell.curve.reference_loss for cell in cells if cell.curve.reference_loss), []
+    )
+    lines = [series(cell, cell.curve.loss) for cell in cells if cell.role != "reference" and cell.curve.loss]
+    alt = f"Mean loss per token by step: the reference and {len(lines)} cells"
+    baseline = [Series(values=reference, kind="reference")] if reference else []
+    yield "Loss", "mean per token", value_plot(f"{prefix}-loss", lines + baseline, alt=alt, points=points)
+    for title, pair, bound in (
+        ("Loss, distance from the reference", _loss_pair, _bound(cells, "loss_bound")),
+        ("Gradient norm, distance from the reference", _norm_pair, _bound(cells, "grad_norm_bound")),
+    ):
+        lines = [series(cell, relative_difference(*pair(cell.curve))) for cell in cells if all(pair(cell.curve))]
+        if lines:
+            alt = f"{title}, relative, by step, for {len(lines)} cells, log scale"
+            value = bound.value if bound else None
+            name = f"{prefix}-{'loss' if pair is _loss_pair else 'norm'}-difference"
+            note = f"relative; bound from: {bound.origin}" if bound else "relative; not judged"
+            yield title, note, difference_plot(name, lines, bound=value, alt=alt, points=points)
+
+
+def _loss_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
+    return curve.loss, curve.reference_loss
+
+
+def _norm_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
+    return curve.grad_norm, curve.reference_grad_norm
+
+
+def _bound(cells: Sequence[ReportCell], name: str) -> Bound | None:
+    return next((bound for cell in cells if (bound := getattr(cell.curve, name)) is not None), None)
+
+
+def place_words(where: Mapping[str, Any]) -> list[str]:
+    """The place of a finding in words, outermost first: ["stage 1", "tp 1", "layer 3"]."""
+    known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
+    rest = [key for key in where if key not in _PLACES and key not in _REACH and where[key] is not None]
+    return known + [f"{key.replace('_', ' ')} {show(where[key])}" for key in rest]
+
+
+def reach_words(where: Mapping[str, Any]) -> str:
+    """How far a fault reaches beyond its first place: "12 places, ranks 2, 3, stages 1"; empty for one place."""
+    if not isinstance(where.get("places"), int) or where["places"] < 2:
+        return ""
+    lists = [f"{key} {', '.join(map(str, where[key][:16]))}" for key in _REACH[1:] if where.get(key)]
+    return "; ".join([f"{where['places']} places", *lists])
+
+
+def show(value: Any) -> str:
+    """A measured value or a bound as short text."""
+    if isinstance(value, Mapping) and "value" in value:
+        rest = [f"{key} {show(item)}" for key, item in value.items() if key not in ("value", "unit", "origin")]
+        unit = [str(value["unit"])] if value.get("unit") else []
+        return " ".join([show(value["value"]), *unit]) + (f" ({', '.join(rest)})" if rest else "")
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else {"inf": "infinity", "-inf": "-infinity"}.get(repr(value), "NaN")
+    return _clip(value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False), 600)
+
+
+def _bound_of(finding: Finding) -> str:
+    """Where a finding's bound comes from; empty when it does not say."""
+    return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
+
+
+def _clip(text: str, limit: int = _MAX_TEXT) -> str:
+    """At most `limit` characters, saying how many are left out; control characters made visible."""
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", text)
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
+
+
+def _tail(text: str) -> str:
+    clean = _clip(text, len(text))
+    return clean if len(clean) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{clean[-_MAX_TRACEBACK:]}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"  # noqa: RUF001
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.0f}"  # noqa: RUF001
+
+
+def _started(report: Report) -> str:
+    """When the run started: as provenance says, else as the run id says; empty when neither does."""
+    if isinstance(said := report.provenance.get("started"), str):
+        return said
+    stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
+    return stamp.group() if stamp else ""
+
+
+def _versions(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions = provenance.get("versions")
+    return [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Provenance as (dotted key, text) rows; a list is one row, its items on lines of their own when they are long."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
+        items = [str(item) for item in value]
+        yield path, _clip((" " if path.endswith("command") else "\n").join(items))
+    else:
+        yield path, _clip(value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False))
