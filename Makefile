@@ -19,8 +19,9 @@ lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: setup ## mypy, strict
+types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 harness/words harness/node harness/edge/run_dir.py
 
 unit: setup ## the fast tests: no training, no browser
 	$(BIN)/pytest -m "not train and not browser"

@@ -1,8 +1,8 @@
 """The tutorial is run: every command in a ```console block, its exit code and the output that the page shows.
 
 A line that starts with `$ ` is a command, run by bash. The lines below it must appear in its output in this order, with
-`...` for anything and any run of blanks for another. `$ echo $?` and the number below it state the exit code of the command above;
-without it the command must exit 0.
+`...` for anything and any run of blanks for another. `$ echo $?` and the number below it state the exit code of the
+command above; without it the command must exit 0.
 """
 
 from __future__ import annotations
