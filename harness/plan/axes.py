@@ -1,0 +1,173 @@
+"""The `matrix:` section: axes that multiply, tied lists, include and exclude, as in GitHub Actions.
+
+A key that names an axis holds one value or a list of values. Any other key holds a list of mappings whose
+keys are axes that vary together. Axes may also be packing options and `model.<key>` or `train.<key>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.plan.problems import KeyPath, Problems, shown
+from harness.plan.sections import (
+    AXIS_ALIASES,
+    MODEL_ALIASES,
+    TRAIN_ALIASES,
+    AxisRow,
+    ModelSection,
+    Section,
+    TrainSection,
+)
+
+AXES = tuple(AxisRow.model_fields)
+_SECTIONS: dict[str, tuple[type[Section], dict[str, str]]] = {
+    "model": (ModelSection, MODEL_ALIASES),
+    "train": (TrainSection, TRAIN_ALIASES),
+}
+DOTTED = tuple(f"{name}.{key}" for name, (section, _) in _SECTIONS.items() for key in section.model_fields)
+ALIASES = AXIS_ALIASES | {
+    f"{name}.{alias}": f"{name}.{key}" for name, (_, aliases) in _SECTIONS.items() for alias, key in aliases.items()
+}
+_INVALID: Any = object()
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values of some axes, and the line they come from."""
+
+    values: dict[str, Any]
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The parsed section: dimensions multiply; include and exclude rows are partial combinations."""
+
+    dimensions: tuple[tuple[Row, ...], ...]
+    include: tuple[Row, ...] = ()
+    exclude: tuple[Row, ...] = ()
+    line: int | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every axis the section names, in its order."""
+        rows = itertools.chain(*self.dimensions, self.include)
+        return list(dict.fromkeys(name for row in rows for name in row.values))
+
+    def combinations(self) -> Iterator[Row]:
+        """All combinations, with GitHub's meaning of include and exclude.
+
+        An include row extends every combination in which it overwrites no value of an axis of the matrix; a row
+        that extends none is a combination of its own.
+        """
+        used: set[int] = set()
+        for combination in self._product():
+            values = combination.values
+            if any(_matches(row.values, values) for row in self.exclude):
+                continue
+            original = values
+            for number, row in enumerate(self.include):
+                if all(original.get(name, value) == value for name, value in row.values.items()):
+                    used.add(number)
+                    values = {**values, **row.values}
+            yield Row(values, combination.line)
+        yield from (row for number, row in enumerate(self.include) if number not in used)
+
+    def _product(self) -> Iterator[Row]:
+        if not self.dimensions:
+            return
+        tied = [place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1]
+        for chosen in itertools.product(*self.dimensions):
+            values: dict[str, Any] = {}
+            for row in chosen:
+                values.update(row.values)
+            yield Row(values, chosen[tied[0]].line if tied else self.line)
+
+
+def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return all(name in values and values[name] == value for name, value in pattern.items())
+
+
+def parse_axes(section: Any, problems: Problems) -> Axes:
+    """The `matrix:` section; what is wrong is added to `problems`."""
+    path: KeyPath = ("matrix",)
+    values = problems.canonical(section, ALIASES, path)
+    if values is None:
+        return Axes(())
+    include = _rows(values.pop("include", []), (*path, "include"), problems)
+    exclude = _rows(values.pop("exclude", []), (*path, "exclude"), problems)
+    dimensions = [_dimension(name, value, (*path, name), problems) for name, value in values.items()]
+    _check_unique(values, dimensions, problems)
+    known = {name for rows in (*dimensions, include) for row in rows for name in row.values}
+    for number, row in enumerate(exclude):
+        for name in row.values.keys() - known:
+            problems.add((*path, "exclude", number, name), "no row of the matrix sets this axis")
+    return Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
+
+
+def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:
+    """An axis may stand in one dimension only."""
+    owner: dict[str, str] = {}
+    for key, rows in zip(values, dimensions):
+        for name in rows[0].values if rows else ():
+            if name in owner:
+                problems.add(("matrix", key), f"axis {name!r} is already set by 'matrix.{owner[name]}'")
+            owner[name] = key
+
+
+def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
+        return ()
+    if name in AXES or name in DOTTED:
+        places = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
+        rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, places)]
+        return tuple(row for row in rows if row.values[name] is not _INVALID)
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        tied = _rows(value, path, problems)
+        if any(row.values.keys() != tied[0].values.keys() for row in tied):
+            problems.add(path, "every item of a tied list must set the same axes")
+        return tied
+    hint = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
+    for section, (model, aliases) in _SECTIONS.items():
+        if name in model.model_fields or name in aliases:
+            hint = f"as an axis it is written '{section}.{aliases.get(name, name)}'"
+    problems.add_unknown(path, [*AXES, "include", "exclude"], hint=hint)
+    return ()
+
+
+def _rows(section: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
+    if not isinstance(section, list):
+        problems.add(path, "must be a list of mappings", found=shown(section))
+        return ()
+    rows = []
+    for number, item in enumerate(section):
+        where = (*path, number)
+        values = problems.canonical(item, ALIASES, where)
+        if values == {}:
+            problems.add(where, "sets no axis")
+        elif values is not None:
+            checked = {name: _value(name, value, (*where, name), problems) for name, value in values.items()}
+            if all(value is not _INVALID for value in checked.values()):
+                rows.append(Row(checked, problems.line(where)))
+    return tuple(rows)
+
+
+def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
+    """One value of one axis, checked; _INVALID after adding its problem."""
+    prefix, _, key = name.rpartition(".")
+    model = _SECTIONS[prefix][0] if prefix in _SECTIONS else AxisRow
+    if name not in AXES and name not in DOTTED:
+        problems.add_unknown(path, [*AXES, *DOTTED])
+        return _INVALID
+    try:
+        return getattr(model.model_validate({key: value}), key)
+    except ValidationError as error:
+        problems.add_validation(error, path, at_value=True)
+        return _INVALID

@@ -1,0 +1,244 @@
+"""The matrix file as a value: sections checked and turned into the types of `words`.
+
+`load` is pure: the values, their lines and the reader of length files come from the edge
+(harness/edge/matrix_file.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
+from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
+from harness.plan.problems import KeyPath, Problems, shown
+from harness.plan.sections import (
+    DOCUMENT_MODES,
+    MODEL_ALIASES,
+    TRAIN_ALIASES,
+    ChecksSection,
+    DistributionDocuments,
+    FileDocuments,
+    LaunchSection,
+    MatrixFile,
+    ModelSection,
+    OptionsSection,
+    Section,
+    TrainSection,
+    XFailEntry,
+)
+from harness.words.cell import ModelConfig, TrainConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.errors import InputError
+from harness.words.packing_options import PackingOptions
+from harness.words.run_plan import XFail
+from harness.words.tolerances import ToleranceOverrides
+
+CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
+LengthsReader = Callable[[str], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How cells run on this machine. `parallel_ranks` None: as the cores allow."""
+
+    parallel_ranks: int | None = None
+    deadline_s: float = 120.0
+    max_ranks: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A matrix file without mistakes of form; what combinations it means is `expand`'s work."""
+
+    name: str
+    file: str
+    model: ModelConfig
+    train: TrainConfig
+    documents: DocumentsConfig  # mode adversarial: lengths are made in expansion, from the largest cp
+    options: PackingOptions
+    axes: Axes
+    constraints: tuple[Constraint, ...]
+    launch: Launch
+    tolerances: ToleranceOverrides
+    xfail: tuple[XFail, ...]
+    values: Mapping[str, Any]  # the file as read
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+
+
+def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader) -> Matrix:
+    """The matrix in `values`; InputError with every problem at once.
+
+    `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError.
+    """
+    problems = Problems(file, lines)
+    if values is None:
+        problems.add((), "the matrix file is empty")
+        problems.raise_any()
+    top = problems.canonical(values, {}, ()) or {}
+    _check_top(top, problems)
+    model = _section(ModelSection, top, "model", problems, MODEL_ALIASES)
+    train = _section(TrainSection, top, "train", problems, TRAIN_ALIASES)
+    options = _section(OptionsSection, top, "packing_options", problems)
+    launch = _section(LaunchSection, top, "launch", problems)
+    checks = _section(ChecksSection, top, "checks", problems)
+    documents = _documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
+    axes = parse_axes(top.get("matrix", {}), problems)
+    constraints = _constraints(top.get("constraints", []), problems)
+    xfail = _xfail(top.get("xfail", []), problems)
+    if model:
+        for key, message in model_problems(ModelConfig(**model.model_dump())):
+            problems.add(("model", key), message)
+    problems.raise_any()
+    assert model and train and options and launch and checks and documents  # each None has added a problem
+    return Matrix(
+        name=top["name"],
+        file=file,
+        model=ModelConfig(**model.model_dump()),
+        train=TrainConfig(**train.model_dump()),
+        documents=documents,
+        options=PackingOptions(**options.model_dump()),
+        axes=axes,
+        constraints=constraints,
+        launch=Launch(**launch.model_dump()),
+        tolerances=ToleranceOverrides(numerics=dict(checks.numerics)),
+        xfail=xfail,
+        values=values,
+        lines=lines,
+    )
+
+
+def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
+    """What makes a model impossible in every layout: (key, message with the arithmetic)."""
+    found = []
+    if model.hidden % model.heads:
+        found.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
+    elif model.hidden // model.heads % 2:
+        size = model.hidden // model.heads
+        found.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
+    if model.heads % model.kv_heads:
+        found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
+    return found
+
+
+def _check_top(top: dict[str, Any], problems: Problems) -> None:
+    """The top-level keys and the values that need no section of their own."""
+    for name in top:
+        if name not in MatrixFile.model_fields:
+            hint = "it is an axis: write it under 'matrix:'" if name in AXES else None
+            problems.add_unknown((name,), MatrixFile.model_fields, hint=hint)
+    for name, item in MatrixFile.model_fields.items():
+        if item.is_required() and name not in top:
+            problems.add((name,), "is required")
+    plain = {name: top[name] for name in ("name", "stacks", "cluster") if name in top}
+    problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, (), {})
+
+
+def _section(
+    model: type[Section],
+    top: Mapping[str, Any],
+    name: str,
+    problems: Problems,
+    aliases: Mapping[str, str] | None = None,
+) -> Any:
+    return problems.validate(model, top.get(name, {}), (name,), aliases or {})
+
+
+def _documents(section: Any, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
+    path: KeyPath = ("documents",)
+    values = problems.canonical(section, {}, path)
+    if values is None:
+        return None
+    mode = values.get("mode", "adversarial")
+    if not isinstance(mode, str) or mode not in DOCUMENT_MODES:
+        problems.add((*path, "mode"), "unknown mode", found=shown(mode), allowed=", ".join(DOCUMENT_MODES))
+        return None
+    checked = problems.validate(DOCUMENT_MODES[mode], {**values, "mode": mode}, path, {})
+    if isinstance(checked, DistributionDocuments):
+        if not checked.min_seq_len <= checked.mean_seq_len <= checked.max_seq_len:
+            sizes = f"{checked.min_seq_len}, {checked.mean_seq_len}, {checked.max_seq_len}"
+            problems.add(path, "min_seq_len <= mean_seq_len <= max_seq_len does not hold", found=sizes)
+        return DocumentsConfig(**checked.model_dump())
+    if isinstance(checked, FileDocuments):
+        return _file_documents(checked, problems, read_lengths)
+    return DocumentsConfig(mode="adversarial") if checked else None
+
+
+def _file_documents(checked: FileDocuments, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
+    if (checked.path is None) == (checked.lengths is None):
+        problems.add(("documents",), "mode file needs either path or lengths", hint="give exactly one of them")
+        return None
+    if checked.path is None:
+        return DocumentsConfig(mode="file", lengths=tuple(checked.lengths or ()))
+    try:
+        return DocumentsConfig(mode="file", path=checked.path, lengths=read_lengths(checked.path))
+    except InputError as error:
+        for problem in error.problems:
+            message = f"{checked.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"
+            problems.add(("documents", "path"), message, found=problem.found, allowed=problem.allowed)
+        return None
+
+
+def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
+    path: KeyPath = ("constraints",)
+    items = [section] if isinstance(section, str) else section
+    if not isinstance(items, list):
+        problems.add(path, "must be a list of expressions", found=shown(section))
+        return ()
+    compiled = []
+    for number, text in enumerate(items):
+        if not isinstance(text, str):
+            problems.add((*path, number), "must be an expression", found=shown(text))
+            continue
+        try:
+            compiled.append(compile_constraint(text, CONSTRAINT_NAMES))
+        except ConstraintError as error:
+            problems.add((*path, number), str(error), found=shown(text))
+    return tuple(compiled)
+
+
+def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
+    path: KeyPath = ("xfail",)
+    if not isinstance(section, list):
+        problems.add(path, "must be a list", found=shown(section))
+        return ()
+    entries = []
+    for number, item in enumerate(section):
+        entry = problems.validate(XFailEntry, item, (*path, number), {})
+        if entry:
+            expires = entry.expires.isoformat() if isinstance(entry.expires, date) else ""
+            entries.append(XFail(pattern=entry.pattern, reason=entry.reason, link=entry.link, expires=expires))
+    return tuple(entries)
+
+
+def resolved(matrix: Matrix) -> dict[str, Any]:
+    """Plain values for matrix.resolved.yaml: a matrix file with every default written out, which loads to the same.
+
+    Lengths that came from a file are written out too, so that the resolved file stands alone.
+    """
+    written = dict(matrix.values)
+    result: dict[str, Any] = {"name": matrix.name}
+    result["model"] = dataclasses.asdict(matrix.model)
+    result["train"] = dataclasses.asdict(matrix.train)
+    result["documents"] = _resolved_documents(matrix.documents)
+    options = dataclasses.asdict(matrix.options)
+    options["pad_seq_to_mult"] = options["pad_seq_to_mult"] or "auto"
+    result["packing_options"] = options
+    result["matrix"] = written["matrix"]
+    result["constraints"] = [constraint.text for constraint in matrix.constraints]
+    result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
+    result["checks"] = {"numerics": dict(matrix.tolerances.numerics)}
+    result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
+    return result
+
+
+def _resolved_documents(documents: DocumentsConfig) -> dict[str, Any]:
+    if documents.mode == "file":
+        return {"mode": "file", "lengths": list(documents.lengths)}
+    if documents.mode == "distribution":
+        names = ("mode", "type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
+        return {name: getattr(documents, name) for name in names}
+    return {"mode": documents.mode}

@@ -1,0 +1,127 @@
+"""Rules of the parallel layout: what must divide what before any packing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from harness.plan.rules.rule import Rule, not_divisible
+from harness.words.cell import CellConfig
+from harness.words.documents import DocumentsConfig, documents_of_step
+from harness.words.packing import PackingStyle, pack, row_multiple
+
+_PROBE = "harness: the probe shards whole heads, rows and layers evenly"
+
+
+def layers_by_pp(config: CellConfig) -> str | None:
+    layout = config.layout
+    stages = layout.pp * layout.vpp
+    return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
+
+
+def heads_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "heads", config.model.heads)
+
+
+def kv_heads_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "kv_heads", config.model.kv_heads)
+
+
+def ffn_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "ffn", config.model.ffn)
+
+
+def vocab_by_tp(config: CellConfig) -> str | None:
+    return _by_tp(config, "vocab", config.model.vocab)
+
+
+def _by_tp(config: CellConfig, key: str, value: int) -> str | None:
+    tp = config.layout.tp
+    return not_divisible(f"model.{key}", value, f"tp {tp}", tp) if value % tp else None
+
+
+def sp_needs_tp(config: CellConfig) -> str | None:
+    if not config.layout.sp or config.layout.tp > 1:
+        return None
+    return "sp splits the sequence over the tp ranks, and tp is 1; set tp above 1 or sp: false"
+
+
+def vpp_needs_pp(config: CellConfig) -> str | None:
+    layout = config.layout
+    if layout.vpp == 1 or layout.pp > 1:
+        return None
+    return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
+
+
+def ep_is_one(config: CellConfig) -> str | None:
+    if config.layout.ep == 1:
+        return None
+    return f"ep {config.layout.ep} spreads experts, and the model of this version is dense: only ep 1 can run"
+
+
+def documents_by_replicas(config: CellConfig) -> str | None:
+    """Unpacked rows are documents, so the documents of a step must split evenly."""
+    if config.data_path != "unpacked":
+        return None
+    documents = config.train.global_batch
+    parts = row_multiple(config.layout, config.micro_batch_size)
+    return not_divisible("train.global_batch", documents, _parts(config, parts), parts) if documents % parts else None
+
+
+def rows_by_replicas(config: CellConfig) -> str | None:
+    """Packed rows can be split until each holds one document, and no further."""
+    if config.data_path == "unpacked":
+        return None
+    train = config.train
+    parts = row_multiple(config.layout, config.micro_batch_size)
+    if train.global_batch % parts == 0:
+        return None  # one document per row always divides
+    for step in range(1 if config.documents.mode == "adversarial" else train.steps):
+        rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
+        wanted = -(-rows // parts) * parts
+        if wanted > train.global_batch:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "
+                f"multiple of {_parts(config, parts)} is {wanted} rows, more than there are documents"
+            )
+    return None
+
+
+def _parts(config: CellConfig, parts: int) -> str:
+    layout = config.layout
+    interleaved = f" x pp {layout.pp} (interleaved)" if layout.vpp > 1 else ""
+    return f"dp {layout.dp} x micro_batch_size {config.micro_batch_size}{interleaved} = {parts}"
+
+
+@lru_cache(maxsize=65536)
+def _row_count(
+    documents: DocumentsConfig, seed: int, step: int, count: int, seq_length: int, style: PackingStyle
+) -> int:
+    """Rows that the documents of a step fill before any is split."""
+    made = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
+    return len(pack(made, style, seq_length=seq_length, multiple=1))
+
+
+RULES = (
+    Rule("layout.layers-by-pp", "Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0", layers_by_pp),
+    Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
+    Rule(
+        "layout.kv-heads-by-tp",
+        f"{_PROBE}; Megatron-LM would replicate when TP % num_query_groups == 0",
+        kv_heads_by_tp,
+    ),
+    Rule("layout.ffn-by-tp", "Megatron-LM ColumnParallelLinear: ffn_hidden_size % TP == 0", ffn_by_tp),
+    Rule("layout.vocab-by-tp", f"{_PROBE}; Megatron-LM would pad the vocabulary", vocab_by_tp),
+    Rule("layout.sp-needs-tp", "Megatron-LM ModelParallelConfig.__post_init__", sp_needs_tp),
+    Rule("layout.vpp-needs-pp", "Megatron-LM parallel_state.initialize_model_parallel", vpp_needs_pp),
+    Rule("layout.ep-is-one", "harness: no model with experts yet", ep_is_one),
+    Rule(
+        "batch.documents-by-replicas",
+        "Megatron-LM: global_batch_size % (micro_batch_size * DP) == 0, and micro-batches % PP == 0 when interleaved",
+        documents_by_replicas,
+    ),
+    Rule(
+        "batch.rows-by-replicas",
+        "Megatron-LM DpBalancedScheduler: rows a multiple of DP (x PP when interleaved), else 'Not enough samples'",
+        rows_by_replicas,
+    ),
+)

@@ -1,0 +1,115 @@
+"""Rules of packing under context, sequence and tensor parallelism."""
+
+from __future__ import annotations
+
+from harness.plan.rules.rule import Rule, not_divisible
+from harness.words.cell import CellConfig
+from harness.words.packing import align_up
+
+
+def seq_length_by_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    return _seq_length(config, f"2 * cp = 2 * {cp} = {2 * cp}", 2 * cp) if cp > 1 else None
+
+
+def seq_length_by_sp(config: CellConfig) -> str | None:
+    """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
+    tp, cp = config.layout.tp, config.layout.cp
+    if not config.layout.sp or config.style.row_length is None:
+        return None
+    return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
+
+
+def row_holds_alignment(config: CellConfig) -> str | None:
+    """A document cut to seq_length and padded must still fit in a row."""
+    if not config.style.packed:
+        return None
+    multiple = config.style.document_multiple
+    reason = _seq_length(config, f"{_multiple(config)} = {multiple}", multiple)
+    length = config.train.seq_length
+    if reason is None:
+        return None
+    return (
+        f"{reason}; a document of {length} tokens is padded to {align_up(length, multiple)} and does not fit in its row"
+    )
+
+
+def documents_aligned(config: CellConfig) -> str | None:
+    """Every document's padded length must be cut evenly: `sft` over 2 * cp, the reference also over cp * tp with sp."""
+    style, layout = config.style, config.layout
+    if not style.packed:
+        return None
+    needed, why = (2 * layout.cp if layout.cp > 1 else 1), f"2 * cp = 2 * {layout.cp}"
+    if config.data_path != "sft" and layout.sp:
+        needed, why = layout.alignment, _alignment_text(config)
+    multiple = style.document_multiple
+    if multiple % needed == 0:
+        return None
+    base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needed}"
+    for document in config.documents_of(0):
+        padded = align_up(document.length, multiple)
+        if padded % needed:
+            example = f"a document of {document.length} tokens takes {padded}"
+            return f"{base}: {example}, and {padded} % {needed} = {padded % needed}"
+    return f"{base}: {multiple} % {needed} = {multiple % needed}"
+
+
+def _alignment_text(config: CellConfig) -> str:
+    tp, cp = config.layout.tp, config.layout.cp
+    zigzag = f"2 * cp = {2 * cp}" if cp > 1 else "1"
+    return f"lcm({zigzag}, cp * tp = {cp * tp})"
+
+
+def _multiple(config: CellConfig) -> str:
+    """Where the multiple of a cell's documents comes from."""
+    if config.options.pad_seq_to_mult is not None:
+        return "pad_seq_to_mult"
+    if config.data_path == "reference" and config.layout.sp:
+        return f"the alignment {_alignment_text(config)}"
+    return f"the alignment 2 * cp = 2 * {config.layout.cp}"
+
+
+def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
+    length = config.train.seq_length
+    return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
+
+
+def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
+    if not config.options.pad_cu_seqlens or config.options.pad_to_max_length:
+        return None
+    return "pad_cu_seqlens is true and pad_to_max_length is false: a fixed cu_seqlens needs rows of fixed length"
+
+
+def pad_cu_seqlens_needs_metadata(config: CellConfig) -> str | None:
+    if not config.options.pad_cu_seqlens or config.options.metadata:
+        return None
+    return "pad_cu_seqlens is true and metadata is false: the number of entries comes from the pack metadata"
+
+
+def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
+    if not config.options.pad_cu_seqlens:
+        return None
+    return f"packing {config.data_path} does not pad cu_seqlens, and no data path of this version does"
+
+
+RULES = (
+    Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
+    Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
+    Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),
+    Rule(
+        "packing.documents-aligned",
+        "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
+        documents_aligned,
+    ),
+    Rule(
+        "packing.pad-cu-seqlens-max-length",
+        "Megatron-Bridge ConfigContainer.validate: pad_cu_seqlens requires pad_to_max_length",
+        pad_cu_seqlens_needs_max_length,
+    ),
+    Rule(
+        "packing.pad-cu-seqlens-metadata",
+        "Megatron-Bridge data/packing/gpt_sft.py: pack metadata asserted when the dataset is built",
+        pad_cu_seqlens_needs_metadata,
+    ),
+    Rule("packing.pad-cu-seqlens-path", "harness: Megatron-Bridge offline packing only", pad_cu_seqlens_has_path),
+)

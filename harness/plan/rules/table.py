@@ -1,0 +1,32 @@
+"""All rules, in the order in which they are reported."""
+
+from __future__ import annotations
+
+from harness.plan.rules import layout, loss, packing
+from harness.plan.rules.rule import Rule
+from harness.words.cell import CellConfig
+from harness.words.outcomes import Rejection
+
+RULES: tuple[Rule, ...] = layout.RULES + packing.RULES + loss.RULES
+
+
+def world_size_rule(max_ranks: int) -> Rule:
+    """The one rule that depends on the launch section."""
+
+    def predicate(config: CellConfig) -> str | None:
+        shape = config.layout
+        if shape.world_size <= max_ranks:
+            return None
+        sizes = f"tp {shape.tp} x pp {shape.pp} x cp {shape.cp} x dp {shape.dp}"
+        return f"{sizes} = {shape.world_size} ranks, more than launch.max_ranks = {max_ranks}"
+
+    return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
+
+
+def rejections(config: CellConfig, rules: tuple[Rule, ...] = RULES) -> tuple[Rejection, ...]:
+    """Every rule that forbids the cell, with its reason."""
+    return tuple(
+        Rejection(rule=rule.id, reason=reason, source=rule.source)
+        for rule in rules
+        if (reason := rule.predicate(config)) is not None
+    )

@@ -1,0 +1,264 @@
+"""The sections of a matrix file as pydantic models, and the long names that Megatron users may write instead.
+
+Defaults live in the dataclasses of `words`; every description ends up in the JSON Schema (`harness schema`).
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from harness.words.cell import DATA_PATHS, ModelConfig, TrainConfig
+from harness.words.packing_options import PackingOptions
+from harness.words.tolerances import BOUND_NAMES, DEFAULTS
+
+ATTENTIONS = ("auto", "reference")
+
+
+class Section(BaseModel):
+    """Unknown keys and silent conversions ("2" for 2, 1 for true) are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _one_of(*names: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _auto_to_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+AutoBool = Annotated[
+    bool | None, BeforeValidator(_auto_to_none), Field(json_schema_extra={"enum": [True, False, "auto"]})
+]
+AutoCount = Annotated[int | None, Field(ge=1), BeforeValidator(_auto_to_none)]
+Packing = Annotated[str, _one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
+Dtype = Annotated[str, _one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
+Attention = Annotated[str, _one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
+BoundName = Annotated[str, _one_of(*BOUND_NAMES, "ratio_screen")]
+_MODEL, _TRAIN, _OPTIONS = ModelConfig(), TrainConfig(), PackingOptions()
+
+
+class ModelSection(Section):
+    """A dense GPT with RMSNorm, SwiGLU and rotary positions."""
+
+    layers: Count = Field(default=_MODEL.layers, description="Transformer layers.")
+    hidden: Count = Field(default=_MODEL.hidden, description="Hidden size.")
+    heads: Count = Field(default=_MODEL.heads, description="Attention heads; must divide hidden.")
+    kv_heads: Count = Field(default=_MODEL.kv_heads, description="Key/value heads (query groups); must divide heads.")
+    ffn: Count = Field(default=_MODEL.ffn, description="Hidden size of the feed-forward block.")
+    vocab: Annotated[int, Field(ge=8)] = Field(default=_MODEL.vocab, description="Vocabulary size.")
+    rope_base: Count = Field(default=_MODEL.rope_base, description="Base of the rotary positions.")
+    tied: bool = Field(default=_MODEL.tied, description="Embedding and output layer share their weights.")
+
+
+class TrainSection(Section):
+    """The short training run, the same in every layout."""
+
+    steps: Count = Field(default=_TRAIN.steps, description="Training steps.")
+    global_batch: Count = Field(default=_TRAIN.global_batch, description="Documents per step.")
+    seq_length: Annotated[int, Field(ge=4)] = Field(
+        default=_TRAIN.seq_length, description="Tokens of a full row; longer documents are truncated to it."
+    )
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(default=_TRAIN.lr, description="Learning rate.")
+    seed: Annotated[int, Field(ge=0)] = Field(default=_TRAIN.seed, description="Seed of weights, tokens and lengths.")
+
+
+class AdversarialDocuments(Section):
+    """The built-in mix of lengths in which most known packing bugs show."""
+
+    mode: Literal["adversarial"] = "adversarial"
+
+
+class DistributionDocuments(Section):
+    """Random lengths, as Megatron-LM's mock SFT dataset draws them."""
+
+    mode: Literal["distribution"]
+    type: Literal["lognormal"] = Field(default="lognormal", description="Family of the distribution.")
+    min_seq_len: Count = Field(default=1, description="Shortest document, tokens.")
+    max_seq_len: Count = Field(description="Longest document, tokens.")
+    mean_seq_len: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="Mean length, tokens.")
+    lognormal_sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        1.1, description="Sigma of log(length)."
+    )
+
+
+class FileDocuments(Section):
+    """Lengths from a CSV file or from the matrix itself, taken in order and round again."""
+
+    mode: Literal["file"]
+    path: str | None = Field(
+        default=None, description="CSV file of one column of lengths, relative to the matrix file."
+    )
+    lengths: Annotated[list[Count], Field(min_length=1)] | None = Field(
+        default=None, description="The lengths themselves."
+    )
+
+
+DOCUMENT_MODES: dict[str, type[Section]] = {
+    "adversarial": AdversarialDocuments,
+    "distribution": DistributionDocuments,
+    "file": FileDocuments,
+}
+
+
+class OptionsSection(Section):
+    """Options of packing and of the loss; the rules say which of them a layout allows."""
+
+    pad_seq_to_mult: AutoCount = Field(
+        default=None,
+        description="Pad each document to a multiple of this many tokens; auto: what the data path derives.",
+    )
+    pad_to_max_length: bool = Field(
+        default=_OPTIONS.pad_to_max_length, description="Every packed row has seq_length slots."
+    )
+    pad_cu_seqlens: bool = Field(
+        default=_OPTIONS.pad_cu_seqlens, description="cu_seqlens has a fixed number of entries."
+    )
+    metadata: bool = Field(default=_OPTIONS.metadata, description="Pack metadata lies beside the documents.")
+    calculate_per_token_loss: bool = Field(
+        default=_OPTIONS.calculate_per_token_loss, description="Sum the loss over tokens, divide once by all tokens."
+    )
+    average_in_collective: bool = Field(
+        default=_OPTIONS.average_in_collective, description="Average gradients inside the collective."
+    )
+
+
+class AxisRow(OptionsSection):
+    """Values of some axes: one combination, or a row of include, exclude or a tied list."""
+
+    tp: Count = Field(default=1, description="Tensor parallel size.")
+    pp: Count = Field(default=1, description="Pipeline parallel size.")
+    cp: Count = Field(default=1, description="Context parallel size.")
+    dp: Count = Field(default=1, description="Data parallel replicas.")
+    ep: Count = Field(default=1, description="Expert parallel size.")
+    vpp: Count = Field(default=1, description="Model chunks per pipeline stage.")
+    sp: AutoBool = Field(default=None, description="Sequence parallel; auto: on exactly when tp > 1.")
+    micro_batch_size: Count = Field(default=1, description="Rows per micro-batch.")
+    packing: Packing = Field(default="reference", description="Data path under test.")
+    dtype: Dtype = Field(default="fp32", description="Compute dtype.")
+    attention: Attention = Field(default="auto", description="Attention kernel.")
+
+
+class LaunchSection(Section):
+    """How cells are run on this machine."""
+
+    parallel_ranks: Count | None = Field(
+        default=None, description="Ranks that run at once; absent: as the cores allow."
+    )
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=120.0, description="Seconds after which a cell that has not ended is stopped and named a hang."
+    )
+    max_ranks: Count = Field(default=64, description="A cell that needs more ranks is rejected.")
+
+
+Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ChecksSection(Section):
+    """Bounds that replace the defaults of the numerics lane."""
+
+    numerics: dict[BoundName, Bound] = Field(
+        default_factory=dict, description="Name of a bound -> largest allowed distance."
+    )
+
+
+def _iso_date(value: Any) -> Any:
+    """YAML reads an unquoted date as a date; a quoted one is text."""
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            raise ValueError("must be a date like 2027-01-31") from None
+    if type(value) is not date:
+        raise ValueError("must be a date like 2027-01-31")
+    return value
+
+
+class XFailEntry(Section):
+    """A known failure."""
+
+    pattern: str = Field(min_length=1, description="Shell-style pattern over cell names, e.g. tp2-*-sft.")
+    reason: str = Field(min_length=1, description="Why it fails.")
+    link: str = Field(default="", description="Where it is tracked.")
+    expires: Annotated[date, BeforeValidator(_iso_date)] | None = Field(
+        default=None, description="Date after which the failure counts again."
+    )
+
+
+def _only_default(value: Any) -> Any:
+    if value not in ("default", ["default"]):
+        raise ValueError("only the stack 'default' (this environment) is supported in this version")
+    return ["default"]
+
+
+def _only_local(value: str) -> str:
+    if value != "local":
+        raise ValueError("only the cluster 'local' (this machine) is supported in this version")
+    return value
+
+
+Cluster = Annotated[str, AfterValidator(_only_local), Field(json_schema_extra={"enum": ["local"]})]
+Stacks = Annotated[
+    list[str], BeforeValidator(_only_default), Field(json_schema_extra={"enum": ["default", ["default"]]})
+]
+
+
+class MatrixFile(Section):
+    """A matrix file of the packing harness. `matrix:` is read by axes.py and described by json_schema.py."""
+
+    name: Name = Field(description="Names the run: letters, digits, '.', '_', '-'; at most 64.")
+    model: ModelSection = Field(default_factory=ModelSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    documents: AdversarialDocuments | DistributionDocuments | FileDocuments = Field(
+        default_factory=AdversarialDocuments, discriminator="mode", description="Where document lengths come from."
+    )
+    packing_options: OptionsSection = Field(default_factory=OptionsSection)
+    matrix: dict[str, Any] = Field(description="The axes whose values multiply into cells.")
+    constraints: list[str] | str = Field(
+        default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
+    )
+    stacks: Stacks = Field(default_factory=lambda: ["default"], description="Software under test.")
+    cluster: Cluster = Field(default="local", description="Where cells run.")
+    launch: LaunchSection = Field(default_factory=LaunchSection)
+    checks: ChecksSection = Field(default_factory=ChecksSection)
+    xfail: list[XFailEntry] = Field(default_factory=list, description="Known failures.")
+
+
+AXIS_ALIASES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "data_parallel_size": "dp",
+    "expert_model_parallel_size": "ep",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "sequence_parallel": "sp",
+    "mbs": "micro_batch_size",
+}
+MODEL_ALIASES = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads",
+    "ffn_hidden_size": "ffn",
+    "vocab_size": "vocab",
+    "padded_vocab_size": "vocab",
+    "rotary_base": "rope_base",
+    "share_embeddings_and_output_weights": "tied",
+}
+TRAIN_ALIASES = {
+    "train_iters": "steps",
+    "global_batch_size": "global_batch",
+    "gbs": "global_batch",
+    "seq_len": "seq_length",
+}
