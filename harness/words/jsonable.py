@@ -27,10 +27,14 @@ def to_jsonable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: to_jsonable(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
+        return {_key_text(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
         return [to_jsonable(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def _key_text(key: Any) -> str:
+    return str(key.value if isinstance(key, Enum) else key)
 
 
 def from_jsonable(kind: type[T], value: Any) -> T:
@@ -79,6 +83,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_key(kind: Any, key: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(key)
     return int(key) if kind is int else key
 
 

@@ -1,0 +1,42 @@
+"""Every rank left a record and came through the metadata leg.
+
+A data path that raises or hangs while it only hands out batches is wrong as a data path, so that is a metadata
+finding; `ended` has the training leg. Infrastructure causes are warnings: verdict.py makes them ERROR, not FAIL.
+"""
+
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.judge.evidence import CellEvidence
+from harness.judge.places import listed, where_of
+from harness.words.outcomes import Finding, Lane, Severity
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    cause = evidence.cause
+    if cause is None:
+        return []
+    ending = cause.ending
+    if cause.blames_code and ending.progress.leg == "training":
+        return []
+    others = f"; ranks {listed(cause.others)} did not complete either" if cause.others else ""
+    crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
+    progress = ending.progress
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="completeness",
+            severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
+            fault_class=crash if cause.blames_code else fault_classes.INFRASTRUCTURE,
+            message=f"{cause.message}{others}",
+            where=where_of(
+                ending.place,
+                rank=ending.rank,
+                leg=progress.leg,
+                step=progress.step,
+                micro_batch=progress.micro_batch,
+            ),
+            measured=ending.ended,
+            bound="completed",
+        )
+    ]

@@ -1,0 +1,34 @@
+"""The training leg came to its end on every rank: no exception, no native crash, no hang."""
+
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.judge.evidence import CellEvidence
+from harness.judge.places import listed, where_of
+from harness.words.outcomes import Finding, Lane
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    cause = evidence.cause
+    if cause is None or not cause.blames_code or cause.ending.progress.leg != "training":
+        return []
+    ending = cause.ending
+    others = f"; ranks {listed(cause.others)} did not complete either" if cause.others else ""
+    progress = ending.progress
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="ended",
+            fault_class=fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH,
+            message=f"{cause.message}{others}",
+            where=where_of(
+                ending.place,
+                rank=ending.rank,
+                leg=progress.leg,
+                step=progress.step,
+                micro_batch=progress.micro_batch,
+            ),
+            measured=ending.ended,
+            bound="completed",
+        )
+    ]

@@ -1,0 +1,66 @@
+"""The gradient norm before clipping equals the reference's, on every rank; a telling ratio is named."""
+
+from __future__ import annotations
+
+import math
+
+from harness.judge import fault_classes
+from harness.judge.compare import beyond, bound_text, distance, ratio_name
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Finding, Lane
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    bound = evidence.tolerances.grad_norm
+    wrong = []
+    for step, right in grad_norms(evidence.reference).items() if evidence.reference else ():
+        seen_any = False
+        for record, seen in evidence.step_records(step):
+            found = seen.grad_norm
+            seen_any |= found is not None
+            if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
+                wrong.append((step, record.rank, record.place.pp, found, right))
+        if step in evidence.finished_steps and not seen_any:
+            return [_missing(step)]
+    if not wrong:
+        return []
+    step, rank, stage, found, right = wrong[0]
+    steps = sorted({item[0] for item in wrong})
+    micro_batches = len(evidence.plan[step][0])
+    ratio = ratio_name(found / right, evidence.layout, micro_batches, evidence.tolerances.ratio_screen)
+    measured = distance(found, right, bound)
+    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}"
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="grad_norm",
+            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
+            message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, reference {right:.9g}, off by "
+            f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
+            where={"stage": stage, "rank": rank, "step": step},
+            measured=measured,
+            bound=bound.value,
+        )
+    ]
+
+
+def _missing(step: int) -> Finding:
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="grad_norm",
+        fault_class=fault_classes.UNKNOWN,
+        message=f"no rank recorded a gradient norm in step {step}",
+        where={"step": step},
+        measured=None,
+        bound="recorded",
+    )
+
+
+def grad_norms(evidence: CellEvidence) -> dict[int, float]:
+    """Step -> gradient norm, as the first rank that recorded it has it."""
+    norms: dict[int, float] = {}
+    for step in evidence.finished_steps:
+        for _, seen in evidence.step_records(step):
+            if seen.grad_norm is not None:
+                norms.setdefault(step, seen.grad_norm)
+    return norms

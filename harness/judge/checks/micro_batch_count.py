@@ -1,0 +1,40 @@
+"""Every rank runs the planned number of micro-batches per step; otherwise collectives pair wrongly or hang."""
+
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.judge.evidence import CellEvidence
+from harness.judge.places import listed, where_of
+from harness.words.outcomes import Finding, Lane
+from harness.words.records import RankRecord
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    wrong = []
+    for rank in sorted(evidence.records):
+        record = evidence.records[rank]
+        for step, found in _counts(record):
+            expected = len(evidence.plan[step][record.place.dp]) if step in evidence.steps else 0
+            if found != expected:
+                wrong.append((step, rank, record, found, expected))
+    if not wrong:
+        return []
+    step, rank, record, found, expected = min(wrong, key=lambda item: item[:2])
+    ranks = sorted({item[1] for item in wrong})
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="micro_batch_count",
+            fault_class=fault_classes.MICRO_BATCHES,
+            message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
+            f"wrong on ranks {listed(ranks)}",
+            where=where_of(record.place, rank=rank, step=step) | {"ranks": ranks},
+            measured=found,
+            bound=expected,
+        )
+    ]
+
+
+def _counts(record: RankRecord) -> list[tuple[int, int]]:
+    """(step, count) as the data path planned, and as the training leg ran."""
+    return [*enumerate(record.micro_batches), *((seen.step, seen.micro_batches) for seen in record.steps)]

@@ -1,0 +1,82 @@
+"""Packed cells: packed params reach every layer of every chunk of every stage, for every micro-batch, in both legs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.judge import fault_classes
+from harness.judge.endings import Ending
+from harness.judge.evidence import CellEvidence
+from harness.judge.places import Place, fold, reach
+from harness.words.outcomes import Finding, Lane
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if not evidence.packed:
+        return []
+    present: set[tuple[int, str, int, int, int, int | None]] = set()
+    missing: dict[tuple[int, str, int, int, int, int | None], Place] = {}
+    for sighting in evidence.sightings:
+        if sighting.params is None:
+            missing[_key(sighting.place)] = sighting.place
+        else:
+            present.add(_key(sighting.place))
+    for ending in evidence.endings:
+        for place in _expected(evidence, ending):
+            if _key(place) not in present:
+                missing.setdefault(_key(place), place)
+    if not missing:
+        return []
+    places = list(missing.values())
+    first, where = fold(places)
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="params_present",
+            fault_class=_fault_class(evidence, places),
+            message=f"no packed params at {first}{reach(where)}",
+            where=where,
+            measured=None,
+            bound="packed params present",
+        )
+    ]
+
+
+def _key(place: Place) -> tuple[int, str, int, int, int, int | None]:
+    return place.rank, place.leg, place.step, place.chunk, place.micro_batch, place.layer
+
+
+def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
+    """Places that a rank which came this far must have recorded."""
+    layout, at, rank = evidence.layout, ending.place, ending.rank
+    if rank not in evidence.records:
+        return
+    completed = ending.ended == "completed"
+    if completed or ending.progress.leg in ("training", "end"):
+        for micro_batch in range(len(evidence.plan[0][at.dp])):
+            for chunk in range(layout.vpp):
+                yield Place(rank=rank, at=at, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)
+    if not completed:
+        return
+    for step in evidence.steps:
+        for micro_batch in range(len(evidence.plan[step][at.dp])):
+            for chunk in range(layout.vpp):
+                for layer in layout.layers(evidence.cell.config.model.layers, at.pp, chunk):
+                    yield Place(
+                        rank=rank, at=at, leg="training", step=step, micro_batch=micro_batch, chunk=chunk, layer=layer
+                    )
+
+
+def _fault_class(evidence: CellEvidence, places: list[Place]) -> str:
+    """Named after the stages or ranks that lack them."""
+    last = evidence.last_stage
+    stages = {place.at.pp for place in places}
+    if {place.leg for place in places} == {"training"}:
+        return fault_classes.LOST_IN_MODEL
+    if stages <= set(range(1, last)):
+        return fault_classes.MIDDLE_STAGES
+    if last > 0 and stages == {last}:
+        return fault_classes.LAST_STAGE
+    if all(place.at.tp > 0 for place in places):
+        return fault_classes.TP_RANKS
+    return fault_classes.MISSING

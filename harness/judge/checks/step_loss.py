@@ -1,0 +1,56 @@
+"""The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
+
+from __future__ import annotations
+
+import math
+
+from harness.judge import fault_classes
+from harness.judge.compare import beyond, bound_text, distance, ratio_name
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Finding, Lane
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    bound = evidence.tolerances.step_loss
+    wrong = []
+    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
+        for record, seen in evidence.step_records(step, pp=evidence.last_stage):
+            found = seen.loss_sum
+            if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
+                wrong.append((step, record.rank, found, right))
+    if not wrong:
+        return []
+    step, rank, found, right = wrong[0]
+    steps = sorted({item[0] for item in wrong})
+    ratio = None
+    if found is not None and right:
+        micro_batches = len(evidence.plan[step][0])
+        ratio = ratio_name(found / right, evidence.layout, micro_batches, evidence.tolerances.ratio_screen)
+    measured = math.nan if found is None else distance(found, right, bound)
+    named = f"; the ratio is {ratio}" if ratio else ""
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="step_loss",
+            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
+            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, reference {right:.9g}, off by "
+            f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
+            where={"stage": evidence.last_stage, "rank": rank, "step": step},
+            measured=measured,
+            bound=bound.value,
+        )
+    ]
+
+
+def _text(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.9g}"
+
+
+def step_losses(evidence: CellEvidence) -> dict[int, float]:
+    """Step -> loss sum, as the first rank of the last stage has it; not recorded ones left out."""
+    losses: dict[int, float] = {}
+    for step in evidence.finished_steps:
+        for _, seen in evidence.step_records(step, pp=evidence.last_stage):
+            if seen.loss_sum is not None:
+                losses.setdefault(step, seen.loss_sum)
+    return losses

@@ -1,0 +1,58 @@
+"""The checks, in the order in which their findings tell most: metadata before numerics, root before consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from harness.judge.checks import (
+    activations,
+    completeness,
+    document_loss,
+    ended,
+    finiteness,
+    grad_norm,
+    micro_batch_count,
+    parameter_gradients,
+    params_agree_plan,
+    params_agree_ranks,
+    params_form,
+    params_present,
+    repeated_document,
+    replica_gradients,
+    step_loss,
+    token_count,
+    tokens_placed,
+)
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Finding, Lane
+
+
+class Check(NamedTuple):
+    """`function` returns the findings of one cell; `needs_reference`: it compares with the reference cell."""
+
+    name: str
+    lane: Lane
+    function: Callable[[CellEvidence], list[Finding]]
+    needs_reference: bool = False
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("params_present", Lane.METADATA, params_present.check),
+    Check("params_agree_plan", Lane.METADATA, params_agree_plan.check),
+    Check("params_form", Lane.METADATA, params_form.check),
+    Check("params_agree_ranks", Lane.METADATA, params_agree_ranks.check),
+    Check("tokens_placed", Lane.METADATA, tokens_placed.check),
+    Check("micro_batch_count", Lane.METADATA, micro_batch_count.check),
+    Check("completeness", Lane.METADATA, completeness.check),
+    Check("ended", Lane.NUMERICS, ended.check),
+    Check("finiteness", Lane.NUMERICS, finiteness.check),
+    Check("token_count", Lane.NUMERICS, token_count.check),
+    Check("activations", Lane.NUMERICS, activations.check, needs_reference=True),
+    Check("document_loss", Lane.NUMERICS, document_loss.check, needs_reference=True),
+    Check("repeated_document", Lane.NUMERICS, repeated_document.check),
+    Check("step_loss", Lane.NUMERICS, step_loss.check, needs_reference=True),
+    Check("grad_norm", Lane.NUMERICS, grad_norm.check, needs_reference=True),
+    Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check, needs_reference=True),
+    Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
+)

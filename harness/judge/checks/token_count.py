@@ -1,0 +1,75 @@
+"""Exact: the tokens that count in the loss, per step and per document. They are the loss's denominator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.judge import fault_classes
+from harness.judge.compare import ratio_name
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Finding, Lane
+from harness.words.records import DocumentLoss
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    for step in evidence.finished_steps:
+        findings = _documents(evidence, step) + _step(evidence, step)
+        if findings:
+            return findings  # the first step tells; later ones repeat it
+    return []
+
+
+def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
+    losses = evidence.document_losses[step]
+    expected = {
+        item.document.index: 0 if item.document.masked else item.document.length
+        for replica in evidence.plan[step]
+        for truth in replica
+        for item in truth.batch.placed
+    }
+    none = DocumentLoss(loss_sum=0.0, tokens=0)
+    wrong = [
+        document
+        for document in sorted({*expected, *losses})
+        if losses.get(document, none).tokens != expected.get(document, 0)
+    ]
+    if not wrong:
+        return []
+    document = wrong[0]
+    found, right = losses.get(document, none).tokens, expected.get(document, 0)
+    more = f"; {len(wrong)} of {len(expected)} documents are wrong" if len(wrong) > 1 else ""
+    home = evidence.homes[step].get(document)
+    truncated = home is not None and home.truncated and len(wrong) == 1
+    name = f"loss tokens of document {document} in step {step}"
+    where = {"stage": evidence.last_stage, "document": document, "step": step}
+    fault_class = fault_classes.TRUNCATION if truncated else _fault_class(evidence, step, found, right)
+    return [_finding(f"{name}: {found}, expected {right}{more}", fault_class, where, found, right)]
+
+
+def _step(evidence: CellEvidence, step: int) -> list[Finding]:
+    right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
+    for record, seen in evidence.step_records(step, pp=evidence.last_stage):
+        if seen.token_count != right:
+            where = {"stage": record.place.pp, "rank": record.rank, "step": step}
+            message = f"loss tokens of step {step} on rank {record.rank}: {seen.token_count}, expected {right}"
+            fault_class = _fault_class(evidence, step, seen.token_count, right)
+            return [_finding(message, fault_class, where, seen.token_count, right)]
+    return []
+
+
+def _fault_class(evidence: CellEvidence, step: int, found: int | None, right: int) -> str:
+    micro_batches = len(evidence.plan[step][0])
+    name = ratio_name(found / right, evidence.layout, micro_batches, screen=0.0) if found and right else None
+    return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
+
+
+def _finding(message: str, fault_class: str, where: dict[str, Any], found: int | None, right: int) -> Finding:
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="token_count",
+        fault_class=fault_class,
+        message=message,
+        where=where,
+        measured=found,
+        bound=right,
+    )

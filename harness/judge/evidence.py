@@ -1,0 +1,252 @@
+"""All that is known about one cell, and the values of the whole put together from the ranks' shares.
+
+Sums are Python floats (float64). Nothing here trusts a rank about what it should have received: the truth is
+recomputed from the cell's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.judge.endings import Cause, Ending, cause_of, endings_of
+from harness.judge.places import Place
+from harness.words.layout import Layout
+from harness.words.packing import MicroBatch, PackedParams
+from harness.words.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
+from harness.words.run_plan import PlannedCell, RunPlan
+from harness.words.tolerances import Tolerances, tolerances_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What every rank of a replica must receive for one micro-batch."""
+
+    batch: MicroBatch
+    params: PackedParams | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """Where a document sits in a cell's step."""
+
+    dp: int
+    micro_batch: int
+    first: bool  # first in its stream: nothing can leak into it
+    truncated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """Packed params as one rank saw them at one place; None when it saw none."""
+
+    place: Place
+    params: SeenParams | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGradient:
+    fingerprint: Fingerprint
+    stage: int
+
+
+@dataclass(kw_only=True)
+class CellEvidence:
+    cell: PlannedCell
+    records: dict[int, RankRecord]
+    result: CellResult | None
+    reference: CellEvidence | None
+    tolerances: Tolerances
+    retried: bool = False  # an earlier attempt ended for an infrastructure cause
+
+    @property
+    def layout(self) -> Layout:
+        return self.cell.config.layout
+
+    @property
+    def packed(self) -> bool:
+        return self.cell.config.style.packed
+
+    @property
+    def steps(self) -> range:
+        return range(self.cell.config.train.steps)
+
+    @cached_property
+    def plan(self) -> list[list[list[Truth]]]:
+        """The truth, indexed [step][dp][micro-batch]."""
+        config = self.cell.config
+        return [
+            [[Truth(batch=batch, params=batch.params()) for batch in replica] for replica in config.micro_batches(step)]
+            for step in self.steps
+        ]
+
+    def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
+        """None for a micro-batch that the plan does not have."""
+        if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
+            return None
+        return self.plan[step][dp][micro_batch]
+
+    @cached_property
+    def homes(self) -> list[dict[int, Home]]:
+        """Per step: document -> its home."""
+        homes: list[dict[int, Home]] = []
+        for step in self.plan:
+            found = {}
+            for dp, replica in enumerate(step):
+                for number, truth in enumerate(replica):
+                    starts = {0} if self.packed else {item.start for item in truth.batch.placed}
+                    for item in truth.batch.placed:
+                        document = item.document
+                        cut = document.original_length > document.length
+                        found[document.index] = Home(
+                            dp=dp, micro_batch=number, first=item.start in starts, truncated=cut
+                        )
+            homes.append(found)
+        return homes
+
+    @cached_property
+    def endings(self) -> list[Ending]:
+        return endings_of(self.layout, self.records, self.result)
+
+    @cached_property
+    def cause(self) -> Cause | None:
+        """Why the cell did not complete; None when every rank did."""
+        return cause_of(self.endings, self.result)
+
+    @cached_property
+    def sightings(self) -> list[Sighting]:
+        """Every place at which packed params were looked for: the metadata leg, then the training leg."""
+        return [sighting for record in self.records.values() for sighting in _sightings(record)]
+
+    def step_records(self, step: int, **where: int) -> Iterator[tuple[RankRecord, StepSeen]]:
+        """(record, step) of the ranks whose coordinates are `where` and that finished the step, in rank order."""
+        for rank in sorted(self.records):
+            record = self.records[rank]
+            if all(getattr(record.place, name) == value for name, value in where.items()):
+                for seen in record.steps:
+                    if seen.step == step:
+                        yield record, seen
+
+    @property
+    def last_stage(self) -> int:
+        return self.layout.pp - 1
+
+    @cached_property
+    def finished_steps(self) -> list[int]:
+        """Steps that every rank of the last stage finished: their sums over ranks are whole."""
+        per_stage = self.layout.world_size // self.layout.pp
+        last = self.last_stage
+        return [step for step in self.steps if sum(1 for _ in self.step_records(step, pp=last)) == per_stage]
+
+    @cached_property
+    def document_losses(self) -> dict[int, dict[int, DocumentLoss]]:
+        """Finished step -> document -> loss summed over the cp ranks (last stage, tp rank 0)."""
+        whole: dict[int, dict[int, DocumentLoss]] = {}
+        for step in self.finished_steps:
+            sums: dict[int, DocumentLoss] = {}
+            for _, seen in self.step_records(step, pp=self.last_stage, tp=0):
+                for document, part in seen.documents.items():
+                    old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
+                    sums[document] = DocumentLoss(
+                        loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens
+                    )
+            whole[step] = sums
+        return whole
+
+    @cached_property
+    def token_losses(self) -> dict[tuple[int, int], float]:
+        """(document, position) -> loss, step 0."""
+        return {
+            (token.document, token.position): token.loss
+            for _, seen in self.step_records(0, pp=self.last_stage, tp=0)
+            for token in seen.tokens
+        }
+
+    @cached_property
+    def gradients(self) -> dict[str, ParameterGradient]:
+        """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
+
+        Sharded parameters add up over tp; of replicated ones, and of the copies on cp, dp and (tied embeddings) other
+        stages, the first counts: `replica_gradients` says whether copies agree.
+        """
+        whole: dict[str, ParameterGradient] = {}
+        for rank in sorted(self.records):
+            record = self.records[rank]
+            if record.place.cp or record.place.dp:
+                continue
+            for seen in record.parameters:
+                known = whole.get(seen.name)
+                if known is None:
+                    whole[seen.name] = ParameterGradient(fingerprint=seen.gradient, stage=record.place.pp)
+                elif seen.sharded and known.stage == record.place.pp:
+                    total = add(known.fingerprint, seen.gradient)
+                    whole[seen.name] = ParameterGradient(fingerprint=total, stage=known.stage)
+        return whole
+
+    @cached_property
+    def activations(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0.
+
+        Summed over cp and, with sequence parallel, tp; without it every tp rank holds all tokens and tp 0 counts.
+        """
+        whole: dict[int, dict[int, Fingerprint]] = {}
+        for rank in sorted(self.records):
+            record = self.records[rank]
+            if record.place.tp and not self.layout.sp:
+                continue
+            for seen in record.activations:
+                layer = whole.setdefault(seen.layer, {})
+                for document, part in seen.documents.items():
+                    layer[document] = add(layer[document], part) if document in layer else part
+        return {layer: whole[layer] for layer in sorted(whole)}
+
+
+def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
+    """Fingerprint of two shards together."""
+    return Fingerprint(
+        norm_sq=left.norm_sq + right.norm_sq,
+        projections=[a + b for a, b in zip(left.projections, right.projections)],
+    )
+
+
+def _sightings(record: RankRecord) -> Iterator[Sighting]:
+    table = record.packed_params
+    for batch in record.batches:
+        place = Place(
+            rank=record.rank, at=record.place, leg="metadata", step=0, micro_batch=batch.micro_batch, chunk=batch.chunk
+        )
+        yield Sighting(place=place, params=None if batch.params is None else table[batch.params])
+    for layer in record.layers:
+        place = Place(
+            rank=record.rank,
+            at=record.place,
+            leg="training",
+            step=layer.step,
+            micro_batch=layer.micro_batch,
+            chunk=layer.chunk,
+            layer=layer.layer,
+        )
+        yield Sighting(place=place, params=None if layer.params is None else table[layer.params])
+
+
+def evidence_of(
+    plan: RunPlan, found: Mapping[str, tuple[dict[int, RankRecord], CellResult | None]], retried: frozenset[str]
+) -> dict[str, CellEvidence]:
+    """Evidence of every planned cell, linked to its reference; `found` holds the records and result that exist.
+
+    `retried` names cells of which an earlier attempt ended for an infrastructure cause.
+    """
+    evidence: dict[str, CellEvidence] = {}
+    cells = sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None)
+    for cell in cells:
+        records, result = found.get(cell.id, ({}, None))
+        evidence[cell.id] = CellEvidence(
+            cell=cell,
+            records=records,
+            result=result,
+            reference=evidence.get(cell.reference) if cell.reference else None,
+            tolerances=tolerances_for(cell.config.dtype, plan.tolerances),
+            retried=cell.id in retried,
+        )
+    return evidence

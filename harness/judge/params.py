@@ -1,0 +1,88 @@
+"""Comparison of packed params with the truth, shared by the metadata checks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.judge.evidence import CellEvidence, Sighting, Truth
+from harness.words.packing import PackedParams
+from harness.words.records import SeenParams
+
+OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
+PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+LONGEST = ("max_seqlen_q", "max_seqlen_kv")
+VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """One field that is not what it must be."""
+
+    field: str
+    measured: Any
+    expected: Any
+
+
+def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
+    """Fields whose value is not the truth's. A garbage max_seqlen passes a not-None test, so values are compared.
+
+    Padded offsets that the data path need not supply may also be given, equal to the plain ones: attention then
+    reads the same.
+    """
+    problems = []
+    for name in VALUE_FIELDS:
+        measured, expected = getattr(seen, name), _plain(getattr(truth, name))
+        if measured == expected:
+            continue
+        if expected is None and measured == list(getattr(truth, name.removesuffix("_padded"))):
+            continue
+        problems.append(Wrong(field=name, measured=measured, expected=expected))
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def form_problems(seen: SeenParams) -> list[Wrong]:
+    """Element type, rank of the tensor, Python type and format: what kernels refuse or silently misread."""
+    wanted: list[tuple[str, Any, Any]] = [("qkv_format", seen.qkv_format, "thd")]
+    if seen.cu_seqlens_q is not None:
+        wanted.append(("dtype", seen.dtype, "torch.int32"))
+        wanted.append(("shape", seen.shape, [len(seen.cu_seqlens_q)]))
+    if seen.max_seqlen_q is not None:
+        wanted.append(("max_seqlen_type", seen.max_seqlen_type, "int"))
+    return [Wrong(field=name, measured=found, expected=right) for name, found, right in wanted if found != right]
+
+
+def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
+    """What is wrong with offsets as such: start, order, end (physical length in tokens), alignment."""
+    if not offsets:
+        return ["it is empty"]
+    said = []
+    if offsets[0] != 0:
+        said.append(f"it starts at {offsets[0]}, not 0")
+    if any(after < before for before, after in itertools.pairwise(offsets)):
+        said.append("it decreases")
+    if offsets[-1] != length:
+        said.append(f"it ends at {offsets[-1]}, not at the physical length {length}")
+    if any((after - before) % multiple for before, after in itertools.pairwise(offsets)):
+        said.append(f"a segment is not a multiple of {multiple} tokens")
+    return said
+
+
+def judged(evidence: CellEvidence) -> Iterator[tuple[Sighting, SeenParams, Truth, list[Wrong]]]:
+    """Every sighting with params and a packed truth, and its value problems; each distinct value judged once."""
+    known: dict[tuple[int, int], list[Wrong]] = {}
+    for sighting in evidence.sightings:
+        place, seen = sighting.place, sighting.params
+        truth = evidence.truth(place.step, place.at.dp, place.micro_batch)
+        if seen is None or truth is None or truth.params is None:
+            continue
+        key = (id(seen), id(truth))
+        if key not in known:
+            known[key] = value_problems(seen, truth.params)
+        yield sighting, seen, truth, known[key]

@@ -1,0 +1,162 @@
+"""The verdict on one cell: checks -> lanes -> outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.judge import fault_classes
+from harness.judge.checks.table import CHECKS
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
+from harness.words.records import SCHEMA_VERSION, RankRecord
+from harness.words.run_plan import XFail
+
+
+class CellVerdict(NamedTuple):
+    outcome: Outcome
+    lanes: dict[Lane, LaneVerdict]
+    findings: list[Finding]  # most telling first
+    reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an expired xfail; else empty
+    usable: bool = True  # False: the records are absent, or not to be read
+
+
+def judge_cell(evidence: CellEvidence, *, today: str, reference_outcome: Outcome | None = None) -> CellVerdict:
+    """Judge one cell. `today` is an ISO date, for the expiry of xfail entries.
+
+    `reference_outcome` is the outcome of the cell's reference when the caller knows it already; else it is judged here.
+    """
+    result = evidence.result
+    if result is not None and result.status == "rejected":
+        rejection = result.rejection
+        reason = f"{rejection.rule}: {rejection.reason}" if rejection else result.reason
+        return CellVerdict(Outcome.REJECTED, _skipped(), [], reason, usable=False)
+    problem = _unusable(evidence)
+    if problem:
+        return CellVerdict(Outcome.ERROR, _skipped(), [], problem, usable=False)
+    no_reference = _reference_problem(evidence, today, reference_outcome)
+    findings = _findings(evidence, with_reference=not no_reference)
+    lanes = _lanes(evidence, findings, bool(no_reference))
+    outcome, reason = _outcome(evidence, lanes, no_reference)
+    outcome, reason = _expected(evidence.cell.xfail, outcome, reason, today)
+    return CellVerdict(outcome, lanes, findings, reason)
+
+
+def _skipped() -> dict[Lane, LaneVerdict]:
+    return dict.fromkeys(Lane, LaneVerdict.SKIP)
+
+
+def _unusable(evidence: CellEvidence) -> str:
+    """Why the evidence cannot be judged at all; empty when it can."""
+    if not evidence.records:
+        why = evidence.result.reason if evidence.result else "it has not run, or its agent died"
+        return f"no rank records: {why or 'no reason given'}"
+    for rank in sorted(evidence.records):
+        problem = _record_problem(evidence, rank, evidence.records[rank])
+        if problem:
+            return f"record of rank {rank}: {problem}"
+    return ""
+
+
+def _record_problem(evidence: CellEvidence, rank: int, record: RankRecord) -> str:
+    layout, steps = evidence.layout, len(evidence.steps)
+    if record.schema_version != SCHEMA_VERSION:
+        return f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if record.cell != evidence.cell.id:
+        return f"it is of cell {record.cell}"
+    if record.rank != rank or not 0 <= rank < layout.world_size:
+        return f"rank {record.rank} does not fit a layout of {layout.world_size} ranks"
+    if record.place != layout.coordinates(rank):
+        return f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
+    indices = [batch.params for batch in record.batches] + [layer.params for layer in record.layers]
+    if any(index is not None and not 0 <= index < len(record.packed_params) for index in indices):
+        return "it refers to packed params that it does not hold"
+    if record.ended == "completed" and [seen.step for seen in record.steps] != list(evidence.steps):
+        return f"it says completed but holds steps {[seen.step for seen in record.steps]} of {steps}"
+    return ""
+
+
+def _reference_problem(evidence: CellEvidence, today: str, known: Outcome | None) -> str:
+    """Why there is no reference to compare with; empty when there is one or the cell is the reference."""
+    if evidence.cell.reference is None:
+        return ""
+    if evidence.reference is None:
+        return f"reference cell {evidence.cell.reference} is not in the run"
+    outcome = known or judge_cell(evidence.reference, today=today).outcome
+    if outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS):
+        return ""
+    return f"reference cell {evidence.cell.reference} did not pass ({outcome.value}), so numerics cannot be compared"
+
+
+def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
+    findings: list[Finding] = []
+    for check in CHECKS:
+        if with_reference or not check.needs_reference:
+            findings += check.function(evidence)
+    return _led_by_root(findings)
+
+
+def _led_by_root(findings: list[Finding]) -> list[Finding]:
+    """Errors before warnings; numbers that differ where metadata is wrong take the metadata's class, being its effect.
+
+    Hangs and crashes keep their own class.
+    """
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
+    root = next((finding for finding in errors if finding.lane is Lane.METADATA), None)
+    if root is not None:
+        keep = (fault_classes.HANG, fault_classes.CRASH)
+        errors = [
+            replace(finding, fault_class=root.fault_class)
+            if finding.lane is Lane.NUMERICS and finding.fault_class not in keep
+            else finding
+            for finding in errors
+        ]
+    return errors + warnings
+
+
+def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:
+    failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
+    through = all(e.ended == "completed" or e.progress.leg in ("training", "end") for e in evidence.endings)
+    whole = evidence.cause is None and not no_reference
+    lanes = _skipped()  # throughput is measured, not judged
+    for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole)):
+        if lane in failed:
+            lanes[lane] = LaneVerdict.FAIL
+        elif complete:
+            lanes[lane] = LaneVerdict.PASS
+    return lanes
+
+
+def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_reference: str) -> tuple[Outcome, str]:
+    result, cause = evidence.result, evidence.cause
+    infrastructure = (result is not None and result.status == "error") or (cause is not None and not cause.blames_code)
+    if lanes[Lane.METADATA] is LaneVerdict.FAIL:
+        return Outcome.FAIL, ""
+    if infrastructure:
+        # What the ranks had computed by then is no proof: a dying machine can compute anything.
+        reason = result.reason if result is not None and result.reason else ""
+        return Outcome.ERROR, "; ".join(part for part in (reason, cause.message if cause else "") if part)
+    if lanes[Lane.NUMERICS] is LaneVerdict.FAIL:
+        return Outcome.FAIL, ""
+    if no_reference:
+        return Outcome.ERROR, no_reference
+    if result is not None and result.status != "completed":
+        return Outcome.ERROR, f"every rank completed, but the attempt is {result.status}: {result.reason}"
+    if evidence.retried:
+        return Outcome.FLAKY, "passed only on a retry"
+    return Outcome.PASS, ""
+
+
+def _expected(xfail: XFail | None, outcome: Outcome, reason: str, today: str) -> tuple[Outcome, str]:
+    """Apply the matrix's xfail entry. ISO dates compare as text."""
+    if xfail is None:
+        return outcome, reason
+    known = f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason
+    if outcome is Outcome.FAIL:
+        if xfail.expires and xfail.expires < today:
+            return outcome, f"the xfail entry expired on {xfail.expires}: {known}"
+        return Outcome.XFAIL, known
+    if outcome is Outcome.PASS:
+        return Outcome.XPASS, f"passed, though the matrix expects a failure: {known}"
+    return outcome, reason

@@ -1,0 +1,287 @@
+"""Perfect rank records made from a cell's configuration: the truth for metadata, invented but consistent numbers.
+
+Every layout of one group gets numbers that add up to the same whole, as a correct framework's would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from harness.judge.evidence import CellEvidence, evidence_of
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_id
+from harness.words.documents import adversarial_mix
+from harness.words.layout import Coordinates, Layout
+from harness.words.packing import PAD, MicroBatch, PackedParams
+from harness.words.records import (
+    ActivationSeen,
+    BatchSeen,
+    CellResult,
+    DocumentLoss,
+    Fingerprint,
+    LayerSeen,
+    ParameterSeen,
+    Progress,
+    RankEnding,
+    RankRecord,
+    SeenParams,
+    StepSeen,
+    TensorSeen,
+    TokenLoss,
+)
+from harness.words.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
+
+MODEL = ModelConfig(layers=4)
+TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
+DOCUMENTS = adversarial_mix(64, 2)
+SHARDED = ("self_attention.linear_qkv.weight", "mlp.linear_fc1.weight")
+WHOLE = ("input_layernorm.weight",)
+
+
+def config_of(data_path: str = "reference", *, micro_batch_size: int = 1, **layout: Any) -> CellConfig:
+    layout.setdefault("sp", layout.get("tp", 1) > 1)
+    return CellConfig(
+        layout=Layout(**layout),
+        data_path=data_path,
+        micro_batch_size=micro_batch_size,
+        model=MODEL,
+        train=TRAIN,
+        documents=DOCUMENTS,
+    )
+
+
+def planned(config: CellConfig, reference: str | None, xfail: XFail | None = None) -> PlannedCell:
+    layout = config.layout
+    return PlannedCell(
+        id=cell_id(config),
+        axes={"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path},
+        config=config,
+        group="group",
+        reference=reference,
+        role="cell" if reference else "reference",
+        xfail=xfail,
+    )
+
+
+def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence:
+    """Clean evidence of a cell and its reference, free to be broken."""
+    return run_of([config], xfail)[1][cell_id(config)]
+
+
+def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
+    """A finished run of the cells beside their reference."""
+    reference = planned(config_of("unpacked"), None)
+    cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
+    found = {cell.id: (records_of(cell), result_of(cell)) for cell in cells}
+    plan = RunPlan(
+        run_id="smoke-20260101T000000-abcd",
+        matrix_name="smoke",
+        matrix_file="matrices/smoke.yaml",
+        command=["harness", "run", "matrices/smoke.yaml"],
+        expansion=Expansion(cells=tuple(cells), rejected=()),
+        allocations=(Allocation(name="a0", cells=tuple(cell.id for cell in cells)),),
+    )
+    return plan, evidence_of(plan, found, frozenset())
+
+
+def result_of(cell: PlannedCell) -> CellResult:
+    ranks = [RankEnding(rank=rank, ended="completed", exit_code=0) for rank in range(cell.config.layout.world_size)]
+    return CellResult(
+        cell=cell.id, attempt=1, status="completed", ranks=ranks, started=100.0, finished=103.5, steps_s=2.5
+    )
+
+
+def records_of(cell: PlannedCell) -> dict[int, RankRecord]:
+    return {rank: _record(cell, rank) for rank in range(cell.config.layout.world_size)}
+
+
+def _record(cell: PlannedCell, rank: int) -> RankRecord:
+    config = cell.config
+    place = config.layout.coordinates(rank)
+    record = RankRecord(
+        cell=cell.id,
+        rank=rank,
+        place=place,
+        ended="completed",
+        progress=Progress(leg="end", step=config.train.steps - 1, phase="done"),
+        peak_memory_bytes=1_000_000 + rank,
+    )
+    for step in range(config.train.steps):
+        batches = config.micro_batches(step)[place.dp]
+        record.micro_batches.append(len(batches))
+        indices = [_params(record, batch.params()) for batch in batches]
+        if step == 0:
+            record.batches += _batches(config, place, batches, indices)
+        record.layers += [
+            LayerSeen(step=step, chunk=chunk, micro_batch=number, layer=layer, params=index)
+            for number, index in enumerate(indices)
+            for chunk in range(config.layout.vpp)
+            for layer in config.layout.layers(config.model.layers, place.pp, chunk)
+        ]
+        record.steps.append(_step(config, place, step, batches))
+    record.parameters = _parameters(config, place)
+    record.activations = _activations(config, place)
+    return record
+
+
+def _params(record: RankRecord, truth: PackedParams | None) -> int | None:
+    if truth is None:
+        return None
+    seen = SeenParams(
+        cu_seqlens_q=list(truth.cu_seqlens_q),
+        cu_seqlens_kv=list(truth.cu_seqlens_kv),
+        cu_seqlens_q_padded=None if truth.cu_seqlens_q_padded is None else list(truth.cu_seqlens_q_padded),
+        cu_seqlens_kv_padded=None if truth.cu_seqlens_kv_padded is None else list(truth.cu_seqlens_kv_padded),
+        max_seqlen_q=truth.max_seqlen_q,
+        max_seqlen_kv=truth.max_seqlen_kv,
+        qkv_format="thd",
+        dtype="torch.int32",
+        shape=[len(truth.cu_seqlens_q)],
+        max_seqlen_type="int",
+    )
+    if seen not in record.packed_params:
+        record.packed_params.append(seen)
+    return record.packed_params.index(seen)
+
+
+def _batches(
+    config: CellConfig, place: Coordinates, batches: list[MicroBatch], indices: list[int | None]
+) -> list[BatchSeen]:
+    layout, found = config.layout, []
+    for number, (batch, index) in enumerate(zip(batches, indices)):
+        tensor = TensorSeen(shape=[1, batch.slots // layout.cp], dtype="torch.int64", mismatches=0)
+        for chunk in range(layout.vpp):
+            first = place.pp == 0 and chunk == 0
+            last = place.pp == layout.pp - 1 and chunk == layout.vpp - 1
+            if index is None and not first and not last:
+                continue  # unpacked: nothing to read between the first stage and the last
+            found.append(
+                BatchSeen(
+                    chunk=chunk,
+                    micro_batch=number,
+                    params=index,
+                    tokens=tensor if first else None,
+                    position_ids=tensor if first else None,
+                    labels=tensor if last else None,
+                    loss_mask=tensor if last else None,
+                )
+            )
+    return found
+
+
+def _local_tokens(config: CellConfig, place: Coordinates, batch: MicroBatch) -> list[tuple[int, int]]:
+    """(document, position) of the real tokens this cp rank holds."""
+    owners = batch.slot_owners()
+    slots = [slot for row in batch.local_slots(config.layout.cp, place.cp) for slot in row]
+    return [owners[slot] for slot in slots if owners[slot][0] != PAD]
+
+
+@lru_cache(maxsize=100_000)
+def _number(*key: int) -> float:
+    """Between 0 and 1, smooth nowhere, the same for the same key."""
+    value = math.sin(sum((index + 1) * 12.9898 * (part + 1) for index, part in enumerate(key))) * 43758.5453
+    return value - math.floor(value)
+
+
+def token_loss(content: int, position: int, step: int) -> float:
+    return 4.5 + 0.7 * _number(content, position) - 0.1 * step
+
+
+def _step(config: CellConfig, place: Coordinates, step: int, batches: list[MicroBatch]) -> StepSeen:
+    documents = {document.index: document for document in config.documents_of(step)}
+    content = {index: index if item.copy_of is None else item.copy_of for index, item in documents.items()}
+    seen = StepSeen(
+        step=step,
+        micro_batches=len(batches),
+        grad_norm=2.0 + step,
+        time_s=0.5,
+        real_tokens=sum(batch.real_tokens for batch in batches),
+        slots=sum(batch.slots for batch in batches),
+    )
+    if place.pp != config.layout.pp - 1:
+        return seen
+    counted = [item for item in documents.values() if not item.masked]
+    seen.token_count = sum(item.length for item in counted)
+    seen.loss_sum = math.fsum(
+        token_loss(content[item.index], position, step) for item in counted for position in range(item.length)
+    )
+    for document, position in (token for batch in batches for token in _local_tokens(config, place, batch)):
+        loss = token_loss(content[document], position, step)
+        part = seen.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+        if not documents[document].masked:
+            part.loss_sum += loss
+            part.tokens += 1
+            if step == 0:
+                seen.tokens.append(TokenLoss(document=document, position=position, loss=loss))
+    return seen
+
+
+def _parameters(config: CellConfig, place: Coordinates) -> list[ParameterSeen]:
+    layout, layers = config.layout, config.model.layers
+    found = []
+    if place.pp == 0:
+        found.append(_gradient(layout, place, "embedding.word_embeddings.weight", 0, True))
+    for chunk in range(layout.vpp):
+        for layer in layout.layers(layers, place.pp, chunk):
+            for number, name in enumerate(SHARDED + WHOLE):
+                full = f"decoder.layers.{layer - 1}.{name}"
+                found.append(_gradient(layout, place, full, 10 * layer + number, name in SHARDED))
+    if place.pp == layout.pp - 1:
+        found.append(_gradient(layout, place, "decoder.final_layernorm.weight", 900, False))
+        found.append(_gradient(layout, place, "output_layer.weight", 901, True))
+    return found
+
+
+def _gradient(layout: Layout, place: Coordinates, name: str, key: int, sharded: bool) -> ParameterSeen:
+    norm, projections = 1.0 + _number(key), [_number(key, 1) - 0.5, _number(key, 2) - 0.5]
+    sharded = sharded and layout.tp > 1
+    total = layout.tp * (layout.tp + 1) / 2
+    share = (place.tp + 1) / total if sharded else 1.0
+    fingerprint = Fingerprint(norm_sq=norm * share, projections=[value * share for value in projections])
+    return ParameterSeen(name=name, sharded=sharded, gradient=fingerprint)
+
+
+def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]:
+    layout = config.layout
+    tokens: list[tuple[int, int]] = []
+    for batch in config.micro_batches(0)[place.dp]:
+        local = _local_tokens(config, place, batch)
+        if layout.sp and layout.tp > 1:
+            size = -(-len(local) // layout.tp)
+            local = local[place.tp * size : (place.tp + 1) * size]
+        tokens += local
+    layers = [layer for chunk in range(layout.vpp) for layer in layout.layers(config.model.layers, place.pp, chunk)]
+    found = []
+    for layer in ([0] if place.pp == 0 else []) + layers:
+        documents: dict[int, Fingerprint] = {}
+        for document, position in tokens:
+            old = documents.setdefault(document, Fingerprint(norm_sq=0.0, projections=[0.0, 0.0]))
+            old.norm_sq += 1.0 + _number(layer, document, position)
+            old.projections[0] += _number(layer, document, position, 1) - 0.5
+            old.projections[1] += _number(layer, document, position, 2) - 0.5
+        found.append(ActivationSeen(layer=layer, documents=documents))
+    return found
+
+
+def at(evidence: CellEvidence, **where: int) -> list[RankRecord]:
+    """Records of the ranks at the coordinates."""
+    return [
+        record
+        for record in evidence.records.values()
+        if all(getattr(record.place, name) == value for name, value in where.items())
+    ]
+
+
+def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **where: int) -> None:
+    """Change the packed params that match (layer=, step=, micro_batch=, or legs by leg_only) on one rank only."""
+    import copy
+
+    for seen in [*record.batches, *record.layers]:
+        if seen.params is None or any(getattr(seen, name, None) != value for name, value in where.items()):
+            continue
+        changed = copy.deepcopy(record.packed_params[seen.params])
+        change(changed)
+        record.packed_params.append(changed)
+        seen.params = len(record.packed_params) - 1
