@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,22 +16,23 @@ from harness.words.cell import CellConfig
 from harness.words.records import RankRecord
 
 
-def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: float) -> None:
+def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: float, listener: int) -> None:
     """Run the probe and leave a whole record, however it ends. `deadline_at` in seconds since the epoch.
 
-    At the deadline the C-level watchdog of faulthandler writes every thread's stack to the log; the supervisor
-    ends the process shortly after.
+    `listener` is the bound socket on which rank 0 serves the store. At the deadline the C-level watchdog of
+    faulthandler writes every thread's stack to the log; the supervisor ends the process shortly after.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would pass a kill off as an exception
     attempt = AttemptDir(Path(attempt_root))
     rank = int(os.environ["RANK"])
-    _log_to(attempt.log(rank))
+    log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     place = config.layout.coordinates(rank)
     recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
     recorder.flush()
     try:
-        run_probe(config, place, recorder)
+        run_probe(config, place, recorder, listener)
     except Exception as error:
         recorder.fail(error)
         raise
@@ -38,7 +40,7 @@ def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: flo
     faulthandler.cancel_dump_traceback_later()
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """Send this process's stdout and stderr, also of C++ code, to the rank's log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

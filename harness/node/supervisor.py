@@ -1,4 +1,9 @@
-"""One attempt of one cell: forked from the agent, it forks the ranks through torch elastic and sums up how they ended."""
+"""One attempt of one cell: forked from the agent, it forks the ranks through torch elastic and sums up how they ended.
+
+Only elastic's process layer is used. Its agent keeps a store with C++ threads in the process that forks, and a rank
+forked at the wrong moment then hangs in its first store call (seen in 1 of 46 cells). Here the supervisor binds the
+port, and rank 0 serves the store on that socket.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,15 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
+import socket
 import time
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.edge.run_dir import AttemptDir, write_json
-from harness.node.rank import rank_main
+from harness.node.rank import log_to, rank_main
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
@@ -40,7 +44,7 @@ def supervise(attempt_root: str, cell: str, number: int, config: CellConfig) -> 
     """Run the cell's ranks on this node and write result.json. Runs in a process of its own session."""
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
-    _log_to(attempt.root / "log" / "supervisor.log")
+    log_to(attempt.root / "log" / "supervisor.log")
     started = time.time()
     deadline = _Deadline()
     signal.signal(signal.SIGALRM, deadline)
@@ -52,25 +56,23 @@ def supervise(attempt_root: str, cell: str, number: int, config: CellConfig) -> 
 
 
 def _launch(attempt_root: str, cell: str, config: CellConfig, deadline_at: float) -> dict[int, int]:
-    """Fork and wait for the ranks; exit codes of those that elastic reports as failed."""
+    """Fork and wait for the ranks; exit codes of those that elastic reports as failed. It ends the others then."""
     world_size = config.layout.world_size
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        run_id=cell,
-        max_restarts=0,
-        start_method="fork",
-        monitor_interval=0.05,
-    )
-    try:
-        elastic_launch(launch, rank_main)(attempt_root, cell, config, deadline_at)
-    except ChildFailedError as error:
-        return {rank: failure.exitcode for rank, failure in error.failures.items()}
-    return {}
+    ranks = range(world_size)
+    with socket.create_server(("127.0.0.1", 0), backlog=world_size) as listener:
+        address, port = listener.getsockname()
+        common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        common |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        processes = start_processes(
+            name=cell,
+            entrypoint=rank_main,
+            args={rank: (attempt_root, cell, config, deadline_at, listener.fileno()) for rank in ranks},
+            envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+            logs_specs=DefaultLogsSpecs(),
+            start_method="fork",
+        )
+    result = processes.wait(period=0.05)
+    return {rank: failure.exitcode for rank, failure in result.failures.items()} if result else {}
 
 
 def _settle(
@@ -124,12 +126,3 @@ def _hung_in(log: Path) -> str | None:
     """The innermost collective or pipeline function in the stack dump of a rank's log."""
     found = _COLLECTIVE.search(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
     return found.group(1) if found else None
-
-
-def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

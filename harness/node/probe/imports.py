@@ -10,8 +10,7 @@ from harness.words.records import ImportProof
 
 # Imported once by the agent before any fork; every module of the code under test that ranks use.
 WARM_MODULES = (
-    "torch.distributed.elastic.multiprocessing.api",
-    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.multiprocessing",
     "megatron.core.distributed",
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.models.gpt.gpt_model",

@@ -65,6 +65,10 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "variable_seq_lengths": True,
         # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.
         "moe_token_dispatcher_type": "alltoall",
+        # Megatron's own default for interleaving (arguments.py). The batched form crosses the forward and backward
+        # messages of two stages that are each other's previous and next (pp 2) on backends that match by order.
+        "overlap_p2p_comm": layout.vpp > 1,
+        "batch_p2p_comm": layout.vpp == 1,
         "calculate_per_token_loss": True,
         "add_bias_linear": False,
         "normalization": "RMSNorm",

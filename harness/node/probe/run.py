@@ -26,8 +26,8 @@ from harness.words.cell import CellConfig
 from harness.words.layout import Coordinates
 
 
-def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder) -> None:
-    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment (torch elastic)."""
+def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int) -> None:
+    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment."""
     begin = time.perf_counter()
     torch.set_num_threads(1)
     device = choose_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -36,8 +36,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder) -> Non
     recorder.record.environment = _environment(config, device)
     recorder.record.imports = import_proof()
     recorder.flush()
-    # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
-    dist.init_process_group(device.backend, timeout=timedelta(seconds=config.deadline_s + 60))
+    _join(config, device, listener)
     model.initialize_parallel(config)
     context = RankContext(config=config, place=place, device=device)
     fault = fault_named(config.fault)
@@ -47,8 +46,28 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder) -> Non
     leg = _training_leg(context, path, fault, recorder)
     recorder.record.setup_s = time.perf_counter() - begin
     leg.run()
+    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.record.peak_memory_bytes = peak_memory_bytes(device)
     recorder.progress("end", config.train.steps, 0, "done")
+
+
+def _join(config: CellConfig, device: Device, listener: int) -> None:
+    """Bring torch.distributed up over a store that rank 0 serves on the inherited socket."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
+    timeout = timedelta(seconds=config.deadline_s + 60)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener if rank == 0 else None,
+    )
+    if rank > 0:
+        os.close(listener)
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _training_leg(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> TrainingLeg:

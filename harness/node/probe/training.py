@@ -94,9 +94,7 @@ class TrainingLeg:
         at.owners = micro.local(micro.owners, self.context.config.layout.cp, self.context.place.cp)
         self.recorder.progress("training", at.step, number, "forward")
         self.recorder.flush()
-        output = model(
-            batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params
-        )
+        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
         return output, partial(self._loss, batch, at.owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

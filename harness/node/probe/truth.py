@@ -62,7 +62,9 @@ class StepTruth:
         )
 
 
-def first_difference(found: Tensor, expected: Tensor, owners: Tensor, *, all_slots: bool) -> tuple[int, list[int] | None]:
+def first_difference(
+    found: Tensor, expected: Tensor, owners: Tensor, *, all_slots: bool
+) -> tuple[int, list[int] | None]:
     """How many slots differ, and the first as [document, position, expected, found].
 
     All tensors have the same [rows, slots] shape (owners one more dimension); padding slots count only with
