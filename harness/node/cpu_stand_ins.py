@@ -50,8 +50,8 @@ class _Idle:
     def __enter__(self) -> _Idle:
         return self
 
-    def __exit__(self, *args: Any) -> bool:
-        return False
+    def __exit__(self, *args: Any) -> None:
+        return None
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -107,6 +107,6 @@ def install() -> list[str]:
         setattr(owner, name, stand_in)
         owner_name = owner.__name__ if isinstance(owner, types.ModuleType) else f"torch.{owner.__name__}"
         _installed.append(f"{owner_name}.{name}")
-    _FactoriesOnCpu().__enter__()
+    _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]
     _installed.append("torch factory functions: device='cuda' and pin_memory")
     return list(_installed)

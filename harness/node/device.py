@@ -15,7 +15,7 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
+        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
 
 
 def choose_device(local_rank: int, local_world_size: int) -> Device:

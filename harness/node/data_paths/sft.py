@@ -2,8 +2,8 @@
 
 | megatron-core | functions |
 |---|---|
-| <= 0.17 | none in megatron.core.utils: not served by this adapter |
-| 0.18, 0.19 | get_batch_on_this_tp_rank(batch, ...), flatten_batch_for_packed_sequences (0.19), get_batch_on_this_cp_rank |
+| up to 0.18 | not all of them in megatron.core.utils: the cell is rejected |
+| 0.19 | get_batch_on_this_tp_rank(batch, ...), flatten_batch_for_packed_sequences, get_batch_on_this_cp_rank |
 
 The order of calls and the PackedSeqParams are those of the release's pretrain_gpt.get_batch and forward_step, which
 the wheel does not hold. Rows come in the form of megatron.training.datasets.sft_dataset.SFTDataset.
@@ -126,7 +126,7 @@ def _samples(micro: MicroTruth) -> list[dict[str, Tensor]]:
 
 
 def _packed_seq_params(batch: dict[str, Any], seq_length: int) -> PackedSeqParams | None:
-    """As pretrain_gpt.forward_step builds it (0.18, 0.19): padded offsets stand in for the real ones if given."""
+    """As pretrain_gpt.forward_step builds it (0.19): padded offsets stand in for the real ones if given."""
     if batch["cu_seqlens"] is None:
         return None
     cu_seqlens, padded = batch["cu_seqlens"].squeeze(0), batch["cu_seqlens_padded"]

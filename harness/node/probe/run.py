@@ -56,7 +56,7 @@ def _join(config: CellConfig, device: Device, listener: int) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
     timeout = timedelta(seconds=config.deadline_s + 60)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not re-exported by its stub
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         world_size,

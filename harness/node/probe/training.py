@@ -115,7 +115,7 @@ class TrainingLeg:
             return  # the metadata lane reports the wrong shape
         documents, positions = owners.flatten(0, 1).unbind(1)
         losses, mask = losses.flatten().double(), mask.flatten().double()
-        for document in documents.unique().tolist():
+        for document in set(documents.tolist()):
             if document == PAD:
                 continue
             mine = documents == document
