@@ -36,9 +36,9 @@ class Constraint:
         try:
             result = eval(self.code, _GLOBALS, values)
         except (ArithmeticError, TypeError) as error:
-            raise ConstraintError(f"cannot be evaluated: {error}") from error
+            raise ConstraintError(f"{self.text!r} cannot be evaluated: {error}") from error
         if not isinstance(result, bool):
-            raise ConstraintError(f"is not a condition: it gives {result!r}, not true or false")
+            raise ConstraintError(f"{self.text!r} is not a condition: it gives {result!r}, not true or false")
         return result
 
 

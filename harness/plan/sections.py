@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from harness.words.cell import DATA_PATHS, ModelConfig, TrainConfig
 from harness.words.packing_options import PackingOptions
@@ -38,10 +38,13 @@ def _auto_to_none(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-AutoBool = Annotated[
-    bool | None, BeforeValidator(_auto_to_none), Field(json_schema_extra={"enum": [True, False, "auto"]})
+AutoBool = Annotated[bool | None, BeforeValidator(_auto_to_none), WithJsonSchema({"enum": [True, False, "auto"]})]
+AutoCount = Annotated[
+    int | None,
+    Field(ge=1),
+    BeforeValidator(_auto_to_none),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
-AutoCount = Annotated[int | None, Field(ge=1), BeforeValidator(_auto_to_none)]
 Packing = Annotated[str, _one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
 Dtype = Annotated[str, _one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
 Attention = Annotated[str, _one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
@@ -209,9 +212,7 @@ def _only_local(value: str) -> str:
 
 
 Cluster = Annotated[str, AfterValidator(_only_local), Field(json_schema_extra={"enum": ["local"]})]
-Stacks = Annotated[
-    list[str], BeforeValidator(_only_default), Field(json_schema_extra={"enum": ["default", ["default"]]})
-]
+Stacks = Annotated[list[str], BeforeValidator(_only_default), WithJsonSchema({"enum": ["default", ["default"]]})]
 
 
 class MatrixFile(Section):

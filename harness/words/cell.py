@@ -105,9 +105,8 @@ def cell_name(config: CellConfig) -> str:
 def cell_id(config: CellConfig) -> str:
     """Stable id: the readable name plus eight hex digits of the resolved configuration."""
     shared = (config.layout, config.model, config.train, config.documents, config.options)
-    parts = [_text(part) for part in shared]
     rest = (config.data_path, config.micro_batch_size, config.dtype, config.attention, config.stack, config.fault)
-    digest = hashlib.sha256("\n".join([*parts, dumps(rest)]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"
 
 

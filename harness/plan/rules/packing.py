@@ -15,14 +15,14 @@ def seq_length_by_cp(config: CellConfig) -> str | None:
 def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
-    if not config.layout.sp or config.style.row_length is None:
+    if not config.layout.sp or (config.data_path == "reference" and not config.options.pad_to_max_length):
         return None
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
 
 def row_holds_alignment(config: CellConfig) -> str | None:
     """A document cut to seq_length and padded must still fit in a row."""
-    if not config.style.packed:
+    if config.data_path == "unpacked":
         return None
     multiple = config.style.document_multiple
     reason = _seq_length(config, f"{_multiple(config)} = {multiple}", multiple)
@@ -35,21 +35,24 @@ def row_holds_alignment(config: CellConfig) -> str | None:
 
 
 def documents_aligned(config: CellConfig) -> str | None:
-    """Every document's padded length must be cut evenly: `sft` over 2 * cp, the reference also over cp * tp with sp."""
-    style, layout = config.style, config.layout
-    if not style.packed:
+    """Every document's padded length must be cut evenly: `sft` over 2 * cp, the reference also over cp * tp with sp.
+
+    Only pad_seq_to_mult can break it: what a data path derives by itself is aligned.
+    """
+    layout, multiple = config.layout, config.options.pad_seq_to_mult
+    if multiple is None or config.data_path == "unpacked":
         return None
     needed, why = (2 * layout.cp if layout.cp > 1 else 1), f"2 * cp = 2 * {layout.cp}"
     if config.data_path != "sft" and layout.sp:
         needed, why = layout.alignment, _alignment_text(config)
-    multiple = style.document_multiple
     if multiple % needed == 0:
         return None
     base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needed}"
     for document in config.documents_of(0):
         padded = align_up(document.length, multiple)
         if padded % needed:
-            example = f"a document of {document.length} tokens takes {padded}"
+            plural = "s" if document.length > 1 else ""
+            example = f"a document of {document.length} token{plural} takes {padded}"
             return f"{base}: {example}, and {padded} % {needed} = {padded % needed}"
     return f"{base}: {multiple} % {needed} = {multiple % needed}"
 

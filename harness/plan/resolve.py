@@ -1,0 +1,130 @@
+"""From the values of a combination to the resolved configuration of a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+
+from harness.plan.axes import DOTTED, Row
+from harness.plan.matrix import Matrix, model_problems
+from harness.plan.problems import Problems
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.documents import DocumentsConfig, adversarial_mix
+from harness.words.layout import Layout
+from harness.words.packing_options import PackingOptions
+
+_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
+_OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
+_LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
+_DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "ep": 1, "vpp": 1, "sp": None}
+_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto"}
+# Axis -> its resolved value in a cell.
+_AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
+    **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
+    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention")},
+    **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
+    **{name: attrgetter(name) for name in DOTTED},
+    "packing": attrgetter("data_path"),
+    "pad_seq_to_mult": lambda config: config.options.pad_seq_to_mult or "auto",
+}
+
+
+def default_values(matrix: Matrix) -> dict[str, Any]:
+    """Values of the axes that a combination leaves out. `packing` has none: every combination must name it."""
+    values = _DEFAULTS | {name: getattr(matrix.options, name) for name in _OPTIONS}
+    return values | {name: attrgetter(name)(matrix) for name in matrix.axes.names if "." in name}
+
+
+def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a section's axes: {"model.layers": 8} gives {"layers": 8} for "model"."""
+    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{section}.")}
+
+
+class Resolver:
+    """Turns the values of a combination into a CellConfig; shared parts are made once."""
+
+    def __init__(self, matrix: Matrix, largest_cp: int) -> None:
+        self.matrix = matrix
+        self.largest_cp = largest_cp
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._options: dict[tuple[Any, ...], PackingOptions] = {}
+        self._bases: dict[tuple[Any, ...], tuple[ModelConfig, TrainConfig, DocumentsConfig, str]] = {}
+        self._dotted = [name for name in self.matrix.axes.names if "." in name]
+
+    def config(self, values: dict[str, Any]) -> CellConfig:
+        model, train, documents, variant = self.base(values)
+        return CellConfig(
+            layout=self._layout(values),
+            data_path=values["packing"],
+            micro_batch_size=values["micro_batch_size"],
+            dtype=values["dtype"],
+            attention=values["attention"],
+            model=model,
+            train=train,
+            documents=documents,
+            options=self._packing_options(values),
+            variant=variant,
+            deadline_s=self.matrix.launch.deadline_s,
+        )
+
+    def check_models(self, rows: list[Row], problems: Problems) -> None:
+        """Models that model axes make impossible in every layout."""
+        if not any(name.startswith("model.") for name in self._dotted):
+            return
+        for model, variant in {(base[0], base[3]): None for base in (self.base(row.values) for row in rows)}:
+            for _, message in model_problems(model):
+                problems.add(("matrix",), f"{variant}: {message}")
+
+    def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:
+        """Model, train, documents and their readable name, for the values of model and train axes."""
+        own = {name: values[name] for name in self._dotted}
+        key = tuple(own.items())
+        if key not in self._bases:
+            model = dataclasses.replace(self.matrix.model, **of_section("model", own))
+            train = dataclasses.replace(self.matrix.train, **of_section("train", own))
+            documents = self.matrix.documents
+            if documents.mode == "adversarial":
+                documents = adversarial_mix(train.seq_length, self.largest_cp)
+            variant = "-".join(f"{name.partition('.')[2]}{_text(value)}" for name, value in own.items())
+            self._bases[key] = (model, train, documents, variant)
+        return self._bases[key]
+
+    def _layout(self, values: dict[str, Any]) -> Layout:
+        key = tuple([values[name] for name in _LAYOUT])
+        if key not in self._layouts:
+            self._layouts[key] = Layout(**dict(zip(_LAYOUT, key)))
+        return self._layouts[key]
+
+    def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
+        """Options of the combination; an unpacked cell keeps only those of the loss."""
+        names = _LOSS_OPTIONS if values["packing"] == "unpacked" else _OPTIONS
+        key = (names, *[values[name] for name in names])
+        if key not in self._options:
+            self._options[key] = PackingOptions(**{name: values[name] for name in names})
+        return self._options[key]
+
+
+def _text(value: Any) -> str:
+    """A value as part of a cell's name, which is also a file name."""
+    return re.sub(r"[^A-Za-z0-9._]", "", str(value).lower())
+
+
+def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
+    """The cell's values of the axes, resolved: what a table shows."""
+    return {name: _AXIS_VALUES[name](config) for name in names}
+
+
+def reference_config(config: CellConfig, attention: str) -> CellConfig:
+    """The control of a cell's parity group: one rank, unpacked, the harness's own data path."""
+    return dataclasses.replace(
+        config,
+        layout=Layout(),
+        data_path="unpacked",
+        micro_batch_size=1,
+        attention=attention,
+        options=PackingOptions(),
+        fault=None,
+    )
