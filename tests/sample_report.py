@@ -162,12 +162,13 @@ def _metadata_failure() -> ReportCell:
         for view in cell.ranks
     ]
     where = {"rank": 3, "stage": 1, "tp": 1, "cp": 0, "dp": 0, "layer": 2, "micro_batch": 0, "field": "cu_seqlens_q"}
+    where |= {"leg": "metadata", "places": 4, "ranks": [3, 5], "stages": [1, 2], "layers": [2, 3]}
     findings = [
         Finding(
             lane=Lane.METADATA,
             check="packed_params_present",
             message="no packed metadata reached this rank: PackedSeqParams is missing in 2 of 8 ranks",
-            fault_class="metadata-not-broadcast",
+            fault_class="A metadata: middle stages without cu_seqlens",
             where=where,
             measured=None,
             bound=[0, 1, 4, 23, 27, 46, 64],
@@ -176,7 +177,7 @@ def _metadata_failure() -> ReportCell:
             lane=Lane.METADATA,
             check="ranks_agree",
             message="cu_seqlens differs between tp 0 and tp 1 of stage 2",
-            fault_class="metadata-not-broadcast",
+            fault_class="A metadata: middle stages without cu_seqlens",
             where={**where, "rank": 5, "stage": 2, "layer": 3},
             measured=None,
             bound=[0, 1, 4, 23, 27, 46, 64],
@@ -214,7 +215,7 @@ def _numerics_failure() -> ReportCell:
             lane=Lane.NUMERICS,
             check="gradient_norm",
             message="gradient norm is 2.0000 times the reference: within 2 % of cp = 2",
-            fault_class="gradient-scaled-by-cp",
+            fault_class="D gradient reduction",
             where={"step": 0},
             measured=4.2000003,
             bound={"value": 1e-4, "unit": "relative", "origin": _NORM_BOUND.origin, "reference": 2.1},
@@ -223,7 +224,7 @@ def _numerics_failure() -> ReportCell:
             lane=Lane.NUMERICS,
             check="parameter_gradient",
             message="gradient of the first parameter that differs is twice the reference",
-            fault_class="gradient-scaled-by-cp",
+            fault_class="D gradient reduction",
             where={"stage": 0, "layer": 1, "parameter": "decoder.layers.1.self_attention.linear_qkv.weight"},
             measured=1.0,
             bound=1e-4,
@@ -249,7 +250,7 @@ def _known_failure() -> ReportCell:
         lane=Lane.METADATA,
         check="max_seqlen",
         message="max_seqlen is garbage on tp 1: an uninitialised broadcast buffer",
-        fault_class="metadata-garbage",
+        fault_class="A metadata: max_seqlen wrong",
         where={"stage": 0, "tp": 1, "cp": 0, "field": "max_seqlen_q"},
         measured=-1093,
         bound=64,

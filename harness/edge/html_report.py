@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, outcome_grid, rank_picture
-from harness.judge.report_model import LossCurve, Report, ReportCell
+from harness.judge.report_model import Report, ReportCell
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
-from harness.words.tolerances import Bound
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -27,7 +26,6 @@ _MAX_FINDINGS = 12  # per cell
 _OPEN_FAILURES = 8  # failing cells shown unfolded
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # and per failing cell
-_POINTS = 24_000  # plotted points per kind of plot
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
 _PLACES = {
     "stage": "stage",
@@ -59,19 +57,9 @@ class Detail:
     open: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveGroup:
-    """The plots of one parity group, as SVG."""
-
-    name: str
-    cells: int
-    labelled: list[tuple[str, ReportCell]]
-    plots: list[tuple[str, str, str]]  # title, note, SVG
-
-
 def render_html(report: Report) -> str:
     """The report as one HTML document; the same text for the same report."""
-    from markupsafe import Markup  # jinja2's own; imported late for the same reason
+    from harness.edge.html_curves import curve_groups  # loads matplotlib, half a second that only reports need
 
     details, budget = _details(report)
     known = [detail for detail in details if detail.cell.outcome not in _DECIDED_BAD]
@@ -81,13 +69,13 @@ def render_html(report: Report) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
-            style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
+            style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
             sentence=_sentence(report),
             failures=[detail for detail in details if detail.cell.outcome in _DECIDED_BAD],
             known=known,
             classes=_classes(details),
             grid=outcome_grid(report),
-            curves=list(_curve_groups(report, {detail.cell.id: detail.number for detail in details})),
+            curves=list(curve_groups(report, {detail.cell.id: detail.number for detail in details})),
             pictures=pictures,
             undrawn=undrawn,
             fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
@@ -102,7 +90,7 @@ def render_html(report: Report) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # costs start-up time; only reports need it
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -112,7 +100,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        anchor=anchor, clip=_clip, place=place_words, reach=reach_words, show=show, seconds=_seconds, rate=_rate, tail=_tail
+        anchor=anchor,
+        clip=_clip,
+        place=place_words,
+        reach=reach_words,
+        show=show,
+        seconds=_seconds,
+        rate=_rate,
+        tail=_tail,
     )
     environment.globals.update(marks=OUTCOME_MARKS, bound_of=_bound_of, max_findings=_MAX_FINDINGS)
     return environment
@@ -182,61 +177,6 @@ def _sentence(report: Report) -> str:
     return ", ".join(parts) + "." if parts else "The run has no cells."
 
 
-def _curve_groups(report: Report, numbers: Mapping[str, str]) -> Iterator[CurveGroup]:
-    groups: dict[str, list[ReportCell]] = {}
-    for cell in report.cells:
-        if cell.curve.loss or cell.curve.grad_norm:
-            groups.setdefault(cell.group, []).append(cell)
-    points = max(8, min(80, _POINTS // max(1, sum(len(cells) for cells in groups.values()))))
-    for index, (name, cells) in enumerate(groups.items()):
-        labelled = [(numbers[cell.id], cell) for cell in cells if cell.id in numbers]
-        plots = list(_plots(f"g{index}", cells, numbers, points))
-        yield CurveGroup(name=name, cells=len(cells), labelled=labelled, plots=plots)
-
-
-def _plots(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Iterator[tuple[str, str, str]]:
-    from harness.edge.plots import Series, difference_plot, relative_difference, value_plot  # loads matplotlib
-
-    def kind(cell: ReportCell) -> str:
-        if cell.outcome in (Outcome.FAIL, Outcome.ERROR):
-            return "failed"
-        return "known" if cell.id in numbers else "quiet"
-
-    def series(cell: ReportCell, values: Sequence[float]) -> Series:
-        return Series(values=values, kind=kind(cell), label=numbers.get(cell.id, ""))
-
-    reference = next((cell.curve.loss for cell in cells if cell.role == "reference"), []) or next(
-        (cell.curve.reference_loss for cell in cells if cell.curve.reference_loss), []
-    )
-    lines = [series(cell, cell.curve.loss) for cell in cells if cell.role != "reference" and cell.curve.loss]
-    alt = f"Mean loss per token by step: the reference and {len(lines)} cells"
-    baseline = [Series(values=reference, kind="reference")] if reference else []
-    yield "Loss", "mean per token", value_plot(f"{prefix}-loss", lines + baseline, alt=alt, points=points)
-    for title, pair, bound in (
-        ("Loss, distance from the reference", _loss_pair, _bound(cells, "loss_bound")),
-        ("Gradient norm, distance from the reference", _norm_pair, _bound(cells, "grad_norm_bound")),
-    ):
-        lines = [series(cell, relative_difference(*pair(cell.curve))) for cell in cells if all(pair(cell.curve))]
-        if lines:
-            alt = f"{title}, relative, by step, for {len(lines)} cells, log scale"
-            value = bound.value if bound else None
-            name = f"{prefix}-{'loss' if pair is _loss_pair else 'norm'}-difference"
-            note = f"relative; bound from: {bound.origin}" if bound else "relative; not judged"
-            yield title, note, difference_plot(name, lines, bound=value, alt=alt, points=points)
-
-
-def _loss_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.loss, curve.reference_loss
-
-
-def _norm_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.grad_norm, curve.reference_grad_norm
-
-
-def _bound(cells: Sequence[ReportCell], name: str) -> Bound | None:
-    return next((bound for cell in cells if (bound := getattr(cell.curve, name)) is not None), None)
-
-
 def place_words(where: Mapping[str, Any]) -> list[str]:
     """The place of a finding in words, outermost first: ["stage 1", "tp 1", "layer 3"]."""
     known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
@@ -261,7 +201,9 @@ def show(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) else {"inf": "infinity", "-inf": "-infinity"}.get(repr(value), "NaN")
+        return (
+            f"{value:.6g}" if math.isfinite(value) else {"inf": "infinity", "-inf": "-infinity"}.get(repr(value), "NaN")
+        )
     return _clip(value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False), 600)
 
 

@@ -5,6 +5,7 @@ Pure functions from the report to small values; the templates only lay them out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -245,10 +246,10 @@ def _short(cu_seqlens: list[int] | None) -> str:
 def _segments(cu_seqlens: tuple[int, ...] | None) -> list[tuple[float, float]]:
     if not cu_seqlens or len(cu_seqlens) > _MAX_STRIP + 1 or cu_seqlens[-1] <= 0:
         return []
-    if cu_seqlens[0] != 0 or any(b < a for a, b in zip(cu_seqlens, cu_seqlens[1:])):
+    if cu_seqlens[0] != 0 or any(b < a for a, b in itertools.pairwise(cu_seqlens)):
         return []
     total = cu_seqlens[-1]
-    return [(round(100 * a / total, 2), round(100 * (b - a) / total, 2)) for a, b in zip(cu_seqlens, cu_seqlens[1:])]
+    return [(round(100 * a / total, 2), round(100 * (b - a) / total, 2)) for a, b in itertools.pairwise(cu_seqlens)]
 
 
 def _plane(key: tuple[int, int], views: list[RankView], values: dict[Any, SeenValue], *, alone: bool) -> Plane:

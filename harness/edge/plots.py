@@ -91,7 +91,7 @@ def difference_plot(name: str, series: Sequence[Series], *, bound: float | None,
         if bound is not None:
             axes.axhline(bound, color=_COLOURS["bound"], linewidth=1.2, linestyle=(0, (5, 3)), zorder=1.5)
             spot = axes.get_yaxis_transform()
-            axes.text(0.01, bound * 1.25, f"bound {bound:.0e}", transform=spot, color=_COLOURS["bound"], fontsize=8.5)
+            axes.text(0.01, bound * 1.25, f"bound {bound:g}", transform=spot, color=_COLOURS["bound"], fontsize=8.5)
         _log_ticks(axes, floor, ceiling, top)
         _label_ends(axes, ends)
         return _svg(figure, name, alt)
@@ -109,7 +109,7 @@ def _axes() -> tuple[Any, Any]:
     axes.tick_params(colors=_COLOURS["ink"], length=0, pad=5)
     axes.set_xlabel("step", color=_COLOURS["ink"])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     return figure, axes
 
 
@@ -163,7 +163,7 @@ def _log_ticks(axes: Any, floor: float, ceiling: float, top: float) -> None:
     names = {floor: "0"} | ({top: "NaN"} if lost else {})
     axes.yaxis.set_major_locator(FixedLocator(ticks + ([top] if lost else [])))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: names.get(value, f"{value:.0e}")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: names.get(value, f"1e{round(math.log10(value))}")))
     axes.set_ylim(floor / 1.6, (top if lost else ceiling) * 2)
 
 
@@ -199,7 +199,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
     body = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', body)
     body = body.replace("url(#", f"url(#{name}-").replace('xlink:href="#', f'href="#{name}-')
     body = re.sub(r'style="([^"]*)"', lambda match: _attributes(match[1]), body)
-    body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), body)  # coordinates, never text
     body = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", body)
     body = re.sub(r"\s*\n\s*", " ", body).replace("> <", "><").replace("<defs></defs>", "")
     for role, colour in _COLOURS.items():

@@ -1,0 +1,263 @@
+"""What a person sees in the terminal; the only file that imports rich, and only when something is shown."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from harness.judge.report_model import Report, ReportCell
+from harness.words.errors import InputError
+from harness.words.outcomes import LaneVerdict, Outcome, exit_code
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# CellResult.status -> (word, style). "done" only says that the cell ran to its end: the verdict comes with the report.
+_STATUS = {
+    "completed": ("done", "green"),
+    "failed": ("failed", "red"),
+    "rejected": ("rejected", "dim"),
+    "error": ("error", "yellow"),
+}
+_STYLES = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "bold red",
+    Outcome.XFAIL: "yellow",
+    Outcome.XPASS: "bold cyan",
+    Outcome.REJECTED: "dim",
+    Outcome.ERROR: "bold yellow",
+    Outcome.FLAKY: "yellow",
+}
+_LANES = {LaneVerdict.PASS: ("pass", "green"), LaneVerdict.FAIL: ("FAIL", "bold red"), LaneVerdict.SKIP: ("-", "dim")}
+_SHOWN_RUNNING = 6
+_PLAIN_WIDTH = 160  # of tables that go to a file or a CI log
+
+
+class Progress:
+    """Progress of a run: a live display on a terminal, else one plain line per finished cell.
+
+    The time left is estimated from the finished cells, each weighted by its number of ranks.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._console: Console | None = None
+        self._live: Any = None
+        self._total = 0
+        self._ranks: Mapping[str, int] = {}
+        self._weight_total = 0
+        self._weight_done = 0
+        self._running: dict[str, float] = {}
+        self._counts = dict.fromkeys(_STATUS, 0)
+        self._started = 0.0
+
+    def start(self, total: int, ranks: Mapping[str, int] | None = None) -> None:
+        """`total` cells are going to run; `ranks` holds the number of ranks of each by id."""
+        self._total, self._ranks = total, ranks or {}
+        self._weight_total = sum(self._ranks.values()) or total
+        self._started = self._clock()
+        self._console = _console(self._stream)
+        # The stream itself is asked: FORCE_COLOR makes rich take a CI log for a terminal.
+        if self._stream.isatty() and not self._console.is_dumb_terminal:
+            from rich.live import Live
+
+            self._live = Live(self, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def cell_started(self, cell: str) -> None:
+        with self._lock:
+            self._running[cell] = self._clock()
+
+    def cell_finished(self, cell: str, status: str, seconds: float) -> None:
+        """`status` is that of the CellResult: completed, failed, rejected or error."""
+        with self._lock:
+            self._running.pop(cell, None)
+            self._counts[status] += 1
+            self._weight_done += self._ranks.get(cell, 1)
+            line = self._line(cell, status, seconds)
+        if self._console is not None and (self._live is None or status in ("failed", "error")):
+            self._console.print(line, soft_wrap=True)
+            self._stream.flush()
+
+    def stop(self) -> None:
+        """End the live display; to be called however the run ends, and again without harm."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def seconds_left(self) -> float | None:
+        """None until a cell has finished."""
+        if not self._weight_done:
+            return None
+        rate = self._weight_done / max(self._clock() - self._started, 1e-9)
+        return max(self._weight_total - self._weight_done, 0) / rate
+
+    def _line(self, cell: str, status: str, seconds: float) -> RenderableType:
+        from rich.text import Text
+
+        word, style = _STATUS[status]
+        width = len(str(self._total))
+        text = Text(f"[{sum(self._counts.values()):>{width}}/{self._total}] ")
+        return text.append(f"{word:<8}", style=style).append(f" {clean(cell)} {seconds:.1f} s")
+
+    def __rich__(self) -> RenderableType:
+        """The live display: bar, counts and times on two lines, then the cells that run now."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        with self._lock:
+            running, counts, now = list(self._running.items()), dict(self._counts), self._clock()
+            left = self.seconds_left()
+        done = sum(counts.values())
+        head = Text(f"{done}/{self._total} cells", style="bold", no_wrap=True, overflow="ellipsis")
+        head.append(f"  {len(running)} running", style="not bold")
+        for status in ("failed", "error", "rejected"):
+            if counts[status]:
+                word, style = _STATUS[status]
+                head.append(f"  {counts[status]} {word}", style=f"not bold {style}")
+        times = f"  {duration(now - self._started)} elapsed" + (f", about {duration(left)} left" if left else "")
+        head.append(times, style="not bold dim")
+        lines: list[RenderableType] = [ProgressBar(total=max(self._weight_total, 1), completed=self._weight_done), head]
+        for cell, since in running[:_SHOWN_RUNNING]:
+            text = Text(f"  {clean(cell)}", no_wrap=True, overflow="ellipsis")
+            lines.append(text.append(f"  {duration(now - since)}", style="dim"))
+        if len(running) > _SHOWN_RUNNING:
+            lines.append(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
+        return Group(*lines)
+
+
+def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | None = None) -> None:
+    """Table of cells, rejected combinations with their arithmetic, failures, verdict with exit code, report paths."""
+    from rich.text import Text
+
+    console = _console(stream or sys.stdout)
+    if report.cells:
+        console.print(_cell_table(report.cells))
+    if report.rejected:
+        console.print(Text(f"Rejected combinations: {len(report.rejected)}", style="bold"))
+        for item in report.rejected:
+            reason = f"  {item.id}  {item.rule}: {item.reason}"
+            console.print(Text(clean(reason)), soft_wrap=True)
+        console.print()
+    for outcome in (Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
+        for cell in report.cells:
+            if cell.outcome is outcome:
+                _print_finding(console, cell)
+    for path in paths:
+        console.print(Text(f"report: {path}"), soft_wrap=True)
+    console.print(_verdict(report), soft_wrap=True)
+
+
+def print_plan(text: str, stream: TextIO | None = None) -> None:
+    """A plan as it was rendered: neither wrapped nor coloured, so that it can be piped."""
+    out = stream or sys.stdout
+    out.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_problems(error: InputError, stream: TextIO | None = None) -> None:
+    """Every problem of the input on its own line, to standard error."""
+    from rich.text import Text
+
+    console = _console(stream or sys.stderr)
+    for problem in error.problems:
+        line = Text("error: ", style="bold red").append(
+            clean(str(problem)).replace("\n", " "), style="not bold default"
+        )
+        console.print(line, soft_wrap=True)
+    if len(error.problems) > 1:
+        console.print(Text(f"{len(error.problems)} problems"), soft_wrap=True)
+
+
+def _console(stream: TextIO) -> Console:
+    """Rich decides about colour (terminal, NO_COLOR, TERM); a file or a CI log gets a width that keeps ids whole."""
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PLAIN_WIDTH)
+    return console
+
+
+def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("cell", overflow="fold")
+    lanes = list(cells[0].lanes)
+    for lane in lanes:
+        table.add_column(lane.value, no_wrap=True)
+    table.add_column("wall", justify="right", no_wrap=True)
+    for cell in cells:
+        verdicts = [_LANES[cell.lanes.get(lane, LaneVerdict.SKIP)] for lane in lanes]
+        name = Text(clean(cell.id)).append("  (control)" if cell.role == "reference" else "", style="dim")
+        wall = f"{cell.timing['wall_s']:.1f} s" if "wall_s" in cell.timing else "-"
+        outcome = Text(cell.outcome.value, style=_STYLES[cell.outcome])
+        table.add_row(outcome, name, *(Text(word, style=style) for word, style in verdicts), Text(wall))
+    return table
+
+
+def _print_finding(console: Console, cell: ReportCell) -> None:
+    """The first finding of a cell with its place, and the command that runs just this cell."""
+    from rich.text import Text
+
+    head = Text(cell.outcome.value, style=_STYLES[cell.outcome]).append(f" {clean(cell.id)}", style="not bold default")
+    console.print(head, soft_wrap=True)
+    if reason := cell.reason or (f"passed on attempt {cell.attempts}" if cell.outcome is Outcome.FLAKY else ""):
+        console.print(Text(f"  {clean(reason)}"), soft_wrap=True)
+    if cell.findings:
+        first = cell.findings[0]
+        console.print(Text(f"  {first.lane.value}: {clean(first.message)}"), soft_wrap=True)
+        if place := _place(first.where):
+            console.print(Text(f"  at {clean(place)}"), soft_wrap=True)
+        if first.fault_class:
+            console.print(Text(f"  probable fault: {clean(first.fault_class)}"), soft_wrap=True)
+        if len(cell.findings) > 1:
+            console.print(Text(f"  {len(cell.findings) - 1} more in the report", style="dim"), soft_wrap=True)
+    if cell.outcome in (Outcome.FAIL, Outcome.ERROR) and cell.reproduce:
+        console.print(Text(f"  reproduce: {clean(cell.reproduce)}"), soft_wrap=True)
+    console.print()
+
+
+def _place(where: Mapping[str, Any]) -> str:
+    """ "stage 1, tp 1, layer 3": the single values of a place; lists tell the reach and stay in the report."""
+    return ", ".join(
+        f"{key.replace('_', '-')} {value}"
+        for key, value in where.items()
+        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
+    )
+
+
+def _verdict(report: Report) -> RenderableType:
+    from rich.text import Text
+
+    code = exit_code(cell.outcome for cell in report.cells)
+    style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold yellow")
+    counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
+    wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
+    return Text(report.verdict.upper(), style=style).append(
+        f": {counts}{wall}; exit code {code}", style="not bold default"
+    )
+
+
+def duration(seconds: float) -> str:
+    """ "8 s", "3 min 05 s", "2 h 07 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clean(text: str) -> str:
+    """Text without control characters: a message from a rank must not steer the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
