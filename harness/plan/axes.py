@@ -20,11 +20,13 @@ from harness.plan.sections import (
     TRAIN_ALIASES,
     AxisRow,
     ModelSection,
+    OptionsSection,
     Section,
     TrainSection,
 )
 
-AXES = tuple(AxisRow.model_fields)
+_OPTIONS = tuple(OptionsSection.model_fields)
+AXES = (*(name for name in AxisRow.model_fields if name not in _OPTIONS), *_OPTIONS)
 _SECTIONS: dict[str, tuple[type[Section], dict[str, str]]] = {
     "model": (ModelSection, MODEL_ALIASES),
     "train": (TrainSection, TRAIN_ALIASES),
@@ -33,6 +35,7 @@ DOTTED = tuple(f"{name}.{key}" for name, (section, _) in _SECTIONS.items() for k
 ALIASES = AXIS_ALIASES | {
     f"{name}.{alias}": f"{name}.{key}" for name, (_, aliases) in _SECTIONS.items() for alias, key in aliases.items()
 }
+_TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
 _INVALID: Any = object()
 
 
@@ -134,11 +137,11 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
         if any(row.values.keys() != tied[0].values.keys() for row in tied):
             problems.add(path, "every item of a tied list must set the same axes")
         return tied
-    hint = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
+    hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in items) else None
     for section, (model, aliases) in _SECTIONS.items():
         if name in model.model_fields or name in aliases:
             hint = f"as an axis it is written '{section}.{aliases.get(name, name)}'"
-    problems.add_unknown(path, [*AXES, "include", "exclude"], hint=hint)
+    problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>", "include", "exclude"], ALIASES, hint)
     return ()
 
 
@@ -164,7 +167,7 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     prefix, _, key = name.rpartition(".")
     model = _SECTIONS[prefix][0] if prefix in _SECTIONS else AxisRow
     if name not in AXES and name not in DOTTED:
-        problems.add_unknown(path, [*AXES, *DOTTED])
+        problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>"], [*ALIASES, *DOTTED])
         return _INVALID
     try:
         return getattr(model.model_validate({key: value}), key)

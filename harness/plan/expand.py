@@ -173,7 +173,7 @@ def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple
         counts = Counter(rejection.rule for cell in rejected for rejection in cell.rejections)
         listed = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common())
         first = f"{rejected[0].id}: {rejected[0].rejections[0].reason}"
-        return ("matrix",), f"nothing left to run: rules reject all {len(rejected)} cells: {listed}; first {first}"
+        return ("matrix",), f"nothing left to run: rules reject every cell: {listed}; first {first}"
     if excluded:
         listed = ", ".join(f"{text!r} ({count})" for text, count in excluded.items())
         return ("constraints",), f"nothing left to run: constraints drop every combination: {listed}"

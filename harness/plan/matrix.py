@@ -16,6 +16,7 @@ from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.sections import (
+    AXIS_ALIASES,
     DOCUMENT_MODES,
     MODEL_ALIASES,
     TRAIN_ALIASES,
@@ -38,6 +39,7 @@ from harness.words.run_plan import XFail
 from harness.words.tolerances import ToleranceOverrides
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
+_ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
 LengthsReader = Callable[[str], tuple[int, ...]]
 
 
@@ -74,7 +76,7 @@ def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: 
 
     `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError.
     """
-    problems = Problems(file, lines)
+    problems = Problems(file, lines, elsewhere=_ELSEWHERE)
     if values is None:
         problems.add((), "the matrix file is empty")
         problems.raise_any()
@@ -128,8 +130,7 @@ def _check_top(top: dict[str, Any], problems: Problems) -> None:
     """The top-level keys and the values that need no section of their own."""
     for name in top:
         if name not in MatrixFile.model_fields:
-            hint = "it is an axis: write it under 'matrix:'" if name in AXES else None
-            problems.add_unknown((name,), MatrixFile.model_fields, hint=hint)
+            problems.add_unknown((name,), MatrixFile.model_fields)
     for name, item in MatrixFile.model_fields.items():
         if item.is_required() and name not in top:
             problems.add((name,), "is required")

@@ -26,7 +26,7 @@ def plan_text(name: str, expansion: Expansion, cost: Cost, *, all_rows: bool = F
         lines += _more(len(expansion.rejected), limit)
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
-        lines += [f"  {_count(count, 'combination')}: {text}" for text, count in expansion.excluded.items()]
+        lines += [f"  {_count(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
     lines += ["", *_cost_lines(cost)]
     return "\n".join(lines) + "\n"
 

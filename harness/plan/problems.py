@@ -41,6 +41,7 @@ class Problems:
     lines: Mapping[KeyPath, int]
     found: list[Problem] = field(default_factory=list)
     spelled: dict[KeyPath, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # a name -> where it belongs
 
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
         self.found.append(self.problem(path, message, **details))
@@ -96,20 +97,27 @@ class Problems:
         try:
             return model.model_validate(values)
         except ValidationError as error:
-            self.add_validation(error, path, known=[*model.model_fields, *aliases])
+            self.add_validation(error, path, model.model_fields, aliases)
             return None
 
     def add_validation(
-        self, error: ValidationError, path: KeyPath, known: Iterable[str] = (), *, at_value: bool = False
+        self,
+        error: ValidationError,
+        path: KeyPath,
+        known: Iterable[str] = (),
+        aliases: Iterable[str] = (),
+        *,
+        at_value: bool = False,
     ) -> None:
         """Problems from pydantic's errors. `at_value`: `path` is the place itself, not the section above it."""
         for item in error.errors(include_url=False):
-            where = path if at_value else (*path, *item["loc"])
+            where = path if at_value else (*path, *(part for part in item["loc"] if part != "[key]"))
             context = item.get("ctx", {})
             if item["type"] == "extra_forbidden":
-                self.add_unknown(where, known)
+                self.add_unknown(where, known, aliases)
                 continue
-            message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, ")).format(**context)
+            template = _MESSAGES.get(item["type"])
+            message = template.format(**context) if template else item["msg"].removeprefix("Value error, ")
             self.add(
                 where,
                 message,
@@ -117,12 +125,15 @@ class Problems:
                 allowed=context.get("expected"),
             )
 
-    def add_unknown(self, path: KeyPath, known: Iterable[str], *, hint: str | None = None) -> None:
-        """An unknown key, with the nearest known name."""
-        names = list(dict.fromkeys(known))
-        near = difflib.get_close_matches(str(path[-1]).replace("-", "_"), names, n=1)
-        guess = f"did you mean {near[0]!r}?" if near else None
-        self.add(path, "unknown key", allowed=", ".join(names[:24]), hint=guess or hint)
+    def add_unknown(
+        self, path: KeyPath, known: Iterable[str], aliases: Iterable[str] = (), hint: str | None = None
+    ) -> None:
+        """An unknown key, with where it belongs or the nearest name."""
+        names = list(known)
+        name = str(path[-1]).replace("-", "_")
+        near = difflib.get_close_matches(name, [*names, *aliases], n=1)
+        guess = self.elsewhere.get(name) or (f"did you mean {near[0]!r}?" if near else None)
+        self.add(path, "unknown key", allowed=", ".join(names), hint=hint or guess)
 
 
 def shown(value: Any) -> str:

@@ -5,6 +5,7 @@ Defaults live in the dataclasses of `words`; every description ends up in the JS
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -36,8 +37,17 @@ def _auto_to_none(value: Any) -> Any:
     return None if value == "auto" else value
 
 
+_SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+def _safe_name(value: str) -> str:
+    if not re.fullmatch(_SAFE_NAME, value):
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+    return value
+
+
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, AfterValidator(_safe_name), Field(json_schema_extra={"pattern": f"^{_SAFE_NAME}$"})]
 AutoBool = Annotated[bool | None, BeforeValidator(_auto_to_none), WithJsonSchema({"enum": [True, False, "auto"]})]
 AutoCount = Annotated[
     int | None,
