@@ -5,15 +5,18 @@ Every layout of one group gets numbers that add up to the same whole, as a corre
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from harness.judge.evidence import CellEvidence, evidence_of
+from harness.judge.verdict import CellVerdict, judge_cell
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_id
 from harness.words.documents import adversarial_mix
 from harness.words.layout import Coordinates, Layout
+from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.words.packing import PAD, MicroBatch, PackedParams
 from harness.words.records import (
     ActivationSeen,
@@ -275,9 +278,7 @@ def at(evidence: CellEvidence, **where: int) -> list[RankRecord]:
 
 
 def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **where: int) -> None:
-    """Change the packed params that match (layer=, step=, micro_batch=, or legs by leg_only) on one rank only."""
-    import copy
-
+    """Change the packed params of one rank in both legs, where the entry's fields (micro_batch=, ...) match."""
     for seen in [*record.batches, *record.layers]:
         if seen.params is None or any(getattr(seen, name, None) != value for name, value in where.items()):
             continue
@@ -285,3 +286,25 @@ def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **whe
         change(changed)
         record.packed_params.append(changed)
         seen.params = len(record.packed_params) - 1
+
+
+TODAY = "2026-01-01"
+
+
+def judge(evidence: CellEvidence) -> CellVerdict:
+    return judge_cell(evidence, today=TODAY)
+
+
+def the_only_finding(evidence: CellEvidence, check: str) -> Finding:
+    """The finding of `check`; fails when another check finds an error, or when the outcome is not FAIL."""
+    verdict = judge(evidence)
+    errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
+    assert [finding.check for finding in errors] == [check], [finding.message for finding in errors]
+    assert verdict.outcome is Outcome.FAIL
+    failed = [lane for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
+    assert failed == [errors[0].lane]
+    return errors[0]
+
+
+def place_of(finding: Finding, *keys: str) -> tuple[Any, ...]:
+    return tuple(finding.where.get(key) for key in keys)

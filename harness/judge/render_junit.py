@@ -1,0 +1,90 @@
+"""junit.xml: one testcase per cell, rejected ones included.
+
+<failure> FAIL, <error> ERROR, <skipped> REJECTED and XFAIL; PASS, XPASS and FLAKY pass, the last two with a note.
+Schema: the one CI systems share (Jenkins, GitLab, GitHub actions read testsuites/testsuite/testcase).
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from harness.judge.report_model import Report, ReportCell, ReportRejected
+from harness.words.outcomes import Finding, Outcome
+
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 section 2.2, Char
+_MESSAGE_LENGTH = 500
+
+
+def render_junit(report: Report) -> str:
+    suites = Element("testsuites")
+    suite = SubElement(suites, "testsuite", name=legal(report.matrix))
+    for cell in report.cells:
+        _cell(suite, report, cell)
+    for rejected in report.rejected:
+        _rejected(suite, report, rejected)
+    counts = {
+        "tests": len(suite),
+        "failures": len(suite.findall("testcase/failure")),
+        "errors": len(suite.findall("testcase/error")),
+        "skipped": len(suite.findall("testcase/skipped")),
+    }
+    for element in (suites, suite):
+        for name, count in counts.items():
+            element.set(name, str(count))
+        element.set("time", f"{report.timing.get('wall_s', 0.0):.3f}")
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def legal(text: str) -> str:
+    """The text without the characters that XML 1.0 cannot hold, not even escaped."""
+    return _ILLEGAL.sub("", text)
+
+
+def _testcase(suite: Element, report: Report, cell: ReportCell | ReportRejected, time_s: float) -> Element:
+    classname = f"{report.matrix}.{cell.axes.get('packing', 'cell')}"
+    case = SubElement(suite, "testcase", classname=legal(classname), name=legal(cell.id), time=f"{time_s:.3f}")
+    if cell.line is not None:
+        case.set("file", legal(report.matrix_file))
+        case.set("line", str(cell.line))
+    return case
+
+
+def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
+    case = _testcase(suite, report, cell, cell.timing.get("wall_s", 0.0))
+    if cell.outcome in (Outcome.FAIL, Outcome.ERROR):
+        tag = "failure" if cell.outcome is Outcome.FAIL else "error"
+        lead = cell.findings[0] if cell.outcome is Outcome.FAIL and cell.findings else None
+        problem = SubElement(case, tag, message=_message(lead.message if lead else cell.reason))
+        problem.set("type", legal((lead.fault_class if lead else "infrastructure") or "unclassified"))
+        problem.text = legal(_details(cell))
+    elif cell.outcome is Outcome.XFAIL:
+        SubElement(case, "skipped", message=_message(f"expected failure: {cell.reason}"))
+    elif cell.outcome is not Outcome.PASS:
+        SubElement(case, "system-out").text = legal(f"{cell.outcome.value}: {cell.reason}")
+
+
+def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
+    case = _testcase(suite, report, rejected, 0.0)
+    SubElement(case, "skipped", message=_message(f"rejected by {rejected.rule}: {rejected.reason}"))
+
+
+def _message(text: str) -> str:
+    """One attribute-sized line."""
+    line = " ".join(legal(text).split())
+    return line if len(line) <= _MESSAGE_LENGTH else f"{line[: _MESSAGE_LENGTH - 3]}..."
+
+
+def _details(cell: ReportCell) -> str:
+    lines = [_finding(finding) for finding in cell.findings]
+    lines += [f"reason: {cell.reason}"] if cell.reason else []
+    if cell.failure is not None:
+        lines += [f"log: {cell.failure.log}", cell.failure.traceback]
+    return "\n".join([*lines, f"reproduce: {cell.reproduce}"])
+
+
+def _finding(finding: Finding) -> str:
+    head = f"{finding.severity.value} {finding.lane.value}/{finding.check}: {finding.message}"
+    return f"{head} [{finding.fault_class or 'unclassified'}]"

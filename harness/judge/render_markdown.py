@@ -1,0 +1,140 @@
+"""report.md: a summary that fits a CI job page (GitHub allows 1 MiB per step summary)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from harness.judge.report_model import Report, ReportCell
+from harness.words.outcomes import Outcome, Severity
+
+MOST_BYTES = 1024 * 1024 - 4096
+_TEXT_LENGTH = 600
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
+_SPECIAL = re.compile(r"([\\`*|\[\]])")
+
+
+def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
+    """Verdict and counts, failures by class of fault, what is undecided, the grid, and what was rejected."""
+    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
+    return _cut(lines, most_bytes)
+
+
+def _cut(lines: list[str], most_bytes: int) -> str:
+    used = 0
+    kept: list[str] = []
+    for line in lines:
+        used += len(line.encode()) + 1
+        if used > most_bytes:
+            kept += ["", f"Cut here: {len(lines) - len(kept)} lines more. report.json holds everything."]
+            break
+        kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def text(value: object) -> str:
+    """One line of plain text, with everything escaped that Markdown or HTML would read."""
+    line = " ".join(_CONTROL.sub(" ", str(value)).split())
+    line = line if len(line) <= _TEXT_LENGTH else f"{line[: _TEXT_LENGTH - 3]}..."
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", line)
+
+
+def code(value: object) -> str:
+    """A code span; backticks cannot be escaped in one, so they become quotes."""
+    line = " ".join(_CONTROL.sub(" ", str(value)).split())
+    return f"`{line.replace('`', chr(39))}`"
+
+
+def _head(report: Report) -> Iterator[str]:
+    counts = ", ".join(f"{report.counts[outcome]} {outcome.value}" for outcome in Outcome if report.counts.get(outcome))
+    yield f"# {report.verdict.upper()}: {text(report.matrix)}"
+    yield ""
+    wall = report.timing.get("wall_s")
+    yield f"{counts or 'no cells'}{f' in {wall:.1f} s' if wall is not None else ''}. Run {code(report.run_id)}."
+    yield ""
+
+
+def _failures(report: Report) -> Iterator[str]:
+    groups: dict[str, list[ReportCell]] = {}
+    for cell in report.cells:
+        if cell.outcome is Outcome.FAIL:
+            lead = cell.findings[0].fault_class if cell.findings else None
+            groups.setdefault(lead or "unclassified", []).append(cell)
+    if not groups:
+        return
+    yield "## Failures by probable class of fault"
+    yield ""
+    for name, cells in groups.items():
+        yield f"### {text(name)} ({len(cells)} cell{'s' if len(cells) > 1 else ''})"
+        yield ""
+        for cell in cells:
+            yield from _failed_cell(cell)
+        yield ""
+
+
+def _failed_cell(cell: ReportCell) -> Iterator[str]:
+    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+    yield f"- **{text(cell.id)}**"
+    for finding in errors[:1]:
+        yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"
+    if len(errors) > 1:
+        rest = dict.fromkeys(f"{finding.lane.value} {finding.check}" for finding in errors[1:])
+        yield f"  - then: {text(', '.join(rest))}"
+    if cell.reason:
+        yield f"  - {text(cell.reason)}"
+    if cell.failure is not None:
+        yield f"  - log: {code(cell.failure.log)}"
+    yield f"  - reproduce: {code(cell.reproduce)}"
+
+
+def _others(report: Report) -> Iterator[str]:
+    titles = {
+        Outcome.ERROR: "Undecided (infrastructure)",
+        Outcome.XFAIL: "Failed as expected",
+        Outcome.XPASS: "Passed against expectation",
+        Outcome.FLAKY: "Passed only on a retry",
+    }
+    for outcome, title in titles.items():
+        cells = [cell for cell in report.cells if cell.outcome is outcome]
+        if cells:
+            yield from ("## " + title, "")
+            yield from (f"- **{text(cell.id)}**: {text(cell.reason)}" for cell in cells)
+            yield ""
+
+
+def _grid(report: Report) -> Iterator[str]:
+    """Rows: the axes that vary, without packing; columns: packing."""
+    members = [(item.axes, item.outcome.value) for item in report.cells]
+    members += [(item.axes, Outcome.REJECTED.value) for item in report.rejected]
+    if not members:
+        return
+    columns = list(dict.fromkeys(str(axes.get("packing", "")) for axes, _ in members))
+    rows: dict[str, dict[str, list[str]]] = {}
+    varying = _varying([axes for axes, _ in members])
+    for axes, outcome in members:
+        name = " ".join(f"{axis}={axes[axis]}" for axis in varying if axis in axes) or "all"
+        cell = rows.setdefault(name, {}).setdefault(str(axes.get("packing", "")), [])
+        if outcome not in cell:
+            cell.append(outcome)
+    yield from ("## Layout by packing", "")
+    yield f"| layout | {' | '.join(text(column) for column in columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for name, cells in rows.items():
+        yield f"| {text(name)} | {' | '.join(', '.join(cells.get(column, ['-'])) for column in columns)} |"
+    yield ""
+
+
+def _varying(axes: list[dict[str, Any]]) -> list[str]:
+    """Names of the axes, but packing, that do not have one value throughout; in matrix order."""
+    names = dict.fromkeys(name for item in axes for name in item if name != "packing")
+    return [name for name in names if len({str(item.get(name)) for item in axes}) > 1]
+
+
+def _rejected(report: Report) -> Iterator[str]:
+    if not report.rejected:
+        return
+    yield from ("## Rejected", "")
+    for item in report.rejected:
+        yield f"- **{text(item.id)}**: {code(item.rule)}: {text(item.reason)}"

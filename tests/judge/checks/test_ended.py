@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Lane, LaneVerdict
+from harness.words.records import Failure, Progress, RankEnding, RankRecord
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def cut_off(record: RankRecord, ended: str) -> None:
+    """The record as it is when the rank stops in step 0, micro-batch 1 of the training leg."""
+    record.ended = ended
+    record.progress = Progress(leg="training", step=0, micro_batch=1, phase="forward")
+    record.layers = [layer for layer in record.layers if layer.step == 0 and layer.micro_batch == 0]
+    record.steps, record.parameters, record.activations = [], [], []
+
+
+def _cut_off_all(evidence: CellEvidence, ended: str) -> None:
+    assert evidence.result is not None
+    evidence.result.status = "failed"
+    evidence.result.ranks = [RankEnding(rank=rank, ended=ended) for rank in evidence.records]
+    for record in evidence.records.values():
+        cut_off(record, ended if ended == "raised" else "running")
+
+
+def test_the_first_exception_of_the_training_leg_is_named() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=2))
+    _cut_off_all(evidence, "raised")
+    for record in evidence.records.values():
+        record.failure = Failure(type="RuntimeError", message="connection closed", traceback="", time=9.0)
+    evidence.records[2].failure = Failure(type="RuntimeError", message="64 vs 32", traceback="", time=5.0)
+    finding = the_only_finding(evidence, "ended")
+    assert place_of(finding, "rank", "stage", "tp", "step", "micro_batch") == (2, 1, 0, 0, 1)
+    assert "RuntimeError: 64 vs 32" in finding.message
+    assert finding.fault_class == fault_classes.CRASH
+    assert judge(evidence).lanes[Lane.METADATA] is LaneVerdict.PASS
+
+
+def test_metadata_evidence_from_before_the_crash_comes_first() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+    _cut_off_all(evidence, "raised")
+    for record in at(evidence, pp=1):
+        for batch in record.batches:
+            batch.params = None
+    findings = judge(evidence).findings
+    assert [finding.check for finding in findings] == ["params_present", "ended"]
+    assert findings[0].fault_class == fault_classes.MIDDLE_STAGES
+    assert findings[1].fault_class == fault_classes.CRASH
+
+
+def test_a_hang_is_named_after_its_collective() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "deadline")
+    assert evidence.result is not None
+    evidence.result.ranks[0].hang = "all_reduce"
+    evidence.records[1].progress.phase = "fetch"
+    finding = the_only_finding(evidence, "ended")
+    assert "hang in all_reduce at step 0" in finding.message
+    assert place_of(finding, "rank") == (1,)
+    assert finding.fault_class == fault_classes.HANG
+
+
+def test_a_native_crash_is_the_fault_of_the_code() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "killed")
+    assert evidence.result is not None
+    evidence.result.ranks[1].exit_code = -11
+    evidence.result.first_failure_rank = 1
+    finding = the_only_finding(evidence, "ended")
+    assert place_of(finding, "rank") == (1,)
+    assert "signal 11" in finding.message

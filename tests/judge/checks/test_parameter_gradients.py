@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.words.records import ParameterSeen
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def _scale(seen: ParameterSeen, factor: float) -> None:
+    seen.gradient.norm_sq *= factor**2
+    seen.gradient.projections = [value * factor for value in seen.gradient.projections]
+
+
+def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=2))
+    [record] = at(evidence, pp=1, tp=1)
+    seen = next(seen for seen in record.parameters if seen.name == "decoder.layers.2.mlp.linear_fc1.weight")
+    _scale(seen, 1.01)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert place_of(finding, "parameter", "layer", "stage") == (seen.name, 3, 1)
+    assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
+
+
+def test_the_first_parameter_in_model_order_leads() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            if "layers.1." in seen.name or "layers.3." in seen.name:
+                _scale(seen, 1.2)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert place_of(finding, "layer", "stage") == (2, 0)
+    assert "6 of 15 parameters differ" in finding.message
+
+
+def test_a_factor_that_all_parameters_share_is_named() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 0.5)
+    assert the_only_finding(evidence, "parameter_gradients").fault_class == "D normalisation: x 1/cp"
+
+
+def test_a_parameter_that_was_not_recorded() -> None:
+    evidence = evidence_for(config_of("sft"))
+    gone = evidence.records[0].parameters.pop(4)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert place_of(finding, "parameter") == (gone.name,)
+    assert "missing" in finding.message
+
+
+def test_nothing_to_compare_is_not_a_pass() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.reference is not None
+    for records in (evidence.records, evidence.reference.records):
+        records[0].parameters = []
+    assert "no gradients to compare with" in the_only_finding(evidence, "parameter_gradients").message
+
+
+def test_a_direction_that_differs_at_equal_norm() -> None:
+    evidence = evidence_for(config_of("sft"))
+    seen = evidence.records[0].parameters[3]
+    seen.gradient.projections = [-value for value in seen.gradient.projections]
+    assert place_of(the_only_finding(evidence, "parameter_gradients"), "parameter") == (seen.name,)
+
+
+def test_rounding_noise_passes() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 1 + 1e-6)
+    assert judge(evidence).findings == []

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.judge import fault_classes
+from harness.words.records import SeenParams
+from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def test_a_garbage_max_seqlen_is_not_fooled_by_being_there() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+
+    def garbage(seen: SeenParams) -> None:
+        seen.max_seqlen_q = seen.max_seqlen_kv = 93824992231648
+
+    for stage in (1, 2):
+        for record in at(evidence, pp=stage, tp=1):
+            alter_params(record, garbage)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "stage", "tp", "micro_batch", "field") == (1, 1, 0, "max_seqlen_q")
+    assert finding.where["ranks"] == [3, 5]
+    assert finding.where["legs"] == ["metadata", "training"]
+    assert finding.measured == 93824992231648
+    assert finding.bound == evidence.plan[0][0][0].params.max_seqlen_q  # type: ignore[union-attr]
+    assert finding.fault_class == fault_classes.MAX_SEQLEN
+
+
+def test_offsets_that_do_not_reach_the_physical_length_say_so() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+
+    def shorten(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q and seen.cu_seqlens_kv
+        seen.cu_seqlens_q[-1] = seen.cu_seqlens_kv[-1] = 59
+
+    [record] = at(evidence, cp=1)
+    alter_params(record, shorten, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "cp", "micro_batch", "field") == (1, 0, "cu_seqlens_q")
+    assert "ends at 59, not at the physical length 64" in finding.message
+    assert "not a multiple of 4" in finding.message
+    assert finding.fault_class == fault_classes.CU_SEQLENS
+
+
+@pytest.mark.parametrize("field", ["cu_seqlens_q", "cu_seqlens_q_padded"])
+def test_real_and_padded_offsets_swapped(field: str) -> None:
+    evidence = evidence_for(config_of("reference", tp=2, cp=2))
+
+    def swap(seen: SeenParams) -> None:
+        other = seen.cu_seqlens_q_padded if field == "cu_seqlens_q" else seen.cu_seqlens_q
+        assert other is not None
+        setattr(seen, field, list(other))
+
+    [record] = at(evidence, tp=1, cp=0)
+    alter_params(record, swap)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "tp", "cp", "field") == (1, 0, field)
+    assert finding.fault_class == fault_classes.REAL_PADDED
+
+
+def test_the_offsets_of_another_micro_batch_are_recognised() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    truth = evidence.plan[0][0][0].params
+    assert truth is not None
+
+    def stale(seen: SeenParams) -> None:
+        seen.cu_seqlens_q = seen.cu_seqlens_kv = list(truth.cu_seqlens_q)
+        seen.shape = [len(truth.cu_seqlens_q)]
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, stale, micro_batch=1)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "tp", "micro_batch") == (1, 1)
+    assert "values of micro-batch 0" in finding.message
+    assert finding.fault_class == fault_classes.STALE
+
+
+def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+
+    def add_padded(seen: SeenParams) -> None:
+        seen.cu_seqlens_q_padded, seen.cu_seqlens_kv_padded = seen.cu_seqlens_q, seen.cu_seqlens_kv
+
+    for record in evidence.records.values():
+        alter_params(record, add_padded)
+
+    assert judge(evidence).findings == []

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def test_a_step_loss_beyond_the_bound() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        if record.steps[1].loss_sum is not None:
+            record.steps[1].loss_sum *= 1 + 3e-5
+    finding = the_only_finding(evidence, "step_loss")
+    assert place_of(finding, "step", "stage", "rank") == (1, 1, 1)
+    assert finding.measured == pytest.approx(3e-5, rel=1e-3)
+    assert finding.bound == 1e-5
+    assert "fp32 layouts of megatron-core" in finding.message
+
+
+def test_a_step_loss_within_the_bound_passes() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        if record.steps[1].loss_sum is not None:
+            record.steps[1].loss_sum *= 1 + 5e-6
+    assert judge(evidence).findings == []
+
+
+def test_a_loss_multiplied_by_the_context_parallel_size() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        assert record.steps[0].loss_sum is not None
+        record.steps[0].loss_sum *= 2
+    assert the_only_finding(evidence, "step_loss").fault_class == "D normalisation: x cp"
+
+
+def test_a_loss_that_was_not_recorded() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].steps[0].loss_sum = None
+    assert "not recorded" in the_only_finding(evidence, "step_loss").message

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.judge.checks.table import CHECKS
+from harness.words.outcomes import LaneVerdict, Outcome
+from tests.judge.simulator import config_of, evidence_for, judge
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"tp": 2, "pp": 4},
+    {"tp": 2, "pp": 2, "cp": 2},
+    {"tp": 2, "sp": False},
+    {"cp": 2, "dp": 2},
+    {"pp": 2, "vpp": 2},
+    {"tp": 2, "micro_batch_size": 2},
+]
+
+
+@pytest.mark.parametrize("data_path", ["unpacked", "reference", "sft"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_clean_records_give_no_finding(data_path: str, layout: dict[str, Any]) -> None:
+    verdict = judge(evidence_for(config_of(data_path, **layout)))
+    assert verdict.findings == []
+    assert verdict.outcome is Outcome.PASS
+    assert [lane.value for lane in verdict.lanes.values()] == ["pass", "pass", "skip"]
+
+
+def test_the_reference_cell_is_judged_by_the_checks_that_need_no_reference() -> None:
+    reference = evidence_for(config_of()).reference
+    assert reference is not None
+    assert judge(reference).outcome is Outcome.PASS
+    reference.records[0].steps[1].token_count = 3
+    verdict = judge(reference)
+    assert verdict.outcome is Outcome.FAIL
+    assert [finding.check for finding in verdict.findings] == ["token_count"]
+
+
+def test_every_check_is_documented_and_has_tests(root: Path) -> None:
+    text = (root / "docs" / "checks.md").read_text()
+    for check in CHECKS:
+        assert f"| `{check.name}` | {check.lane.value} |" in text
+        assert (root / "tests" / "judge" / "checks" / f"test_{check.name}.py").is_file()
+
+
+def test_findings_carry_the_name_and_lane_of_their_check() -> None:
+    evidence = evidence_for(config_of(tp=2, pp=4))
+    for record in evidence.records.values():
+        for layer in record.layers:
+            layer.params = None
+    lanes = {check.name: check.lane for check in CHECKS}
+    verdict = judge(evidence)
+    assert verdict.findings
+    assert all(finding.lane is lanes[finding.check] for finding in verdict.findings)
+    assert verdict.lanes[verdict.findings[0].lane] is LaneVerdict.FAIL

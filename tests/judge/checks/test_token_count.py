@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+
+
+def test_a_document_that_lost_a_token() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    [record] = at(evidence, cp=1)
+    record.steps[1].documents[5].tokens -= 1
+    finding = the_only_finding(evidence, "token_count")
+    assert place_of(finding, "document", "step") == (5, 1)
+    assert finding.measured == finding.bound - 1
+    assert finding.fault_class == fault_classes.TOKEN_COUNT
+
+
+def test_a_truncated_document_that_lost_more_is_called_truncation() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].steps[0].documents[7].tokens -= 3
+    assert the_only_finding(evidence, "token_count").fault_class == fault_classes.TRUNCATION
+
+
+def test_a_step_that_counts_every_context_parallel_rank_names_the_factor() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        assert record.steps[0].token_count
+        record.steps[0].token_count *= 2
+    finding = the_only_finding(evidence, "token_count")
+    assert place_of(finding, "step", "rank") == (0, 0)
+    assert finding.fault_class == "D normalisation: x cp"
+
+
+def test_loss_on_a_fully_masked_document() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].steps[0].documents[6].tokens = 2
+    finding = the_only_finding(evidence, "token_count")
+    assert place_of(finding, "document") == (6,)
+    assert (finding.measured, finding.bound) == (2, 0)
+
+
+def test_a_document_without_a_loss_at_all() -> None:
+    evidence = evidence_for(config_of("sft"))
+    document = evidence.records[0].steps[1].documents[5]
+    document.tokens = 0
+    assert the_only_finding(evidence, "token_count").measured == 0

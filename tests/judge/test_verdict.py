@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.judge import fault_classes
+from harness.judge.verdict import judge_cell
+from harness.words.layout import Coordinates
+from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
+from harness.words.records import Failure, Progress, RankEnding
+from harness.words.run_plan import XFail
+from tests.judge.checks.test_ended import cut_off
+from tests.judge.simulator import at, config_of, evidence_for, judge
+
+KNOWN = XFail(pattern="*sft*", reason="no metadata on middle stages", link="https://example.org/4092")
+
+
+def test_a_rejection_found_at_run_time() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.result is not None
+    evidence.result.status, evidence.records = "rejected", {}
+    evidence.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.REJECTED
+    assert verdict.reason == "stack.sft: megatron-core 0.16.1 has no SFT data path"
+    assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
+
+
+def test_a_cell_that_left_nothing_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records, evidence.result = {}, None
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason == "no rank records: it has not run, or its agent died"
+
+
+def test_a_rank_killed_from_outside_is_infrastructure() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    assert evidence.result is not None
+    evidence.result.status = "failed"
+    evidence.result.first_failure_rank = 1
+    evidence.result.ranks = [RankEnding(rank=0, ended="raised"), RankEnding(rank=1, ended="killed", exit_code=-9)]
+    for record in evidence.records.values():
+        cut_off(record, "running")
+    # The survivor's exception is a consequence of the kill.
+    evidence.records[0].ended = "raised"
+    evidence.records[0].failure = Failure(type="RuntimeError", message="connection closed", traceback="", time=1.0)
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "rank 1" in verdict.reason and "exit code -9" in verdict.reason
+    assert verdict.lanes == {
+        Lane.METADATA: LaneVerdict.PASS,
+        Lane.NUMERICS: LaneVerdict.SKIP,
+        Lane.THROUGHPUT: LaneVerdict.SKIP,
+    }
+
+
+def test_metadata_evidence_outranks_infrastructure() -> None:
+    evidence = evidence_for(config_of("sft", pp=4))
+    assert evidence.result is not None
+    evidence.result.status, evidence.result.reason = "error", "the node went down"
+    for record in evidence.records.values():
+        cut_off(record, "running")
+    for record in at(evidence, pp=1):
+        for batch in record.batches:
+            batch.params = None
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.lanes[Lane.METADATA] is LaneVerdict.FAIL
+    assert verdict.lanes[Lane.NUMERICS] is LaneVerdict.SKIP
+
+
+def test_an_agent_error_without_metadata_evidence_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    assert evidence.result is not None
+    evidence.result.status, evidence.result.reason = "error", "the node went down"
+    evidence.records[1].steps[0].loss_sum = 1.0
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.reason) == (Outcome.ERROR, "the node went down")
+
+
+def test_a_failure_in_set_up_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    record = evidence.records[0]
+    cut_off(record, "raised")
+    record.progress, record.batches = Progress(), []
+    record.failure = Failure(type="ImportError", message="no megatron", traceback="", time=1.0)
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "ImportError: no megatron" in verdict.reason
+
+
+def test_a_deadline_with_nobody_waiting_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        cut_off(record, "deadline")
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "no rank waiting in a collective" in verdict.reason
+
+
+def test_a_failed_attempt_whose_ranks_all_completed_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.result is not None
+    evidence.result.status, evidence.result.reason = "failed", "exit code 1 after the end"
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "exit code 1 after the end" in verdict.reason
+
+
+def test_whole_records_without_a_result_file_are_judged() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.result = None
+    assert judge(evidence).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("schema_version", 2, "schema_version 2, this harness reads 1"),
+        ("cell", "other", "of cell other"),
+        ("rank", 5, "rank 5 does not fit a layout of 2 ranks"),
+        ("place", Coordinates(tp=0, cp=0, dp=0, pp=0), "the layout puts it at stage 0, tp 1"),
+        ("packed_params", [], "packed params that it does not hold"),
+        ("steps", [], "says completed but holds steps []"),
+    ],
+)
+def test_records_that_cannot_be_trusted_are_undecided(field: str, value: object, words: str) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    setattr(evidence.records[1], field, value)
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert words in verdict.reason
+    assert verdict.findings == [] and not verdict.usable
+
+
+def test_a_reference_that_did_not_pass_leaves_numerics_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.reference is not None
+    evidence.reference.records = {}
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "did not pass (ERROR)" in verdict.reason
+    assert verdict.lanes[Lane.METADATA] is LaneVerdict.PASS
+    assert verdict.lanes[Lane.NUMERICS] is LaneVerdict.SKIP
+
+
+def test_checks_that_need_no_reference_fail_without_one() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.reference = None
+    evidence.records[0].steps[0].documents[5].tokens = 1
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.FAIL
+    assert [finding.check for finding in verdict.findings] == ["token_count"]
+
+
+def test_numbers_take_the_class_of_the_metadata_that_is_wrong() -> None:
+    evidence = evidence_for(config_of("sft", pp=4))
+    for record in at(evidence, pp=1):
+        for seen in [*record.batches, *record.layers]:
+            seen.params = None
+    for record in evidence.records.values():
+        for activation in record.activations:
+            if activation.layer >= 2:
+                activation.documents[3].projections[0] += 1.0
+    findings = judge(evidence).findings
+    assert [finding.check for finding in findings] == ["params_present", "activations"]
+    assert {finding.fault_class for finding in findings} == {fault_classes.MIDDLE_STAGES}
+
+
+def test_warnings_come_last_and_fail_nothing() -> None:
+    evidence = evidence_for(config_of("sft", pp=4))
+    for record in at(evidence, pp=1):
+        record.batches[0].tokens = at(evidence, pp=0)[0].batches[0].tokens
+    evidence.records[0].steps[0].grad_norm = 9.0
+    findings = judge(evidence).findings
+    assert [(finding.check, finding.severity) for finding in findings] == [
+        ("grad_norm", Severity.ERROR),
+        ("tokens_placed", Severity.WARNING),
+    ]
+
+
+def test_xfail_excuses_a_failure_until_it_expires() -> None:
+    for expires, outcome in (("", Outcome.XFAIL), ("2026-01-01", Outcome.XFAIL), ("2025-12-31", Outcome.FAIL)):
+        entry = XFail(pattern=KNOWN.pattern, reason=KNOWN.reason, link=KNOWN.link, expires=expires)
+        evidence = evidence_for(config_of("sft"), xfail=entry)
+        evidence.records[0].steps[0].grad_norm = 9.0
+        verdict = judge(evidence)
+        assert verdict.outcome is outcome
+        assert "no metadata on middle stages (https://example.org/4092)" in verdict.reason
+        assert verdict.findings
+
+
+def test_xfail_does_not_excuse_infrastructure_and_shows_a_pass() -> None:
+    passing = judge(evidence_for(config_of("sft"), xfail=KNOWN))
+    assert passing.outcome is Outcome.XPASS
+    broken = evidence_for(config_of("sft"), xfail=KNOWN)
+    broken.records = {}
+    assert judge(broken).outcome is Outcome.ERROR
+
+
+def test_a_pass_on_a_retry_is_flaky() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.retried = True
+    assert judge(evidence).outcome is Outcome.FLAKY
+
+
+def test_the_caller_may_know_the_outcome_of_the_reference() -> None:
+    evidence = evidence_for(config_of("sft"))
+    verdict = judge_cell(evidence, today="2026-01-01", reference_outcome=Outcome.FAIL)
+    assert verdict.outcome is Outcome.ERROR
