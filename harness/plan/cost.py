@@ -28,7 +28,7 @@ class Cost:
     basis: str  # what the seconds come from
 
 
-def estimate_cost(expansion: Expansion, *, cores: int) -> Cost:
+def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
     """Counts of a plan and its estimated wall time on `cores` processor cores."""
     configs = [cell.config for cell in expansion.cells]
     worlds = [config.layout.world_size for config in configs]
@@ -41,7 +41,7 @@ def estimate_cost(expansion: Expansion, *, cores: int) -> Cost:
         ranks=sum(worlds),
         rank_steps=sum(config.train.steps * world for config, world in zip(configs, worlds)),
         seconds=IMPORT_S + busy,
-        basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, on {cores} cores",
+        basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, on {cores} core{'s' if cores > 1 else ''}",
     )
 
 
