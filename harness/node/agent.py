@@ -12,6 +12,7 @@ import argparse
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from multiprocessing.connection import wait
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.edge.run_dir import AttemptDir, RunDir, append_line, write_json
+from harness.node.process import die_with_parent
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
@@ -45,9 +47,13 @@ class Agent:
         self.say("started", pid=os.getpid())
         _load()
         self.say("loaded", import_s=time.perf_counter() - begin)
-        while self.waiting or self.running:
-            self._start_what_fits()
-            self._reap()
+        try:
+            while self.waiting or self.running:
+                self._start_what_fits()
+                self._reap()
+        finally:
+            for process in self.running:
+                os.killpg(process.pid or 0, signal.SIGKILL)
         self.say("finished")
 
     def _start_what_fits(self) -> None:
@@ -121,7 +127,11 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("allocation")
     parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--attached", action="store_true", help="end when the launcher ends")
     arguments = parser.parse_args()
+    if arguments.attached:
+        die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # torch must not start CUDA to answer is_available(), or forked ranks could not use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir
 from harness.node.probe.run import run_probe
+from harness.node.process import die_with_parent, log_to
 from harness.node.recorder import Recorder
 from harness.words.cell import CellConfig
 from harness.words.records import RankRecord
@@ -24,6 +25,7 @@ def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: flo
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would pass a kill off as an exception
     attempt = AttemptDir(Path(attempt_root))
+    die_with_parent()
     rank = int(os.environ["RANK"])
     log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)
@@ -38,13 +40,3 @@ def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: flo
         raise
     recorder.end("completed")
     faulthandler.cancel_dump_traceback_later()
-
-
-def log_to(path: Path) -> None:
-    """Send this process's stdout and stderr, also of C++ code, to the rank's log."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -19,7 +19,8 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.edge.run_dir import AttemptDir, write_json
-from harness.node.rank import log_to, rank_main
+from harness.node.process import die_with_parent, log_to
+from harness.node.rank import rank_main
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
@@ -42,6 +43,7 @@ class _Deadline:
 
 def supervise(attempt_root: str, cell: str, number: int, config: CellConfig) -> None:
     """Run the cell's ranks on this node and write result.json. Runs in a process of its own session."""
+    die_with_parent()
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(attempt.root / "log" / "supervisor.log")

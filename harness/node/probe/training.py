@@ -46,6 +46,7 @@ class TrainingLeg:
     def _step(self, step: int) -> None:
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         self.truth, self.counts = truth, [0] * len(self.chunks)
+        self.sums = [0.0, 0.0]  # loss and tokens of this rank's micro-batches
         self.seen = StepSeen(
             step=step,
             micro_batches=len(truth.plans),
@@ -103,6 +104,7 @@ class TrainingLeg:
         losses, mask = output.float(), batch.loss_mask.float()
         loss = (losses * mask).sum()
         tokens = mask.sum().to(torch.int)
+        self.sums = [self.sums[0] + float(loss.detach()), self.sums[1] + float(tokens)]
         if self.context.place.tp == 0:
             self._record_losses(losses.detach().cpu(), mask.cpu(), owners)
         self.recorder.progress("training", self.position.step, self.position.micro_batch, "backward")
@@ -152,11 +154,7 @@ class TrainingLeg:
         """Sum of loss and token count over all replicas and context ranks; last stage only."""
         if not self.context.is_last(len(self.chunks) - 1):
             return
-        sums = [sum(seen.loss_sum for seen in self.seen.documents.values())]
-        sums += [float(sum(seen.tokens for seen in self.seen.documents.values()))]
-        if self.context.place.tp > 0:
-            return
-        both = torch.tensor(sums, dtype=torch.float64, device=self.context.device.torch_device)
+        both = torch.tensor(self.sums, dtype=torch.float64, device=self.context.device.torch_device)
         dist.all_reduce(both, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
         self.seen.loss_sum, self.seen.token_count = float(both[0]), int(both[1])
 

@@ -1,0 +1,3 @@
+from harness.app.cli import main
+
+raise SystemExit(main())

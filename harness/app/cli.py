@@ -1,0 +1,108 @@
+"""The command line. Heavy modules are imported inside the verbs, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import harness
+from harness.words.errors import HarnessError, InputError
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+
+_EXIT_CODES = """exit codes:
+  0    every cell passed (expected failures allowed)
+  1    a check failed
+  2    bad input or usage
+  3    could not decide (infrastructure)
+  130  interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="harness",
+        description="Launch and validate sequence packing in Megatron training.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    run = verbs.add_parser("run", help="run a matrix and judge it")
+    _matrix(run)
+    _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
+    _run_parent(run)
+    run.add_argument("--dry-run", action="store_true", help="show what would be started, start nothing")
+    plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
+    _matrix(plan)
+    plan.add_argument("--json", action="store_true", help="as JSON")
+    plan.add_argument("--all", action="store_true", help="every row, however many there are")
+    verify = verbs.add_parser("verify", help="check matrix files without running")
+    verify.add_argument("matrix", type=Path, nargs="+", metavar="MATRIX")
+    verbs.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
+    report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
+    report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    _run_parent(report)
+    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
+    _only(selftest, "FAULT", "inject only this fault (repeatable)")
+    _run_parent(selftest)
+    selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
+    return parser
+
+
+def _matrix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (YAML)")
+
+
+def _only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("--only", action="append", default=[], metavar=metavar, help=text)
+
+
+def _run_parent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code. Errors are told on stderr."""
+    arguments = build_parser().parse_args(argv)
+    command = ["harness", *(sys.argv[1:] if argv is None else argv)]
+    try:
+        return _dispatch(arguments, command)
+    except InputError as error:
+        from harness.edge.console import print_problems
+
+        print_problems(error)
+        return error.exit_code
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"harness: interrupted; run again with: {shlex.join(command)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of `harness plan | head` left
+        sys.stderr.close()
+        return EXIT_PASS
+
+
+def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.app import verbs
+
+    if arguments.verb == "run":
+        return verbs.run(arguments.matrix, arguments.only, arguments.run_dir, command, dry_run=arguments.dry_run)
+    if arguments.verb == "plan":
+        return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all)
+    if arguments.verb == "verify":
+        return verbs.verify(arguments.matrix)
+    if arguments.verb == "schema":
+        return verbs.schema()
+    if arguments.verb == "report":
+        return verbs.report(arguments.run, arguments.run_dir)
+    return verbs.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

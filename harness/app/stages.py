@@ -1,0 +1,155 @@
+"""The stages of a run, one function each; `run` is the flow of ARCHITECTURE.md read from top to bottom."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.app.selection import select
+from harness.edge import provenance
+from harness.edge.console import Progress
+from harness.edge.evidence_files import Found, read_evidence
+from harness.edge.html_report import render_html
+from harness.edge.local_launcher import default_parallel_ranks, run_allocation, write_order
+from harness.edge.matrix_file import read_matrix
+from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
+from harness.edge.yaml_file import dump
+from harness.judge.evidence import evidence_of
+from harness.judge.render_json import render_json
+from harness.judge.render_junit import render_junit
+from harness.judge.render_markdown import render_markdown
+from harness.judge.report_build import build_report
+from harness.judge.report_model import Report
+from harness.plan.allocations import plan_allocations
+from harness.plan.expand import expand
+from harness.plan.matrix import Matrix, resolved
+from harness.words.jsonable import loads
+from harness.words.run_plan import Expansion, RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    matrix: Path
+    only: Sequence[str] = ()
+    run_parent: Path = Path("reports")
+    command: Sequence[str] = ()
+
+
+def plan_run(request: Request) -> tuple[Matrix, RunPlan]:
+    """Matrix file to plan: pure but for reading the file, the clock and the machine's facts."""
+    matrix = read_matrix(request.matrix)
+    expansion = select(expand(matrix), request.only)
+    plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
+    return matrix, replace(plan, tolerances=matrix.tolerances)
+
+
+def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:
+    """The plan of cells that are already expanded."""
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return RunPlan(
+        run_id=f"{name}-{now}-{secrets.token_hex(2)}",
+        matrix_name=name,
+        matrix_file=file,
+        command=list(command),
+        expansion=expansion,
+        allocations=plan_allocations(expansion),
+        provenance=provenance.collect(),
+    )
+
+
+def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
+    """Everything that is known before the start: plan.json, the resolved matrix, each cell's configuration."""
+    if matrix is not None:
+        write_atomic(run.matrix, dump(resolved(matrix)))
+    for cell in plan.expansion.cells:
+        write_json(run.attempt(cell.id).config, cell.config)
+    write_json(run.plan, plan)
+
+
+def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> None:
+    """Run every allocation on this machine, with live progress; returns when all cells have ended."""
+    ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
+    begin = time.perf_counter()
+    listener = _Listener(run)
+    listener.progress.start(len(ranks), ranks)
+    try:
+        for allocation in plan.allocations:
+            write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks or default_parallel_ranks())
+            run_allocation(run, allocation, listener)
+    finally:
+        listener.progress.stop()
+    timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
+    append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
+
+
+class _Listener:
+    """Writes the agents' events into the run's journal and shows them."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.progress = Progress()
+        self.import_s = 0.0
+        self._begun: dict[str, float] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        append_line(self.run.events, event)
+        if event["event"] == "loaded":
+            self.import_s = event["import_s"]
+        elif event["event"] == "cell_started":
+            self._begun[event["cell"]] = event["time"]
+            self.progress.cell_started(event["cell"])
+        elif event["event"] == "cell_finished":
+            seconds = event["time"] - self._begun.get(event["cell"], event["time"])
+            self.progress.cell_finished(event["cell"], event["status"], seconds)
+
+
+def judge(run: RunDir, plan: RunPlan) -> Report:
+    """Judge what the run directory holds; needs no training and may be repeated."""
+    begin = time.perf_counter()
+    found = read_evidence(run, plan)
+    timing = _launch_timing(run)
+    return build_report(
+        plan,
+        evidence_of(plan, found, frozenset()),
+        today=datetime.now(timezone.utc).date().isoformat(),
+        timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
+        provenance=_seen_by_ranks(found),
+    )
+
+
+def write_reports(run: RunDir, report: Report) -> list[Path]:
+    """report.json, junit.xml, report.md and report.html; their paths."""
+    texts = {
+        "report.json": render_json(report),
+        "junit.xml": render_junit(report),
+        "report.md": render_markdown(report),
+        "report.html": render_html(report),
+    }
+    for name, text in texts.items():
+        write_atomic(run.report(name), text)
+    return [run.report(name) for name in texts]
+
+
+def _launch_timing(run: RunDir) -> dict[str, float]:
+    if not run.events.exists():
+        return {}
+    events = [loads(line) for line in run.events.read_text(encoding="utf-8").splitlines()]
+    timings: list[dict[str, float]] = [event["timing"] for event in events if event["event"] == "launched"]
+    return timings[-1] if timings else {}
+
+
+def _seen_by_ranks(found: dict[str, Found]) -> dict[str, Any]:
+    """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
+    records = [record for ranks, _ in found.values() for record in ranks.values()]
+    imports = {f"{proof.module} {proof.version}": proof.path for record in records for proof in record.imports}
+    devices = sorted({record.environment.get("device", "unknown") for record in records})
+    attention = sorted({record.environment.get("attention", "unknown") for record in records})
+    stand_ins = sorted({name for record in records for name in record.stand_ins})
+    return {"imports": imports, "devices": devices, "attention": attention, "stand_ins": stand_ins}

@@ -1,0 +1,124 @@
+"""What each verb does, in terms of the stages. Every function returns an exit code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.edge.run_dir import RunDir
+from harness.words.errors import InputError, Problem
+from harness.words.outcomes import EXIT_PASS, exit_code
+from harness.words.run_plan import RunPlan
+
+
+def run(matrix_file: Path, only: Sequence[str], run_parent: Path, command: Sequence[str], *, dry_run: bool) -> int:
+    """Plan, launch, judge, report."""
+    from harness.app import stages
+    from harness.edge.console import print_report
+
+    request = stages.Request(matrix=matrix_file, only=only, command=command)
+    matrix, plan_ = stages.plan_run(request)
+    directory = RunDir(run_parent.resolve() / plan_.run_id)
+    if dry_run:
+        return _dry_run(plan_, directory)
+    stages.write_plan(directory, plan_, matrix)
+    stages.launch(directory, plan_, matrix.launch.parallel_ranks)
+    report_ = stages.judge(directory, plan_)
+    print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
+    return exit_code(cell.outcome for cell in report_.cells)
+
+
+def _dry_run(plan_: RunPlan, directory: RunDir) -> int:
+    from harness.edge.local_launcher import agent_command, cores
+    from harness.plan.plan_text import plan_text
+
+    print(plan_text(plan_.expansion, cores=cores()))
+    for allocation in plan_.allocations:
+        print(f"{allocation.name}: {shlex.join(agent_command(directory, allocation.name))}")
+    return EXIT_PASS
+
+
+def plan(matrix_file: Path, *, as_json: bool, all_rows: bool) -> int:
+    """Cells, rejected combinations, cost."""
+    from harness.edge.local_launcher import cores
+    from harness.edge.matrix_file import read_matrix
+    from harness.plan.expand import expand
+    from harness.plan.plan_text import plan_json, plan_text
+
+    expansion = expand(read_matrix(matrix_file))
+    if as_json:
+        print(plan_json(expansion, cores=cores()))
+    else:
+        print(plan_text(expansion, all_rows=all_rows, cores=cores()))
+    return EXIT_PASS
+
+
+def verify(files: Sequence[Path]) -> int:
+    """Check every file; all problems of all files are told."""
+    from harness.edge.matrix_file import read_matrix
+    from harness.plan.expand import expand
+
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            expansion = expand(read_matrix(file))
+            print(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return EXIT_PASS
+
+
+def schema() -> int:
+    """The JSON Schema of matrix files."""
+    import json
+
+    from harness.plan.json_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return EXIT_PASS
+
+
+def report(name: str, run_parent: Path) -> int:
+    """Judge a run directory again and rewrite its reports."""
+    from harness.app import stages
+    from harness.edge.console import print_report
+    from harness.edge.evidence_files import read_plan
+
+    directory = find_run(name, run_parent)
+    plan_ = read_plan(directory)
+    report_ = stages.judge(directory, plan_)
+    print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
+    return exit_code(cell.outcome for cell in report_.cells)
+
+
+def find_run(name: str, run_parent: Path) -> RunDir:
+    """A run directory by path, by id under the parent folder, or 'latest'. InputError when there is none."""
+    known = sorted((path.parent for path in run_parent.glob("*/plan.json")), key=lambda path: path.stat().st_mtime)
+    if name == "latest" and known:
+        return RunDir(known[-1].resolve())
+    for candidate in (Path(name), run_parent / name):
+        if (candidate / "plan.json").exists():
+            return RunDir(candidate.resolve())
+    listed = ", ".join(path.name for path in known[-3:]) or f"none under {run_parent}"
+    raise InputError(Problem(message=f"no run {name!r}", allowed=f"a path, 'latest', or an id: {listed}"))
+
+
+def selftest(only: Sequence[str], run_parent: Path, *, list_only: bool) -> int:
+    """Inject the catalogued faults and demand that each is caught at its place."""
+    from harness.app import selftest as selftest_
+
+    if list_only:
+        print(selftest_.list_text())
+        return EXIT_PASS
+    return selftest_.run(list(only) or None, run_parent)
+
+
+def _shown(path: Path) -> str:
+    """Relative to the current folder when it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

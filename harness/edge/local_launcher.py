@@ -1,0 +1,97 @@
+"""Runs allocations on this machine: one agent process each, watched through its journal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.edge.run_dir import RunDir, write_json
+from harness.words.errors import InfrastructureError
+from harness.words.jsonable import loads
+from harness.words.run_plan import Allocation
+
+Listener = Callable[[dict[str, Any]], None]
+POLL_S = 0.05
+STOP_GRACE_S = 10.0
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_parallel_ranks() -> int:
+    """Ranks that may run at once: two per core, since ranks of small cells mostly wait for each other."""
+    return 2 * cores()
+
+
+def agent_command(run: RunDir, allocation: str) -> list[str]:
+    return [sys.executable, "-m", "harness.node.agent", str(run.root), allocation, "--attached"]
+
+
+def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_ranks: int) -> None:
+    """The agent's order: which cells, which attempt, how many ranks at once."""
+    cells = [{"cell": cell, "attempt": attempt} for cell in allocation.cells]
+    write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
+
+
+def run_allocation(run: RunDir, allocation: Allocation, listener: Listener) -> None:
+    """Start the allocation's agent and pass its journal's events on until it ends.
+
+    InfrastructureError when the agent fails; KeyboardInterrupt passes through after the agent was stopped.
+    """
+    log = run.submission(allocation.name, ".log")
+    journal = _Journal(run.agent_journal(allocation.name, 0))
+    with log.open("wb") as stream:
+        agent = subprocess.Popen(
+            agent_command(run, allocation.name), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+        )
+    try:
+        while agent.poll() is None:
+            for event in journal.new_events():
+                listener(event)
+            time.sleep(POLL_S)
+    finally:
+        _stop(agent)
+    for event in journal.new_events():
+        listener(event)
+    if agent.returncode:
+        raise InfrastructureError(f"the agent ended with exit code {agent.returncode}; see {log}\n{_tail(log)}")
+
+
+def _stop(agent: subprocess.Popen[bytes]) -> None:
+    if agent.poll() is None:
+        agent.terminate()
+        try:
+            agent.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+class _Journal:
+    """Reads the whole lines that were added since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield loads(line.decode("utf-8"))
