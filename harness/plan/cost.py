@@ -41,7 +41,7 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
         ranks=sum(worlds),
         rank_steps=sum(config.train.steps * world for config, world in zip(configs, worlds)),
         seconds=IMPORT_S + busy,
-        basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, on {cores} core{'s' if cores > 1 else ''}",
+        basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
     )
 
 
