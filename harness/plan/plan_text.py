@@ -1,24 +1,27 @@
-"""What `harness plan` prints, as text and as JSON values. Pure."""
+"""What `harness plan` prints, as text and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from harness.plan.cost import Cost
-from harness.words.run_plan import Allocation, Expansion, PlannedCell, RejectedCell
+from harness.plan.allocations import plan_allocations
+from harness.plan.cost import Cost, estimate
+from harness.words.jsonable import dumps
+from harness.words.run_plan import Expansion, PlannedCell, RejectedCell
 
 MAX_ROWS = 50
 _ALWAYS = ("tp", "pp", "cp", "packing")
 
 
-def plan_text(name: str, expansion: Expansion, cost: Cost, *, all_rows: bool = False) -> str:
+def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
-    At most 50 rows of each kind unless `all_rows`; what is left out is counted.
+    At most 50 rows of each kind unless `all_rows`; what is left out is counted. `cores`: of the machine that will run.
     """
+    cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
-    lines = [f"Matrix {name}: {_count(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
+    lines = [f"{_count(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
     lines += ["", "Cells", *_indent(_cell_table(expansion.cells[:limit]))]
     lines += _more(len(expansion.cells), limit)
     if expansion.rejected:
@@ -31,10 +34,9 @@ def plan_text(name: str, expansion: Expansion, cost: Cost, *, all_rows: bool = F
     return "\n".join(lines)
 
 
-def plan_json(name: str, expansion: Expansion, allocations: Sequence[Allocation], cost: Cost) -> dict[str, Any]:
-    """The same as values for `harness.words.jsonable.dumps`; never shortened."""
-    return {
-        "matrix": name,
+def plan_json(expansion: Expansion, *, cores: int = 1) -> str:
+    """The same as JSON text, never shortened."""
+    values = {
         "cells": [_cell_json(cell) for cell in expansion.cells],
         "rejected": [
             {
@@ -48,9 +50,10 @@ def plan_json(name: str, expansion: Expansion, allocations: Sequence[Allocation]
             for cell in expansion.rejected
         ],
         "excluded": expansion.excluded,
-        "allocations": allocations,
-        "cost": cost,
+        "allocations": plan_allocations(expansion),
+        "cost": estimate(expansion, cores=cores),
     }
+    return dumps(values, indent=2)
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, Any]:
