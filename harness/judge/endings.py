@@ -64,13 +64,16 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
     """The record's own word; a record that still says `running` was cut off, and its parent knows how."""
     if record is not None and record.ended in ("completed", "raised", "deadline"):
         return record.ended
-    if process is not None and process.exit_code is not None and _signal(process.exit_code) in CRASH_SIGNALS:
-        return "crashed"
-    if record is None:
-        return "missing"
-    if process is not None and process.ended in ("raised", "deadline"):
+    if record is not None and process is not None and process.ended in ("raised", "deadline"):
         return process.ended
-    return "killed"
+    if process is not None and _died_by_itself(process.exit_code):
+        return "crashed"
+    return "missing" if record is None else "killed"
+
+
+def _died_by_itself(exit_code: int | None) -> bool:
+    """A crash signal, or an exit of its own with an error code; other signals come from outside."""
+    return exit_code is not None and (_signal(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
 
 
 def _signal(exit_code: int) -> int:
@@ -126,7 +129,9 @@ def _message(first: Ending, failed: list[Ending]) -> str:
         detail = f"{first.failure.type}: {first.failure.message}" if first.failure else "an exception"
         return f"{who} raised in the {first.at}: {detail}"
     if first.ended == "crashed":
-        return f"{who} died of signal {_signal(first.exit_code or 0)} in the {first.at}"
+        signal = _signal(first.exit_code or 0)
+        how = f"died of signal {signal}" if signal else f"left with exit code {first.exit_code}"
+        return f"{who} {how} in the {first.at}"
     if first.ended == "deadline":
         waits = sorted({ending.hang for ending in failed if ending.hang})
         if not waits:

@@ -140,6 +140,11 @@ class CellEvidence:
         return [step for step in self.steps if sum(1 for _ in self.step_records(step, pp=last)) == per_stage]
 
     @cached_property
+    def first_step_whole(self) -> bool:
+        """Whether every rank finished step 0, so that what it recorded of gradients and activations is all there."""
+        return sum(1 for _ in self.step_records(0)) == self.layout.world_size
+
+    @cached_property
     def document_losses(self) -> dict[int, dict[int, DocumentLoss]]:
         """Finished step -> document -> loss summed over the cp ranks (last stage, tp rank 0)."""
         whole: dict[int, dict[int, DocumentLoss]] = {}

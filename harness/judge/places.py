@@ -60,11 +60,17 @@ def fold(places: Sequence[Place]) -> tuple[Place, dict[str, Any]]:
 
 
 def reach(where: dict[str, Any]) -> str:
-    """E.g. '12 places on ranks 2, 3 (stages 1), layers 2'; empty when there is only one place."""
+    """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty when there is only one place."""
     if where["places"] == 1:
         return ""
-    layers = f", layers {listed(where['layers'])}" if where["layers"] else ""
-    return f"; {where['places']} places on ranks {listed(where['ranks'])} (stages {listed(where['stages'])}{layers})"
+    layers = f"; {counted('layer', where['layers'])}" if where["layers"] else ""
+    stages = counted("stage", where["stages"])
+    return f"; {where['places']} places on {counted('rank', where['ranks'])} ({stages}{layers})"
+
+
+def counted(noun: str, items: Sequence[Any]) -> str:
+    """'rank 1' or 'ranks 1, 2'."""
+    return f"{noun}{'s' if len(items) != 1 else ''} {listed(items)}"
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:

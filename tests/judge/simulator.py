@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.judge.evidence import CellEvidence, evidence_of
 from harness.judge.verdict import CellVerdict, judge_cell
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_id
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_name
 from harness.words.documents import adversarial_mix
 from harness.words.layout import Coordinates, Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
@@ -58,7 +58,7 @@ def config_of(data_path: str = "reference", *, micro_batch_size: int = 1, **layo
 def planned(config: CellConfig, reference: str | None, xfail: XFail | None = None) -> PlannedCell:
     layout = config.layout
     return PlannedCell(
-        id=cell_id(config),
+        id=cell_name(config),
         axes={"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path},
         config=config,
         group="group",
@@ -70,7 +70,7 @@ def planned(config: CellConfig, reference: str | None, xfail: XFail | None = Non
 
 def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence:
     """Clean evidence of a cell and its reference, free to be broken."""
-    return run_of([config], xfail)[1][cell_id(config)]
+    return run_of([config], xfail)[1][cell_name(config)]
 
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:

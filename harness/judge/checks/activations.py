@@ -12,7 +12,7 @@ from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    if evidence.reference is None or 0 not in evidence.finished_steps:
+    if evidence.reference is None or not evidence.first_step_whole:
         return []
     layers = evidence.cell.config.model.layers
     for layer in range(layers + 1):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from harness.judge.places import listed, where_of
+from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane, Severity
 
 
@@ -19,7 +19,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ending = cause.ending
     if cause.blames_code and ending.progress.leg == "training":
         return []
-    others = f"; ranks {listed(cause.others)} did not complete either" if cause.others else ""
+    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
     crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
     progress = ending.progress
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from harness.judge.places import listed, where_of
+from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
 
 
@@ -13,7 +13,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     if cause is None or not cause.blames_code or cause.ending.progress.leg != "training":
         return []
     ending = cause.ending
-    others = f"; ranks {listed(cause.others)} did not complete either" if cause.others else ""
+    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
     progress = ending.progress
     return [
         Finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from harness.judge.places import listed, where_of
+from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import RankRecord
 
@@ -27,7 +27,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             check="micro_batch_count",
             fault_class=fault_classes.MICRO_BATCHES,
             message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
-            f"wrong on ranks {listed(ranks)}",
+            f"wrong on {counted('rank', ranks)}",
             where=where_of(record.place, rank=rank, step=step) | {"ranks": ranks},
             measured=found,
             bound=expected,

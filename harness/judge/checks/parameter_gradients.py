@@ -15,7 +15,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    if evidence.reference is None or 0 not in evidence.finished_steps:
+    if evidence.reference is None or not evidence.first_step_whole:
         return []
     measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.judge import fault_classes
 from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
 from harness.judge.evidence import CellEvidence
-from harness.judge.places import listed, where_of
+from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import Fingerprint, RankRecord
 
@@ -34,7 +34,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             check="replica_gradients",
             fault_class=fault_classes.GRADIENT_REDUCTION,
             message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
-            f"by {off:.3g} > {bound_text(bound)}; {len(names)} parameters on ranks {listed(ranks)}",
+            f"by {off:.3g} > {bound_text(bound)}; in all {counted('parameter', names)} on {counted('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
             measured=off,
             bound=bound.value,

@@ -14,10 +14,9 @@ def check(evidence: CellEvidence) -> list[Finding]:
     bound = evidence.tolerances.step_loss
     wrong = []
     for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
-        for record, seen in evidence.step_records(step, pp=evidence.last_stage):
-            found = seen.loss_sum
+        for rank, found in _recorded(evidence, step):
             if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
-                wrong.append((step, record.rank, found, right))
+                wrong.append((step, rank, found, right))
     if not wrong:
         return []
     step, rank, found, right = wrong[0]
@@ -40,6 +39,12 @@ def check(evidence: CellEvidence) -> list[Finding]:
             bound=bound.value,
         )
     ]
+
+
+def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
+    """(rank, loss sum) of the last stage's ranks that recorded one; the first with None when none did."""
+    seen = [(record.rank, item.loss_sum) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    return [item for item in seen if item[1] is not None] or seen[:1]
 
 
 def _text(value: float | None) -> str:

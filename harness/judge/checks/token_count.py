@@ -48,12 +48,12 @@ def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
 
 def _step(evidence: CellEvidence, step: int) -> list[Finding]:
     right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
-    for record, seen in evidence.step_records(step, pp=evidence.last_stage):
-        if seen.token_count != right:
-            where = {"stage": record.place.pp, "rank": record.rank, "step": step}
-            message = f"loss tokens of step {step} on rank {record.rank}: {seen.token_count}, expected {right}"
-            fault_class = _fault_class(evidence, step, seen.token_count, right)
-            return [_finding(message, fault_class, where, seen.token_count, right)]
+    seen = [(record.rank, item.token_count) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
+        if found != right:
+            where = {"stage": evidence.last_stage, "rank": rank, "step": step}
+            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right}"
+            return [_finding(message, _fault_class(evidence, step, found, right), where, found, right)]
     return []
 
 

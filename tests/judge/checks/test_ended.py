@@ -69,3 +69,20 @@ def test_a_native_crash_is_the_fault_of_the_code() -> None:
     finding = the_only_finding(evidence, "ended")
     assert place_of(finding, "rank") == (1,)
     assert "signal 11" in finding.message
+
+
+def test_a_rank_that_leaves_without_a_word_is_a_crash() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "killed")
+    assert evidence.result is not None
+    evidence.result.ranks[0].exit_code = 3
+    evidence.result.first_failure_rank = 0
+    assert "left with exit code 3" in the_only_finding(evidence, "ended").message
+
+
+def test_what_a_cut_off_rank_could_not_record_is_no_finding() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    [record] = at(evidence, pp=0)
+    cut_off(record, "raised")
+    record.failure = Failure(type="RuntimeError", message="boom", traceback="", time=5.0)
+    the_only_finding(evidence, "ended")

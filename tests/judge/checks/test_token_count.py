@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
-from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
 def test_a_document_that_lost_a_token() -> None:
@@ -43,3 +43,11 @@ def test_a_document_without_a_loss_at_all() -> None:
     document = evidence.records[0].steps[1].documents[5]
     document.tokens = 0
     assert the_only_finding(evidence, "token_count").measured == 0
+
+
+def test_a_step_count_on_some_ranks_of_the_last_stage_is_enough() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.records[1].steps[0].token_count = evidence.records[1].steps[0].loss_sum = None
+    assert judge(evidence).findings == []
+    evidence.records[0].steps[0].token_count = None
+    assert the_only_finding(evidence, "token_count").measured is None

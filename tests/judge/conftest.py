@@ -1,0 +1,99 @@
+"""A small finished run with one cell of every outcome, and golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.judge.evidence import CellEvidence, evidence_of
+from harness.judge.report_build import build_report
+from harness.judge.report_model import Report
+from harness.words.outcomes import Rejection
+from harness.words.records import Failure
+from harness.words.run_plan import Expansion, RejectedCell, RunPlan, XFail
+from tests.judge.checks.test_ended import cut_off
+from tests.judge.simulator import TODAY, at, config_of, run_of
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Compare a text with a golden file, whole. HARNESS_UPDATE_GOLDENS=1 rewrites it, and fails the test all the same
+    so that a rewrite is always looked at."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
+            path.write_text(text, encoding="utf-8")
+            pytest.fail(f"rewrote {path.name}: read the difference, then run again without HARNESS_UPDATE_GOLDENS")
+        assert path.is_file(), f"{path} is missing; HARNESS_UPDATE_GOLDENS=1 writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+def _middle_stages_without_params(evidence: CellEvidence) -> None:
+    for stage in (1, 2):
+        for record in at(evidence, pp=stage):
+            for seen in [*record.batches, *record.layers]:
+                seen.params = None
+
+
+def _crash(evidence: CellEvidence) -> None:
+    assert evidence.result is not None
+    evidence.result.status = "failed"
+    for record in evidence.records.values():
+        cut_off(record, "raised")
+        record.failure = Failure(type="RuntimeError", message="connection closed", traceback="tb", time=8.0)
+    evidence.records[1].failure = Failure(
+        type="RuntimeError", message="The size of tensor a (64) must match b (32)", traceback="Traceback: ...", time=5.0
+    )
+
+
+def broken_run() -> tuple[RunPlan, dict[str, CellEvidence]]:
+    """Clean, missing metadata, wrong normalisation, crash, expected failure, no records, rejected early and late."""
+    configs = [
+        config_of("reference", tp=2, pp=4),
+        config_of("sft", tp=2, pp=4),
+        config_of("sft", cp=2),
+        config_of("sft", tp=2),
+        config_of("sft", pp=2),
+        config_of("reference", pp=2),
+        config_of("sft", micro_batch_size=2),
+    ]
+    plan, evidence = run_of(configs)
+    known = XFail(pattern="tp1-pp2-*", reason="loss off by one token", link="https://example.org/1")
+    cells = [
+        replace(cell, xfail=known if cell.id.startswith("tp1-pp2-cp1-sft") else None, line=10 + number)
+        for number, cell in enumerate(plan.expansion.cells)
+    ]
+    reason = "cp 2 needs every length to be a multiple of 2 x 2 = 4, but seq_length is 63 = 15 x 4 + 3"
+    rejected = RejectedCell(
+        id="tp1-pp1-cp2-sft-seq_length63-0badcafe",
+        axes={"tp": 1, "pp": 1, "cp": 2, "packing": "sft"},
+        rejections=(Rejection(rule="cp.divides", reason=reason, source="Megatron-Bridge ConfigContainer.validate"),),
+    )
+    plan = replace(plan, expansion=Expansion(cells=tuple(cells), rejected=(rejected,)))
+    _, sft, scaled, crashed, expected, silent, late = (evidence[cell.id] for cell in cells[1:])
+    _middle_stages_without_params(sft)
+    for record in scaled.records.values():
+        record.steps[0].grad_norm = 4.0
+    _crash(crashed)
+    expected.records[1].steps[0].documents[5].tokens -= 1
+    silent.records, silent.result = {}, None
+    assert late.result is not None
+    late.records, late.result.status = {}, "rejected"
+    late.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
+    found = {name: (item.records, item.result) for name, item in evidence.items()}
+    return plan, evidence_of(plan, found, frozenset())
+
+
+@pytest.fixture
+def broken_report() -> Report:
+    plan, evidence = broken_run()
+    return build_report(plan, evidence, today=TODAY, timing={"wall_s": 12.25}, provenance={"megatron-core": "0.19.2"})

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.judge.report_build import build_report
+from harness.judge.report_model import Report, ReportCell
+from harness.words.outcomes import Outcome
+from tests.judge.simulator import TODAY, config_of, run_of
+
+
+def _cell(report: Report, start: str) -> ReportCell:
+    [cell] = [cell for cell in report.cells if cell.id.startswith(start)]
+    return cell
+
+
+def test_a_clean_run_passes() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", cp=2)])
+    report = build_report(plan, evidence, today=TODAY, timing={"wall_s": 1.0})
+    assert report.verdict == "pass"
+    assert report.counts[Outcome.PASS] == 3
+    assert set(report.counts) == set(Outcome)
+
+
+def test_counts_verdict_and_provenance(broken_report: Report) -> None:
+    counts = {outcome.value: count for outcome, count in broken_report.counts.items() if count}
+    assert counts == {"PASS": 2, "FAIL": 3, "XFAIL": 1, "REJECTED": 2, "ERROR": 1}
+    assert broken_report.verdict == "fail"
+    assert broken_report.provenance == {"megatron-core": "0.19.2"}
+    assert broken_report.timing == {"wall_s": 12.25}
+
+
+def test_only_undecided_cells_make_the_verdict_error() -> None:
+    plan, evidence = run_of([config_of("sft")])
+    evidence[plan.expansion.cells[1].id].records.clear()
+    assert build_report(plan, evidence, today=TODAY, timing={}).verdict == "error"
+
+
+def test_rejected_cells_carry_rule_and_arithmetic_whenever_found(broken_report: Report) -> None:
+    early, late = broken_report.rejected
+    assert (early.rule, early.axes["cp"]) == ("cp.divides", 2)
+    assert "63 = 15 x 4 + 3" in early.reason
+    assert (late.rule, late.line) == ("stack.sft", 17)
+    assert late.id not in {cell.id for cell in broken_report.cells}
+
+
+def test_a_cell_carries_what_a_reader_needs(broken_report: Report) -> None:
+    cell = _cell(broken_report, "tp2-pp4-cp1-sft")
+    assert cell.outcome is Outcome.FAIL
+    assert cell.reproduce == f"harness run matrices/smoke.yaml --only {cell.id}"
+    assert cell.timing == {"wall_s": 3.5, "steps_s": 2.5, "overhead_s": 1.0}
+    assert cell.reference == _cell(broken_report, "tp1-pp1-cp1-unpacked").id
+    assert cell.line == 12
+
+
+def test_the_rank_picture_shows_which_rank_saw_what(broken_report: Report) -> None:
+    cell = _cell(broken_report, "tp2-pp4-cp1-sft")
+    assert [view.state for view in cell.ranks] == ["ok", "ok", "missing", "missing", "missing", "missing", "ok", "ok"]
+    assert cell.ranks[0].cu_seqlens is not None and cell.ranks[0].cu_seqlens[-1] == 64
+    assert cell.ranks[2].cu_seqlens is None
+    assert [view.layers for view in cell.ranks[::2]] == [[1], [2], [3], [4]]
+    crashed = _cell(broken_report, "tp2-pp1-cp1-sft")
+    assert [(view.state, view.ended) for view in crashed.ranks] == [("ok", "raised")] * 2
+    assert {view.state for view in _cell(broken_report, "tp1-pp1-cp1-unpacked").ranks} == {"unpacked"}
+
+
+def test_the_rank_picture_shows_differing_and_absent_ranks() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2, pp=2)])
+    cell = evidence[plan.expansion.cells[1].id]
+    for seen in cell.records[1].packed_params:
+        seen.max_seqlen_q = 7
+    del cell.records[2]
+    report = build_report(plan, evidence, today=TODAY, timing={})
+    assert [view.state for view in report.cells[1].ranks] == ["ok", "differs", "no-record", "ok"]
+    assert report.cells[1].ranks[1].max_seqlen == 7
+
+
+def test_the_first_failure_comes_with_its_log(broken_report: Report) -> None:
+    failure = _cell(broken_report, "tp2-pp1-cp1-sft").failure
+    assert failure is not None
+    assert failure.rank == 1
+    assert failure.traceback == "Traceback: ..."
+    assert failure.log.endswith("/attempt-1/log/rank-00001.log")
+    assert "must match b (32)" in failure.message
+
+
+def test_curves_stand_beside_those_of_the_reference(broken_report: Report) -> None:
+    curve = _cell(broken_report, "tp1-pp1-cp2-sft").curve
+    assert curve.grad_norm == [4.0, 3.0]
+    assert curve.reference_grad_norm == [2.0, 3.0]
+    assert curve.loss == pytest.approx(curve.reference_loss)
+    assert 4.0 < curve.loss[0] < 5.5
+
+
+def test_throughput_is_per_rank_and_leaves_the_first_step_out() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2, dp=2)])
+    cell = evidence[plan.expansion.cells[1].id]
+    for record in cell.records.values():
+        record.steps[0].time_s = 100.0
+    cell.records[3].steps[1].time_s = 2.0
+    shown = build_report(plan, evidence, today=TODAY, timing={}).cells[1].throughput
+    batches = [batch for replica in cell.cell.config.micro_batches(1) for batch in replica]
+    assert shown.real_tokens_per_s == sum(batch.real_tokens for batch in batches) / 4 / 2.0
+    assert shown.slots_per_s == sum(batch.slots for batch in batches) / 4 / 2.0
+    assert shown.efficiency == pytest.approx(sum(b.real_tokens for b in batches) / sum(b.slots for b in batches))
+    assert (shown.step_p50_s, shown.step_p95_s) == (2.0, 2.0)
+    assert shown.peak_memory_bytes == 1_000_003
+
+
+def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2)])
+    cell = evidence[plan.expansion.cells[1].id]
+    cell.records[1].packed_params = []
+    shown = build_report(plan, evidence, today=TODAY, timing={}).cells[1]
+    assert shown.outcome is Outcome.ERROR
+    assert shown.ranks == [] and shown.failure is None
