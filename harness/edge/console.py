@@ -109,8 +109,8 @@ class Progress:
 
     def __rich__(self) -> RenderableType:
         """The live display: bar, counts and times on two lines, then the cells that run now."""
-        from rich.console import Group
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         with self._lock:
@@ -125,13 +125,15 @@ class Progress:
                 head.append(f"  {counts[status]} {word}", style=f"not bold {style}")
         times = f"  {duration(now - self._started)} elapsed" + (f", about {duration(left)} left" if left else "")
         head.append(times, style="not bold dim")
-        lines: list[RenderableType] = [ProgressBar(total=max(self._weight_total, 1), completed=self._weight_done), head]
+        lines = Table.grid(expand=True)
+        lines.add_row(ProgressBar(total=max(self._weight_total, 1), completed=self._weight_done))
+        lines.add_row(head)
         for cell, since in running[:_SHOWN_RUNNING]:
             text = Text(f"  {clean(cell)}", no_wrap=True, overflow="ellipsis")
-            lines.append(text.append(f"  {duration(now - since)}", style="dim"))
+            lines.add_row(text.append(f"  {duration(now - since)}", style="dim"))
         if len(running) > _SHOWN_RUNNING:
-            lines.append(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
-        return Group(*lines)
+            lines.add_row(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
+        return lines
 
 
 def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | None = None) -> None:

@@ -26,6 +26,7 @@ _MAX_FINDINGS = 12  # per cell
 _OPEN_FAILURES = 8  # failing cells shown unfolded
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # and per failing cell
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
 _PLACES = {
     "stage": "stage",
@@ -98,6 +99,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
     environment.filters.update(
         anchor=anchor,
@@ -212,15 +214,19 @@ def _bound_of(finding: Finding) -> str:
     return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
 
 
+def _visible(value: Any) -> Any:
+    """Control characters of a text made visible; Jinja passes every value that a template prints."""
+    return _CONTROL.sub("\ufffd", value) if type(value) is str else value
+
+
 def _clip(text: str, limit: int = _MAX_TEXT) -> str:
-    """At most `limit` characters, saying how many are left out; control characters made visible."""
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", text)
+    """At most `limit` characters, saying how many are left out."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
 def _tail(text: str) -> str:
-    clean = _clip(text, len(text))
-    return clean if len(clean) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{clean[-_MAX_TRACEBACK:]}"
+    """The end of a traceback, where its cause is."""
+    return text if len(text) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{text[-_MAX_TRACEBACK:]}"
 
 
 def _seconds(value: float | None) -> str:

@@ -1,0 +1,190 @@
+"""The report in a real browser: sample and big, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from harness.edge.html_report import render_html
+from tests.sample_report import big_report, hostile_report, sample_report
+
+pytestmark = pytest.mark.browser
+
+REPORTS = {"sample": sample_report, "big": big_report, "hostile": hostile_report}
+VIEWS = [(scheme, width) for scheme in ("light", "dark") for width in (1400, 380)]
+
+# Contrast of each element that has text of its own against the nearest opaque background, after WCAG 2.1: 1.4.3.
+LOW_CONTRAST = """() => {
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = (rgb) => {
+    const linear = (c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb.slice(0, 3).map((c) => linear(c / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const known = new Map([[null, [255, 255, 255]]]);
+  const ground = (node) => {
+    if (!known.has(node)) {
+      const colour = channels(getComputedStyle(node).backgroundColor);
+      known.set(node, colour.length < 4 || colour[3] === 1 ? colour : ground(node.parentElement));
+    }
+    return known.get(node);
+  };
+  const low = [];
+  let seen = 0;
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !node.checkVisibility()) continue;
+    const style = getComputedStyle(node);
+    const text = channels(node.namespaceURI.endsWith("svg") ? style.fill : style.color);
+    const back = ground(node);
+    const mixed = text.slice(0, 3).map((c, i) => c * style.opacity + back[i] * (1 - style.opacity));
+    const [high, dark] = [luminance(mixed), luminance(back)].sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (dark + 0.05);
+    seen += 1;
+    const name = `<${node.tagName} ${node.className}> ${node.textContent.slice(0, 30)}`;
+    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${name}`);
+  }
+  return {low: [...new Set(low)], seen};
+}"""
+EMPTY_DRAWINGS = """() => [...document.querySelectorAll("svg")].filter((node) => {
+  const box = node.getBoundingClientRect();
+  return node.checkVisibility() && !(box.width > 0 && box.height > 0 && node.getAttribute("aria-label"));
+}).length"""
+BROKEN_LINKS = """() => [...document.querySelectorAll("a[href]")].map((node) => node.getAttribute("href"))
+  .filter((href) => !(href.startsWith("#") && document.getElementById(decodeURIComponent(href.slice(1)))))"""
+OPEN_ALL = "() => document.querySelectorAll('details').forEach((node) => { node.open = true; })"
+
+
+@dataclass
+class View:
+    """An open report and everything the browser complained about."""
+
+    page: Page
+    complaints: list[str]
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than the window."""
+        return int(
+            self.page.evaluate("() => { const e = document.scrollingElement; return e.scrollWidth - e.clientWidth; }")
+        )
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    paths = {name: folder / f"{name}.html" for name in REPORTS}
+    for name, path in paths.items():
+        path.write_text(render_html(REPORTS[name]()), encoding="utf-8")
+    return paths
+
+
+def open_view(browser: Browser, path: Path, scheme: str = "light", width: int = 1400, **options: Any) -> View:
+    complaints: list[str] = []
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(f"console {message.type}: {message.text}")
+
+    def on_request(request: Request) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            complaints.append(f"request: {request.url}")
+
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, **options)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
+    page.on("request", on_request)
+    page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.goto(path.as_uri())
+    return View(page, complaints)
+
+
+@pytest.fixture(
+    params=[(name, *view) for name in REPORTS for view in VIEWS], ids=lambda value: "-".join(map(str, value))
+)
+def view(request: pytest.FixtureRequest, browser: Browser, files: dict[str, Path]) -> Iterator[View]:
+    name, scheme, width = request.param
+    view = open_view(browser, files[name], scheme, width)
+    yield view
+    view.page.context.close()
+
+
+def test_a_report_renders_cleanly_folded_and_unfolded(view: View) -> None:
+    for _ in ("folded", "unfolded"):
+        assert view.overflow() <= 0
+        assert view.page.evaluate(EMPTY_DRAWINGS) == 0
+        contrast = view.page.evaluate(LOW_CONTRAST)
+        assert contrast["low"] == [] and contrast["seen"] > 100
+        view.page.evaluate(OPEN_ALL)
+    assert view.page.evaluate(BROKEN_LINKS) == []
+    assert view.complaints == []
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_grid_has_one_square_for_each_cell(browser: Browser, files: dict[str, Path], name: str) -> None:
+    report = REPORTS[name]()
+    view = open_view(browser, files[name])
+    squares = view.page.locator("#grid a.square")
+    assert squares.count() == len(report.cells) + len(report.rejected)
+    view.page.context.close()
+
+
+def test_a_square_leads_to_the_failing_cell(browser: Browser, files: dict[str, Path]) -> None:
+    view = open_view(browser, files["sample"])
+    view.page.locator("#grid a.square.o-FAIL").first.click()
+    assert view.page.locator("details:target .first .message").is_visible()
+    view.page.context.close()
+
+
+def test_dark_is_dark_and_light_is_light(browser: Browser, files: dict[str, Path]) -> None:
+    grounds = []
+    for scheme in ("light", "dark"):
+        view = open_view(browser, files["sample"], scheme)
+        ground = view.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        line = view.page.evaluate("() => getComputedStyle(document.querySelector('.plot text')).fill")
+        grounds.append((ground, line))
+        view.page.context.close()
+    assert grounds[0] == ("rgb(246, 247, 249)", "rgb(87, 96, 107)")
+    assert grounds[1] == ("rgb(15, 19, 24)", "rgb(155, 167, 180)")
+
+
+def test_the_report_is_whole_without_scripts(browser: Browser, files: dict[str, Path]) -> None:
+    view = open_view(browser, files["sample"], java_script_enabled=False)
+    page = view.page
+    assert page.locator("h2").all_inner_texts()[0] == "Failures"
+    page.locator("details.cell .fold summary").first.click()
+    assert page.locator("details.cell .fold table").first.is_visible()
+    assert view.complaints == []
+    page.context.close()
+
+
+def test_the_checks_above_see_a_broken_page(browser: Browser, files: dict[str, Path], tmp_path: Path) -> None:
+    html = files["sample"].read_text(encoding="utf-8")
+    broken = html.replace(
+        "<main",
+        '<p style="width: 5000px; color: #eee; background: #fff">pale</p><svg></svg><a href="#nowhere">x</a>'
+        '<script>console.error("bad"); throw new Error("worse")</script><img src="http://example.invalid/x.png"><main',
+    )
+    path = tmp_path / "broken.html"
+    path.write_text(broken, encoding="utf-8")
+    view = open_view(browser, path)
+    assert view.overflow() > 3000
+    assert view.page.evaluate(EMPTY_DRAWINGS) == 1
+    assert [text.split()[1] for text in view.page.evaluate(LOW_CONTRAST)["low"]] == ["<P"]
+    assert view.page.evaluate(BROKEN_LINKS) == ["#nowhere"]
+    seen = " ".join(view.complaints)
+    assert "console error: bad" in seen and "worse" in seen and "request: http://example.invalid/x.png" in seen
+    view.page.context.close()
