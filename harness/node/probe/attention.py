@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.words.packing import zigzag
 
 
-class _GatherContext(torch.autograd.Function):
+class GatherContext(torch.autograd.Function):
     """All-gather along a new first dimension; backward sums the gradients of all ranks for the own part."""
 
     @staticmethod
@@ -75,7 +75,7 @@ class ReferenceAttention(MegatronModule):  # type: ignore[misc]
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
             mine = shares[group.rank()].to(query.device)
             back = torch.argsort(torch.cat(shares)).to(query.device)
-            both = _GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
+            both = GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
             key, value = both.transpose(0, 1).flatten(1, 2)[:, back]
         mask = _segment_mask(bounds, mine)
         repeats = query.size(2) // key.size(2)

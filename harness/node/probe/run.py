@@ -41,7 +41,8 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     context = RankContext(config=config, place=place, device=device)
     fault = fault_named(config.fault)
     path = DATA_PATHS[config.data_path](context)
-    recorder.record.micro_batches = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
+    counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
+    recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
     leg = _training_leg(context, path, fault, recorder)
     recorder.record.setup_s = time.perf_counter() - begin

@@ -46,10 +46,11 @@ class TrainingLeg:
     def _step(self, step: int) -> None:
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         self.truth, self.counts = truth, [0] * len(self.chunks)
+        count = self.fault.micro_batches(len(truth.plans), self.context, step)
         self.sums = [0.0, 0.0]  # loss and tokens of this rank's micro-batches
         self.seen = StepSeen(
             step=step,
-            micro_batches=len(truth.plans),
+            micro_batches=count,
             real_tokens=sum(plan.real_tokens for plan in truth.plans),
             slots=sum(plan.slots for plan in truth.plans),
         )
@@ -65,7 +66,7 @@ class TrainingLeg:
             forward_step_func=self._forward_step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
-            num_microbatches=len(truth.plans),
+            num_microbatches=count,
             seq_length=self.context.config.train.seq_length,
             micro_batch_size=self.context.config.micro_batch_size,
             forward_only=False,

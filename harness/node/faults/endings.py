@@ -1,0 +1,65 @@
+"""Injections of classes hang, crash and infrastructure."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.seams import Fault
+from harness.node.faults.truths import micro_truths
+
+
+class RankEntersACollectiveAlone(Fault):
+    def on_step(self, context: RankContext, step: int) -> None:
+        super().on_step(context, step)
+        if step == 1 and context.place.tp == 1:
+            dist.barrier()
+
+
+class MicroBatchCountsDiffer(Fault):
+    def micro_batches(self, count: int, context: RankContext, step: int) -> int:
+        return count - 1 if context.place.pp == 1 else count
+
+
+class ExceptionAtStep1(Fault):
+    def on_step(self, context: RankContext, step: int) -> None:
+        super().on_step(context, step)
+        if step == 1 and context.place.tp == 1:
+            raise TypeError("injected: forward() got an unexpected keyword argument 'max_seqlen'")
+
+
+class DocumentShorterThanTheAlignment(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        chunks = 2 * context.config.layout.cp
+        for item in micro_truths(context, self.step)[micro_batch].plan.placed:
+            if context.place.cp == 1 and item.document.length < chunks:
+                # What the packers of three projects did: fill a buffer of whole chunks from a shorter document.
+                torch.empty(chunks)[:] = torch.empty(item.document.length)
+        return batch
+
+
+class NativeCrashInAKernel(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def abort(module: Any, args: Any) -> NoReturn:
+            os.abort()
+
+        if context.place.pp == 1:
+            chunks[0].module.decoder.layers[0].self_attention.core_attention.register_forward_pre_hook(abort)
+
+
+class StaticPipelineShapes(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.config.variable_seq_lengths = False
+
+
+class RankKilledFromOutside(Fault):
+    def on_step(self, context: RankContext, step: int) -> None:
+        super().on_step(context, step)
+        if step == 1 and context.place.tp == 1:
+            os.kill(os.getpid(), signal.SIGKILL)

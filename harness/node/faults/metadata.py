@@ -1,0 +1,149 @@
+"""Injections of class metadata: they change the packed params of a batch after the data path has made it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.seams import Fault
+from harness.node.faults.truths import micro_truths, own_fields
+from harness.words.packing import MicroBatch, PackedParams
+
+GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
+_OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
+_PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+
+
+def changed(params: Any, **fields: Any) -> Any:
+    """A copy of PackedSeqParams with some fields set, whatever else the release's class derives from them."""
+    other = copy.copy(params)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
+
+
+def with_offsets(params: Any, offsets: Tensor) -> Any:
+    """All offsets replaced, of padded ones only those that are there."""
+    names = _OFFSETS + tuple(name for name in _PADDED if getattr(params, name) is not None)
+    return changed(params, **dict.fromkeys(names, offsets))
+
+
+def of_plan(params: Any, plan: PackedParams | None) -> Any:
+    """The params of another packing plan, in the form of `params`."""
+    assert plan is not None
+    like = params.cu_seqlens_q
+    fields = {
+        name: None if value is None else torch.tensor(value, dtype=like.dtype, device=like.device)
+        for name, value in ((name, getattr(plan, name)) for name in _OFFSETS + _PADDED)
+    }
+    return changed(params, **fields, max_seqlen_q=plan.max_seqlen_q, max_seqlen_kv=plan.max_seqlen_kv)
+
+
+class MiddleStagesWithoutMetadata(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        middle = 0 < context.place.pp < context.config.layout.pp - 1
+        return replace(batch, params=None) if middle else batch
+
+
+class MiddleStageTpRanksWithGarbage(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        middle = 0 < context.place.pp < context.config.layout.pp - 1
+        if not middle or context.place.tp == 0:
+            return batch
+        nothing = dict.fromkeys(_OFFSETS + _PADDED)
+        return replace(batch, params=changed(batch.params, **nothing, max_seqlen_q=GARBAGE, max_seqlen_kv=GARBAGE))
+
+
+class LastStageTpRanksWithoutMetadata(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        hit = context.place.tp > 0 and context.place.pp == context.config.layout.pp - 1
+        return replace(batch, params=None) if hit else batch
+
+
+class LaterChunksWithoutMetadata(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=None) if chunk > 0 else batch
+
+
+class MetadataLostInsideTheModel(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def drop(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return args, {**kwargs, "packed_seq_params": None}
+
+        if context.place.pp == 1:
+            for chunk in chunks:
+                chunk.module.register_forward_pre_hook(drop, with_kwargs=True)
+
+
+class MaxSeqlenIsATensor(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        longest = torch.tensor(batch.params.max_seqlen_q)
+        return replace(batch, params=changed(batch.params, max_seqlen_q=longest, max_seqlen_kv=longest))
+
+
+class CuSeqlensTwoDimensional(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=with_offsets(batch.params, batch.params.cu_seqlens_q[None]))
+
+
+class CuSeqlensInt64(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=with_offsets(batch.params, batch.params.cu_seqlens_q.long()))
+
+
+class DocumentBoundaryDroppedOnOneTpRank(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        params = batch.params
+        if context.place.tp != 1 or len(params.cu_seqlens_q) < 3:
+            return batch
+        fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED}
+        cut = {name: torch.cat([value[:1], value[2:]]) for name, value in fields.items() if value is not None}
+        return replace(batch, params=changed(params, **cut))
+
+
+class MaxSeqlenDividedByCp(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        local = batch.params.max_seqlen_q // context.config.layout.cp
+        return replace(batch, params=changed(batch.params, max_seqlen_q=local, max_seqlen_kv=local))
+
+
+class CuSeqlensOfTheFirstRowOnly(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        plan = micro_truths(context, self.step)[micro_batch].plan
+        first = MicroBatch(rows=plan.rows[:1], style=plan.style)
+        return replace(batch, params=of_plan(batch.params, first.params()))
+
+
+class StagesReadDifferentPacks(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        if context.place.pp != 1:
+            return batch
+        truths = micro_truths(context, self.step)
+        other = truths[(micro_batch + 1) % len(truths)]
+        return replace(batch, params=of_plan(batch.params, other.plan.params()), **own_fields(batch, other, context))
+
+
+class MetadataOfTheFirstMicroBatchReused(Fault):
+    kept: Any = None
+
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        if self.kept is None:
+            self.kept = batch.params
+        return replace(batch, params=self.kept)
+
+
+class PaddedOffsetsOnOneTpRank(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        if context.place.tp != 1:
+            return batch
+        return replace(batch, params=changed(batch.params, **dict.fromkeys(_PADDED, batch.params.cu_seqlens_q)))
+
+
+class RealOffsetsWherePaddedMustBe(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=changed(batch.params, **dict.fromkeys(_PADDED, batch.params.cu_seqlens_q)))

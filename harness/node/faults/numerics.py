@@ -1,0 +1,46 @@
+"""Injections of class normalisation: into the loss, the gradients and their reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.node.data_paths.base import RankContext
+from harness.node.faults.seams import Fault
+
+
+class GradientsTimesCp(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.scale_gradients(float(context.config.layout.cp))
+
+
+class LossAveragedPerMicroBatch(Fault):
+    def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
+        return loss / tokens, torch.ones_like(tokens)
+
+
+class TokenCountOfOneCpRankLost(Fault):
+    def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
+        return loss, torch.zeros_like(tokens) if context.place.cp == 1 else tokens
+
+
+class NanOnAFullyMaskedShard(Fault):
+    def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
+        return loss / tokens * tokens, tokens
+
+
+class NormGradientsNotReducedOverTp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for parameter in chunk.module.parameters():
+                if parameter.dim() == 1:
+                    parameter.sequence_parallel = False  # finalize_model_grads goes by this mark
+
+
+class GradientsNotReducedOverDp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            chunk.finish_grad_sync = lambda *args, **kwargs: None

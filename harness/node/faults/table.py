@@ -1,0 +1,53 @@
+"""The injections by name."""
+
+from __future__ import annotations
+
+from harness.node.faults import content, endings, metadata, model, numerics
+from harness.node.faults.seams import Fault
+
+FAULTS: dict[str, type[Fault]] = {
+    "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
+    "middle-stage-tp-ranks-with-garbage": metadata.MiddleStageTpRanksWithGarbage,
+    "last-stage-tp-ranks-without-metadata": metadata.LastStageTpRanksWithoutMetadata,
+    "later-chunks-without-metadata": metadata.LaterChunksWithoutMetadata,
+    "metadata-lost-inside-the-model": metadata.MetadataLostInsideTheModel,
+    "max-seqlen-is-a-tensor": metadata.MaxSeqlenIsATensor,
+    "cu-seqlens-two-dimensional": metadata.CuSeqlensTwoDimensional,
+    "cu-seqlens-int64": metadata.CuSeqlensInt64,
+    "document-boundary-dropped-on-one-tp-rank": metadata.DocumentBoundaryDroppedOnOneTpRank,
+    "max-seqlen-divided-by-cp": metadata.MaxSeqlenDividedByCp,
+    "cu-seqlens-of-the-first-row-only": metadata.CuSeqlensOfTheFirstRowOnly,
+    "stages-read-different-packs": metadata.StagesReadDifferentPacks,
+    "metadata-of-the-first-micro-batch-reused": metadata.MetadataOfTheFirstMicroBatchReused,
+    "padded-offsets-on-one-tp-rank": metadata.PaddedOffsetsOnOneTpRank,
+    "real-offsets-where-padded-must-be": metadata.RealOffsetsWherePaddedMustBe,
+    "rope-by-real-offsets": model.RopeByRealOffsets,
+    "rope-of-another-cp-rank": model.RopeOfAnotherCpRank,
+    "cp-chunks-contiguous": content.CpChunksContiguous,
+    "cp-zigzag-over-the-whole-row": content.CpZigzagOverTheWholeRow,
+    "position-ids-not-reset": content.PositionIdsNotReset,
+    "labels-rolled-after-the-cp-split": content.LabelsRolledAfterTheCpSplit,
+    "truncation-keeps-the-tail": content.TruncationKeepsTheTail,
+    "labels-not-shifted": content.LabelsNotShifted,
+    "loss-mask-drops-a-token-id": content.LossMaskDropsATokenId,
+    "loss-mask-counts-padding": content.LossMaskCountsPadding,
+    "replica-reads-the-documents-of-another": content.ReplicaReadsTheDocumentsOfAnother,
+    "labels-missing-on-tp-ranks": content.LabelsMissingOnTpRanks,
+    "attention-ignores-documents": model.AttentionIgnoresDocuments,
+    "attention-ignores-documents-in-one-layer": model.AttentionIgnoresDocumentsInOneLayer,
+    "kernel-boundary-off-by-one-on-one-tp-rank": model.KernelBoundaryOffByOneOnOneTpRank,
+    "gradients-times-cp": numerics.GradientsTimesCp,
+    "loss-averaged-per-micro-batch": numerics.LossAveragedPerMicroBatch,
+    "token-count-of-one-cp-rank-lost": numerics.TokenCountOfOneCpRankLost,
+    "nan-on-a-fully-masked-shard": numerics.NanOnAFullyMaskedShard,
+    "norm-gradients-not-reduced-over-tp": numerics.NormGradientsNotReducedOverTp,
+    "gradients-not-reduced-over-dp": numerics.GradientsNotReducedOverDp,
+    "attention-backward-not-reduced-over-cp": model.AttentionBackwardNotReducedOverCp,
+    "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
+    "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
+    "exception-at-step-1": endings.ExceptionAtStep1,
+    "document-shorter-than-the-alignment": endings.DocumentShorterThanTheAlignment,
+    "native-crash-in-a-kernel": endings.NativeCrashInAKernel,
+    "static-pipeline-shapes": endings.StaticPipelineShapes,
+    "rank-killed-from-outside": endings.RankKilledFromOutside,
+}

@@ -1,0 +1,44 @@
+"""What a data path should have delivered, for faults that deliver something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.truth import MicroTruth, StepTruth
+
+FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
+
+
+def micro_truths(context: RankContext, step: int, dp: int | None = None) -> list[MicroTruth]:
+    """The micro-batches of a step, of this rank's replica unless said."""
+    return StepTruth(context.config, step, context.place.dp if dp is None else dp).micro_batches
+
+
+def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
+    """The fields that the batch has, holding those slots of the merged stream instead: [1, len(slots)]."""
+    chosen = torch.tensor(slots)
+    return {name: _as(batch, name, getattr(truth, name)[chosen][None]) for name in FIELDS if has(batch, name)}
+
+
+def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[str, Tensor]:
+    """The fields that the batch has, as this rank would get them of another micro-batch."""
+    return {name: local(batch, name, truth, context) for name in FIELDS if has(batch, name)}
+
+
+def local(batch: Batch, name: str, truth: MicroTruth, context: RankContext, stream: Tensor | None = None) -> Tensor:
+    """This rank's slots of one field: [rows, local slots]. `stream` [slots] takes the place of the true one."""
+    whole: Tensor = getattr(truth, name) if stream is None else stream
+    return _as(batch, name, truth.local(whole, context.config.layout.cp, context.place.cp))
+
+
+def has(batch: Batch, name: str) -> bool:
+    return getattr(batch, name) is not None
+
+
+def _as(batch: Batch, name: str, value: Tensor) -> Tensor:
+    old: Tensor = getattr(batch, name)
+    return value.to(old.device, old.dtype)

@@ -1,0 +1,13 @@
+"""The catalogue of faults that `harness selftest` injects. Values only: the injections are in harness/node/faults."""
+
+from __future__ import annotations
+
+from harness.plan.faults.content import CONTENT, LAYOUT
+from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
+from harness.plan.faults.metadata import METADATA
+from harness.plan.faults.numerics import LEAK, NORMALISATION
+from harness.plan.faults.spec import CLASSES, FaultSpec
+
+FAULTS: tuple[FaultSpec, ...] = METADATA + LAYOUT + CONTENT + LEAK + NORMALISATION + HANG + CRASH + INFRASTRUCTURE
+
+__all__ = ["CLASSES", "FAULTS", "FaultSpec"]

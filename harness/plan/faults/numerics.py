@@ -1,0 +1,133 @@
+"""Faults of classes leak and normalisation: the data path is right, the numbers are not."""
+
+from __future__ import annotations
+
+from harness.plan.faults.spec import FaultSpec
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.outcomes import Lane
+
+_ONE = Layout()
+_TP = Layout(tp=2, sp=True)
+_CP = Layout(cp=2)
+_DP = Layout(dp=2)
+# A document of one token alone in its row: with cp 2 it is padded to four slots, and rank 1 holds only padding.
+_ONE_TOKEN = DocumentsConfig(mode="adversarial", max_seq_len=64, lengths=(62, 1, 64))
+
+LEAK: tuple[FaultSpec, ...] = (
+    FaultSpec(
+        name="attention-ignores-documents",
+        fault_class="leak",
+        summary="the attention kernel takes the row for one document; metadata is right",
+        modelled_on="C1, C2: NVIDIA-NeMo/RL ed718b47d, packed code path not taken",
+        layout=_ONE,
+        why="one rank with more than one document in a row",
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss", "repeated_document", "step_loss"),
+        where={"stage": 0, "layer": 1, "document": 1},
+    ),
+    FaultSpec(
+        name="attention-ignores-documents-in-one-layer",
+        fault_class="leak",
+        summary="the same in layer 5 alone",
+        modelled_on="C1: state leaks in some layer types only (Megatron-Bridge PR 3484, SkyRL b0f74aca4)",
+        layout=Layout(pp=2),
+        why="two stages, so that stage and layer can be named",
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss"),
+        where={"stage": 1, "layer": 5, "document": 1},
+    ),
+    FaultSpec(
+        name="kernel-boundary-off-by-one-on-one-tp-rank",
+        fault_class="leak",
+        summary="on the heads of tp rank 1, each document's first token is taken for the last of the one before",
+        modelled_on="B20, B21: NVIDIA/TransformerEngine issues 3331 and 1930, kernels that misread offsets",
+        layout=_TP,
+        why="two tp ranks: half of the heads are right",
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss"),
+        where={"stage": 0, "layer": 1, "document": 1},
+    ),
+)
+
+NORMALISATION: tuple[FaultSpec, ...] = (
+    FaultSpec(
+        name="gradients-times-cp",
+        fault_class="normalisation",
+        summary="gradients are cp times too large; every loss is right",
+        modelled_on="D4: NVIDIA/Megatron-LM 3bdcbbbe5d; SkyRL's gradient norm test",
+        layout=_CP,
+        why="cp 1 would hide the factor",
+        lane=Lane.NUMERICS,
+        checks=("grad_norm", "parameter_gradients"),
+        where={"step": 0},
+    ),
+    FaultSpec(
+        name="loss-averaged-per-micro-batch",
+        fault_class="normalisation",
+        summary="the loss is averaged per micro-batch, so tokens of short micro-batches weigh more",
+        modelled_on="D9: NVIDIA/Megatron-LM a22c40e8d6; 1.6",
+        layout=_ONE,
+        why="one rank with micro-batches of unequal token counts",
+        lane=Lane.NUMERICS,
+        checks=("grad_norm", "parameter_gradients"),
+        where={"step": 0},
+    ),
+    FaultSpec(
+        name="token-count-of-one-cp-rank-lost",
+        fault_class="normalisation",
+        summary="cp rank 1 adds its loss but not its tokens to the denominator",
+        modelled_on="D8, D9: SkyRL 9ef15e374, NVIDIA/Megatron-LM a22c40e8d6",
+        layout=_CP,
+        why="needs a second rank whose tokens count",
+        lane=Lane.NUMERICS,
+        checks=("grad_norm", "parameter_gradients"),
+        where={"step": 0},
+    ),
+    FaultSpec(
+        name="nan-on-a-fully-masked-shard",
+        fault_class="normalisation",
+        summary="a cp rank without a token that counts divides zero by zero",
+        modelled_on="D5: NVIDIA-NeMo/Megatron-Bridge rule B2 (159ddad31)",
+        layout=_CP,
+        why="with cp 2, a document of one token leaves rank 1 only padding",
+        documents=_ONE_TOKEN,
+        global_batch=3,
+        lane=Lane.NUMERICS,
+        checks=("finiteness",),
+        where={"step": 0},
+    ),
+    FaultSpec(
+        name="norm-gradients-not-reduced-over-tp",
+        fault_class="normalisation",
+        summary="under sequence parallel the gradients of norm weights stay local to each tp rank",
+        modelled_on="Megatron-LM issue 7452 class: parallelism composition; finalize_model_grads",
+        layout=_TP,
+        why="sequence parallel needs tp 2",
+        lane=Lane.NUMERICS,
+        checks=("replica_gradients", "parameter_gradients", "grad_norm"),
+        where={"stage": 0, "tp": 1, "parameter": "decoder.layers.0.input_layernorm.weight"},
+    ),
+    FaultSpec(
+        name="gradients-not-reduced-over-dp",
+        fault_class="normalisation",
+        summary="every data-parallel replica steps with its own gradients",
+        modelled_on="TrainCheck (OSDI 2025) class: replicas drift apart silently",
+        layout=_DP,
+        why="two replicas",
+        lane=Lane.NUMERICS,
+        checks=("replica_gradients", "parameter_gradients", "grad_norm"),
+        where={"dp": 1, "ranks": [1]},
+    ),
+    FaultSpec(
+        name="attention-backward-not-reduced-over-cp",
+        fault_class="normalisation",
+        summary="backward of the key and value exchange drops what other cp ranks contribute; losses are right",
+        modelled_on="D16: NVIDIA-NeMo/Megatron-Bridge 1d65d5756, all-gather backward without all-reduce",
+        layout=_CP,
+        why="needs a second cp rank to contribute",
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
+        where={"step": 0},
+    ),
+)

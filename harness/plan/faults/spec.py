@@ -1,0 +1,78 @@
+"""What an injected fault is: a known bug, the smallest cell that can show it, and what must be reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.documents import DocumentsConfig, adversarial_mix
+from harness.words.layout import Layout
+from harness.words.outcomes import Lane, Outcome
+
+# Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
+MODEL = ModelConfig(layers=6)
+TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
+DOCUMENTS = adversarial_mix(TRAIN.seq_length, 2)
+DEADLINE_S = 60.0
+HANG_DEADLINE_S = 10.0  # of cells that are made to hang: many times what their clean twins take
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultSpec:
+    """One fault of the self-test. harness/node/faults has its injection under the same name.
+
+    It is caught when the outcome is as said, the leading finding is in `lane`, every one of `checks` has a finding,
+    and a finding of the first has all of `where`. Beside a numerics fault the metadata lane must pass.
+    """
+
+    name: str
+    fault_class: str  # one of CLASSES
+    summary: str
+    modelled_on: str  # bug corpus entry and upstream reference
+    layout: Layout
+    why: str  # why this is the smallest layout that shows it
+    lane: Lane
+    checks: tuple[str, ...]
+    where: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome = Outcome.FAIL
+    data_path: str = "reference"
+    micro_batch_size: int = 1
+    documents: DocumentsConfig = DOCUMENTS
+    global_batch: int = TRAIN.global_batch
+    deadline_s: float = DEADLINE_S
+
+    def _config(self, *, layout: Layout, data_path: str, **more: Any) -> CellConfig:
+        train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
+        return CellConfig(
+            layout=layout, data_path=data_path, model=MODEL, train=train, documents=self.documents, **more
+        )
+
+    @property
+    def faulty(self) -> CellConfig:
+        """The cell with the fault."""
+        return self._config(
+            layout=self.layout,
+            data_path=self.data_path,
+            micro_batch_size=self.micro_batch_size,
+            deadline_s=self.deadline_s,
+            fault=self.name,
+        )
+
+    @property
+    def twin(self) -> CellConfig:
+        """The same cell without the fault; it must pass."""
+        return self._config(
+            layout=self.layout,
+            data_path=self.data_path,
+            micro_batch_size=self.micro_batch_size,
+            deadline_s=DEADLINE_S,
+        )
+
+    @property
+    def reference(self) -> CellConfig:
+        """The control of both: the same documents on one rank, unpacked."""
+        return self._config(layout=Layout(), data_path="unpacked", deadline_s=DEADLINE_S)
+
+
+CLASSES = ("metadata", "layout", "content", "leak", "normalisation", "hang", "crash", "infrastructure")
