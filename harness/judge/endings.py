@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ LEGS = ("start", "metadata", "training", "end")
 PHASES = ("setup", "fetch", "forward", "backward", "reduce", "optimizer", "done")
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
+# What gloo, NCCL and the store say on a rank whose peer went away.
+_PEER_LOST = re.compile(r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +98,14 @@ def cause_of(endings: list[Ending], result: CellResult | None) -> Cause | None:
     """The first failing rank and whose fault it is; None when every rank completed.
 
     An exception, a native crash or a hang in a collective, in the metadata or training leg, is the fault of the code
-    under test. A rank killed from outside, a missing record, a failure in set-up or tear-down, and a deadline at
-    which no rank was waiting for another are infrastructure.
+    under test. A rank killed from outside, a missing record, a failure in set-up (also of the model) or tear-down, and
+    a deadline at which no rank was waiting for another are infrastructure.
     """
     failed = [ending for ending in endings if ending.ended != "completed"]
     if not failed:
         return None
     first = _first(failed, result)
-    in_legs = first.progress.leg in ("metadata", "training")
+    in_legs = first.progress.leg in ("metadata", "training") and first.progress.phase != "setup"
     waited = any(ending.hang for ending in failed)
     blames = in_legs and (first.ended in ("raised", "crashed") or (first.ended == "deadline" and waited))
     if result is not None and result.status == "error":
@@ -112,15 +115,26 @@ def cause_of(endings: list[Ending], result: CellResult | None) -> Cause | None:
 
 
 def _first(failed: list[Ending], result: CellResult | None) -> Ending:
-    """Earliest exception, unless the parent saw a rank die without one before; then least progress at a deadline."""
-    named = next((ending for ending in failed if result and ending.rank == result.first_failure_rank), None)
-    if named is not None and named.ended in ("crashed", "killed"):
-        return named
-    raised = [ending for ending in failed if ending.ended in ("raised", "crashed")]
-    if raised:
-        return min(raised, key=lambda ending: (ending.failure.time if ending.failure else math.inf, ending.rank))
-    waiting = [ending for ending in failed if ending.ended == "deadline"]
-    return min(waiting or failed, key=lambda ending: (ending.order, ending.rank))
+    """The rank that the others' ends follow from.
+
+    The earliest exception that is not about a lost peer. Else a rank with an exit code: the parent reports those of ranks
+    that died by themselves or by a stranger's hand, not of those it ended. Else, at a deadline, least progress.
+    """
+    died = [ending for ending in failed if ending.ended in ("crashed", "killed") and ending.exit_code]
+    raised = [ending for ending in failed if ending.ended == "raised"]
+    own = [ending for ending in raised if not _lost_peer(ending)]
+    if died and not own:
+        named = [ending for ending in died if result and ending.rank == result.first_failure_rank]
+        return (named or died)[0]
+    if own:
+        return min(own, key=lambda ending: (ending.failure.time if ending.failure else math.inf, ending.rank))
+    silent = [ending for ending in failed if ending.ended in ("killed", "missing", "deadline")]
+    return min(silent or raised, key=lambda ending: (ending.ended != "deadline", ending.order, ending.rank))
+
+
+def _lost_peer(ending: Ending) -> bool:
+    """The exception only says that another rank went away."""
+    return ending.failure is not None and bool(_PEER_LOST.search(ending.failure.message))
 
 
 def _message(first: Ending, failed: list[Ending]) -> str:
@@ -136,7 +150,8 @@ def _message(first: Ending, failed: list[Ending]) -> str:
         waits = sorted({ending.hang for ending in failed if ending.hang})
         if not waits:
             return f"the deadline passed with no rank waiting in a collective; {who} was last, in the {first.at}"
-        return f"hang in {', '.join(waits)} at step {first.progress.step}; {who} came least far: {first.at}"
+        step = max(ending.progress.step for ending in failed)
+        return f"hang in {', '.join(waits)} at step {step}; {who} came least far: {first.at}"
     if first.ended == "missing":
         return f"{who} left no record"
     code = "" if first.exit_code is None else f" (exit code {first.exit_code})"

@@ -16,7 +16,7 @@ from harness.words.outcomes import Rejection
 from harness.words.records import Failure
 from harness.words.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from tests.judge.checks.test_ended import cut_off
-from tests.judge.simulator import TODAY, at, config_of, run_of
+from tests.judge.simulator import TODAY, at, config_of, drop_params, run_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,8 +40,7 @@ def golden() -> Callable[[str, str], None]:
 def _middle_stages_without_params(evidence: CellEvidence) -> None:
     for stage in (1, 2):
         for record in at(evidence, pp=stage):
-            for seen in [*record.batches, *record.layers]:
-                seen.params = None
+            drop_params(record)
 
 
 def _crash(evidence: CellEvidence) -> None:

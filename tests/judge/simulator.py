@@ -277,9 +277,18 @@ def at(evidence: CellEvidence, **where: int) -> list[RankRecord]:
     ]
 
 
+def drop_params(record: RankRecord) -> None:
+    """As if the rank had got no packed params, in either leg."""
+    for batch in record.batches:
+        batch.params = None
+    for layer in record.layers:
+        layer.params = None
+
+
 def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **where: int) -> None:
     """Change the packed params of one rank in both legs, where the entry's fields (micro_batch=, ...) match."""
-    for seen in [*record.batches, *record.layers]:
+    entries: list[BatchSeen | LayerSeen] = [*record.batches, *record.layers]
+    for seen in entries:
         if seen.params is None or any(getattr(seen, name, None) != value for name, value in where.items()):
             continue
         changed = copy.deepcopy(record.packed_params[seen.params])

@@ -9,7 +9,7 @@ from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severi
 from harness.words.records import Failure, Progress, RankEnding
 from harness.words.run_plan import XFail
 from tests.judge.checks.test_ended import cut_off
-from tests.judge.simulator import at, config_of, evidence_for, judge
+from tests.judge.simulator import at, config_of, drop_params, evidence_for, judge
 
 KNOWN = XFail(pattern="*sft*", reason="no metadata on middle stages", link="https://example.org/4092")
 
@@ -33,12 +33,16 @@ def test_a_cell_that_left_nothing_is_undecided() -> None:
     assert verdict.reason == "no rank records: it has not run, or its agent died"
 
 
-def test_a_rank_killed_from_outside_is_infrastructure() -> None:
+@pytest.mark.parametrize("exit_code", [-9, None])
+def test_a_rank_killed_from_outside_is_infrastructure(exit_code: int | None) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     assert evidence.result is not None
     evidence.result.status = "failed"
-    evidence.result.first_failure_rank = 1
-    evidence.result.ranks = [RankEnding(rank=0, ended="raised"), RankEnding(rank=1, ended="killed", exit_code=-9)]
+    evidence.result.first_failure_rank = 0
+    evidence.result.ranks = [
+        RankEnding(rank=0, ended="raised"),
+        RankEnding(rank=1, ended="killed", exit_code=exit_code),
+    ]
     for record in evidence.records.values():
         cut_off(record, "running")
     # The survivor's exception is a consequence of the kill.
@@ -46,7 +50,7 @@ def test_a_rank_killed_from_outside_is_infrastructure() -> None:
     evidence.records[0].failure = Failure(type="RuntimeError", message="connection closed", traceback="", time=1.0)
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "rank 1" in verdict.reason and "exit code -9" in verdict.reason
+    assert "rank 1 (stage 0, tp 1, cp 0, dp 0) was killed from outside" in verdict.reason
     assert verdict.lanes == {
         Lane.METADATA: LaneVerdict.PASS,
         Lane.NUMERICS: LaneVerdict.SKIP,
@@ -87,6 +91,16 @@ def test_a_failure_in_set_up_is_undecided() -> None:
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "ImportError: no megatron" in verdict.reason
+
+
+def test_a_model_that_cannot_be_built_is_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    record = evidence.records[0]
+    cut_off(record, "raised")
+    record.progress = Progress(leg="training")
+    record.failure = Failure(type="ValueError", message="hidden size", traceback="", time=1.0)
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes[Lane.METADATA]) == (Outcome.ERROR, LaneVerdict.PASS)
 
 
 def test_a_deadline_with_nobody_waiting_is_undecided() -> None:
@@ -156,8 +170,7 @@ def test_checks_that_need_no_reference_fail_without_one() -> None:
 def test_numbers_take_the_class_of_the_metadata_that_is_wrong() -> None:
     evidence = evidence_for(config_of("sft", pp=4))
     for record in at(evidence, pp=1):
-        for seen in [*record.batches, *record.layers]:
-            seen.params = None
+        drop_params(record)
     for record in evidence.records.values():
         for activation in record.activations:
             if activation.layer >= 2:

@@ -74,10 +74,10 @@ def _finding(
 
 
 def _first_token(evidence: CellEvidence, reference: CellEvidence, document: int, bound: Bound) -> int | None:
-    """Lowest position of the document whose loss is missing or differs by more than the bound."""
+    """Lowest position of the document whose loss differs by more than the bound; ranks record only so many tokens."""
     measured, expected = evidence.token_losses, reference.token_losses
     for position in sorted(position for owner, position in expected if owner == document):
         found, right = measured.get((document, position)), expected[(document, position)]
-        if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
+        if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
             return position
     return None

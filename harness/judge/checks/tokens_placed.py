@@ -9,6 +9,7 @@ from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import Place, fold, listed, reach
 from harness.words.outcomes import Finding, Lane, Severity
+from harness.words.packing import PAD
 from harness.words.records import BatchSeen, TensorSeen
 
 FIRST_STAGE = ("tokens", "position_ids")
@@ -110,7 +111,11 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Findi
     assert seen is not None  # content holds only batches that have the field
     named = seen.first
     where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
-    detail = f": document {named[0]}, token {named[1]} is {named[3]}, expected {named[2]}" if named else ""
+    if named:
+        whose = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
+        detail = f": {whose} {named[1]} is {named[3]}, expected {named[2]}"
+    else:
+        detail = f": its shape is {seen.shape}"
     return Finding(
         lane=Lane.METADATA,
         check="tokens_placed",

@@ -53,9 +53,9 @@ def test_a_hang_is_named_after_its_collective() -> None:
     _cut_off_all(evidence, "deadline")
     assert evidence.result is not None
     evidence.result.ranks[0].hang = "all_reduce"
-    evidence.records[1].progress.phase = "fetch"
+    evidence.records[0].progress.step = 1
     finding = the_only_finding(evidence, "ended")
-    assert "hang in all_reduce at step 0" in finding.message
+    assert "hang in all_reduce at step 1" in finding.message
     assert place_of(finding, "rank") == (1,)
     assert finding.fault_class == fault_classes.HANG
 
@@ -86,3 +86,26 @@ def test_what_a_cut_off_rank_could_not_record_is_no_finding() -> None:
     cut_off(record, "raised")
     record.failure = Failure(type="RuntimeError", message="boom", traceback="", time=5.0)
     the_only_finding(evidence, "ended")
+
+
+def test_the_exception_of_a_rank_that_lost_its_peer_is_a_consequence() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "raised")
+    evidence.records[0].failure = Failure(
+        type="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:1234", traceback="", time=1.0
+    )
+    evidence.records[1].failure = Failure(type="KeyError", message="'cu_seqlens'", traceback="", time=2.0)
+    finding = the_only_finding(evidence, "ended")
+    assert place_of(finding, "rank") == (1,)
+    assert "KeyError" in finding.message
+
+
+def test_a_crash_outranks_the_earlier_word_of_its_peer() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "killed")
+    assert evidence.result is not None
+    evidence.result.first_failure_rank = 0
+    evidence.records[0].ended = "raised"
+    evidence.records[0].failure = Failure(type="RuntimeError", message="Connection reset by peer", traceback="", time=1)
+    evidence.result.ranks[1].exit_code = -6
+    assert place_of(the_only_finding(evidence, "ended"), "rank") == (1,)

@@ -9,8 +9,9 @@ from tests.judge.simulator import config_of, evidence_for, place_of, the_only_fi
 
 def _scale(evidence: CellEvidence, factor: float, step: int) -> None:
     for record in evidence.records.values():
-        assert record.steps[step].grad_norm is not None
-        record.steps[step].grad_norm *= factor
+        norm = record.steps[step].grad_norm
+        assert norm is not None
+        record.steps[step].grad_norm = norm * factor
 
 
 @pytest.mark.parametrize(

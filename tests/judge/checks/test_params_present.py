@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
-from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, drop_params, evidence_for, place_of, the_only_finding
 
 
 def test_middle_stages_without_params_are_named() -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
     for stage in (1, 2):
         for record in at(evidence, pp=stage):
-            for seen in [*record.batches, *record.layers]:
-                seen.params = None
+            drop_params(record)
     finding = the_only_finding(evidence, "params_present")
     assert place_of(finding, "stage", "tp", "cp", "micro_batch", "leg") == (1, 0, 0, 0, "metadata")
     assert finding.where["stages"] == [1, 2]
@@ -22,8 +21,7 @@ def test_middle_stages_without_params_are_named() -> None:
 def test_tp_ranks_above_0_without_params_on_the_last_stage() -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=2))
     for record in at(evidence, pp=1, tp=1):
-        for seen in [*record.batches, *record.layers]:
-            seen.params = None
+        drop_params(record)
     finding = the_only_finding(evidence, "params_present")
     assert place_of(finding, "stage", "tp", "rank") == (1, 1, 3)
     assert finding.fault_class == fault_classes.LAST_STAGE
@@ -32,8 +30,7 @@ def test_tp_ranks_above_0_without_params_on_the_last_stage() -> None:
 def test_tp_ranks_above_0_of_every_stage() -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=2))
     for record in at(evidence, tp=1):
-        for seen in [*record.batches, *record.layers]:
-            seen.params = None
+        drop_params(record)
     finding = the_only_finding(evidence, "params_present")
     assert place_of(finding, "stage", "tp", "rank") == (0, 1, 1)
     assert finding.fault_class == fault_classes.TP_RANKS

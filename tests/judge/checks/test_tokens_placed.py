@@ -67,3 +67,13 @@ def test_an_unpacked_batch_that_was_never_fetched() -> None:
     record.batches = record.batches[:-1]
     finding = the_only_finding(evidence, "tokens_placed")
     assert place_of(finding, "stage", "field", "micro_batch") == (1, "labels", len(evidence.plan[0][0]) - 1)
+
+
+def test_a_wrong_shape_and_a_wrong_padding_slot_are_said() -> None:
+    evidence = evidence_for(config_of("sft"))
+    batch = evidence.records[0].batches[0]
+    batch.tokens = TensorSeen(shape=[1, 32], dtype="torch.int64", mismatches=64)
+    assert "its shape is [1, 32]" in the_only_finding(evidence, "tokens_placed").message
+    batch.tokens = _tensor()
+    batch.loss_mask = _tensor(mismatches=3, first=[-1, 4, 0, 1])
+    assert "padding slot 4 is 1, expected 0" in the_only_finding(evidence, "tokens_placed").message
