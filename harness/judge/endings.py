@@ -117,8 +117,8 @@ def cause_of(endings: list[Ending], result: CellResult | None) -> Cause | None:
 def _first(failed: list[Ending], result: CellResult | None) -> Ending:
     """The rank that the others' ends follow from.
 
-    The earliest exception that is not about a lost peer. Else a rank with an exit code: the parent reports those of ranks
-    that died by themselves or by a stranger's hand, not of those it ended. Else, at a deadline, least progress.
+    The earliest exception that is not about a lost peer. Else a rank with an exit code: the parent reports those of
+    ranks that died by themselves or by a stranger's hand, not of those it ended. Else, at a deadline, least progress.
     """
     died = [ending for ending in failed if ending.ended in ("crashed", "killed") and ending.exit_code]
     raised = [ending for ending in failed if ending.ended == "raised"]
