@@ -251,8 +251,11 @@ def _started(report: Report) -> str:
 
 
 def _versions(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions = provenance.get("versions")
-    return [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, Mapping) else []
+    """Versions for the banner: harness, Python, and the packages that are there; all else stands under Provenance."""
+    packages = provenance.get("packages")
+    named = {name: provenance[name] for name in ("harness", "python") if name in provenance}
+    named |= packages if isinstance(packages, Mapping) else {}
+    return [(str(name), str(value)) for name, value in named.items() if value != "not installed"]
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
