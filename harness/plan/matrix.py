@@ -175,7 +175,8 @@ def _file_documents(checked: FileDocuments, problems: Problems, read_lengths: Le
     if checked.path is None:
         return DocumentsConfig(mode="file", lengths=tuple(checked.lengths or ()))
     try:
-        return DocumentsConfig(mode="file", path=checked.path, lengths=read_lengths(checked.path))
+        # Without the path: a cell's id depends on the lengths, not on where they were kept.
+        return DocumentsConfig(mode="file", lengths=read_lengths(checked.path))
     except InputError as error:
         for problem in error.problems:
             message = f"{checked.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"

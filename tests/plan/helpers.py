@@ -1,0 +1,36 @@
+"""A small matrix as values, and the short way from values to Matrix and Expansion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan.expand import expand
+from harness.plan.matrix import Matrix, load
+from harness.words.cell import cell_name
+from harness.words.errors import InputError, Problem
+from harness.words.run_plan import Expansion
+
+
+def no_file(name: str) -> tuple[int, ...]:
+    raise AssertionError(f"nothing should read {name}")
+
+
+def matrix_of(values: dict[str, Any] | None = None, **sections: Any) -> Matrix:
+    return load(values or {"name": "t", **sections}, file="t.yaml", lines={}, read_lengths=no_file)
+
+
+def expand_axes(matrix: dict[str, Any], **sections: Any) -> Expansion:
+    return expand(matrix_of(matrix=matrix, **sections))
+
+
+def names(expansion: Expansion) -> list[str]:
+    return [cell_name(cell.config) for cell in expansion.cells if cell.role == "cell"]
+
+
+def problems_of(**sections: Any) -> list[Problem]:
+    """All problems of a matrix that must have some."""
+    with pytest.raises(InputError) as caught:
+        expand(matrix_of(**sections))
+    return list(caught.value.problems)

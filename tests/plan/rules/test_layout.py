@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.plan.rules.table import rejections
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.documents import DocumentsConfig, documents_of_step
+from harness.words.layout import Layout
+from harness.words.packing import plan_step
+
+
+def reason(rule: str, config: CellConfig) -> str | None:
+    return next((item.reason for item in rejections(config) if item.rule == rule), None)
+
+
+def cell(
+    data_path: str = "sft",
+    *,
+    micro_batch_size: int = 1,
+    model: ModelConfig | None = None,
+    train: TrainConfig | None = None,
+    documents: DocumentsConfig | None = None,
+    **layout: int,
+) -> CellConfig:
+    return CellConfig(
+        layout=Layout(**layout, sp=layout.get("tp", 1) > 1),  # type: ignore[arg-type]
+        data_path=data_path,
+        micro_batch_size=micro_batch_size,
+        model=model or ModelConfig(),
+        train=train or TrainConfig(),
+        documents=documents or DocumentsConfig(mode="file", lengths=(16,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "model", "sizes", "expected"),
+    [
+        (
+            "layout.layers-by-pp",
+            {"layers": 6},
+            {"pp": 2, "vpp": 2},
+            "model.layers 6 is not divisible by pp 2 x vpp 2 = 4",
+        ),
+        ("layout.heads-by-tp", {"heads": 2, "kv_heads": 2}, {"tp": 4}, "model.heads 2 is not divisible by tp 4"),
+        (
+            "layout.kv-heads-by-tp",
+            {"kv_heads": 2},
+            {"tp": 4},
+            "model.kv_heads 2 is not divisible by tp 4: 2 = 0 * 4 + 2",
+        ),
+        ("layout.ffn-by-tp", {"ffn": 126}, {"tp": 4}, "model.ffn 126 is not divisible by tp 4"),
+        ("layout.vocab-by-tp", {"vocab": 101}, {"tp": 2}, "model.vocab 101 is not divisible by tp 2"),
+        ("layout.vpp-needs-pp", {}, {"vpp": 2}, "vpp 2 interleaves model chunks"),
+        ("layout.ep-is-one", {}, {"ep": 2}, "ep 2 spreads experts"),
+    ],
+)
+def test_what_does_not_divide_is_rejected_and_its_neighbour_is_not(
+    rule: str, model: dict[str, int], sizes: dict[str, int], expected: str
+) -> None:
+    found = reason(rule, cell(model=ModelConfig(**model), **sizes))
+    assert found is not None
+    assert expected in found
+    assert reason(rule, cell()) is None
+
+
+def test_sequence_parallel_needs_tensor_parallel() -> None:
+    config = CellConfig(layout=Layout(sp=True), data_path="sft")
+    assert "tp is 1" in (reason("layout.sp-needs-tp", config) or "")
+    assert reason("layout.sp-needs-tp", cell(tp=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batch_size", "expected"),
+    [
+        ({"dp": 3}, 1, "train.global_batch 8 is not divisible by dp 3 x micro_batch_size 1 = 3: 8 = 2 * 3 + 2"),
+        ({"dp": 2}, 3, "dp 2 x micro_batch_size 3 = 6"),
+        ({"pp": 4, "vpp": 2}, 4, "dp 1 x micro_batch_size 4 x pp 4 (interleaved) = 16"),
+    ],
+)
+def test_unpacked_documents_divide_over_replicas(sizes: dict[str, int], micro_batch_size: int, expected: str) -> None:
+    found = reason("batch.documents-by-replicas", cell("unpacked", micro_batch_size=micro_batch_size, **sizes))
+    assert expected in (found or "")
+    assert reason("batch.documents-by-replicas", cell("sft", micro_batch_size=micro_batch_size, **sizes)) is None
+
+
+def test_packed_rows_that_cannot_be_split_far_enough_are_rejected() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(64,))
+    config = cell(dp=3, train=TrainConfig(global_batch=4), documents=documents)
+    assert reason("batch.rows-by-replicas", config) == (
+        "step 0: 4 documents fill 4 rows of 64 tokens; the next multiple of dp 3 x micro_batch_size 1 = 3 is 6 rows, "
+        "more than there are documents"
+    )
+    assert reason("batch.rows-by-replicas", cell(dp=3, train=TrainConfig(global_batch=4))) is None  # rows can split
+
+
+def test_a_later_step_that_cannot_be_split_is_found() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(16, 16, 16, 16, 64, 64, 64, 64))
+    config = cell(dp=3, train=TrainConfig(global_batch=4, steps=2), documents=documents)
+    assert (reason("batch.rows-by-replicas", config) or "").startswith("step 1: 4 documents fill 4 rows")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=12),
+    dp=st.integers(1, 4),
+    micro_batch_size=st.integers(1, 3),
+    interleaved=st.booleans(),
+    data_path=st.sampled_from(["unpacked", "reference", "sft"]),
+)
+def test_the_rules_foretell_exactly_when_a_step_cannot_be_planned(
+    lengths: list[int], dp: int, micro_batch_size: int, interleaved: bool, data_path: str
+) -> None:
+    config = cell(
+        data_path,
+        micro_batch_size=micro_batch_size,
+        train=TrainConfig(global_batch=len(lengths), steps=1),
+        documents=DocumentsConfig(mode="file", lengths=tuple(lengths)),
+        dp=dp,
+        pp=2,
+        vpp=2 if interleaved else 1,
+    )
+    foretold = any(item.rule.startswith("batch.") for item in rejections(config))
+    try:
+        config.micro_batches(0)
+        failed = False
+    except ValueError:
+        failed = True
+    assert foretold is failed
+
+
+def test_rules_have_unique_ids_and_sources() -> None:
+    from harness.plan.rules.table import RULES
+
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    assert all(rule.source for rule in RULES)
+
+
+def test_documents_of_a_step_are_drawn_as_the_rule_draws_them() -> None:
+    """The rule counts rows with the same packer and the same documents as the cell."""
+    documents = DocumentsConfig(mode="distribution", max_seq_len=64, mean_seq_len=20)
+    for count, dp in itertools.product((5, 7), (2, 3)):
+        config = cell(dp=dp, train=TrainConfig(global_batch=count, steps=4), documents=documents)
+        wrong = []
+        for step in range(4):
+            made = documents_of_step(documents, seed=1234, step=step, count=count, seq_length=64)
+            try:
+                plan_step(made, config.style, config.layout, seq_length=64, micro_batch_size=1)
+            except ValueError:
+                wrong.append(step)
+        found = reason("batch.rows-by-replicas", config)
+        assert (found is not None) is bool(wrong)
+        assert found is None or found.startswith(f"step {wrong[0]}:")

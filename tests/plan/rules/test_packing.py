@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.plan.rules.table import rejections
+from harness.words.cell import CellConfig, TrainConfig
+from harness.words.documents import adversarial_mix
+from harness.words.layout import Layout
+from harness.words.packing_options import PackingOptions
+
+
+def cell(data_path: str, layout: Layout, seq_length: int = 64, **options: int | bool) -> CellConfig:
+    return CellConfig(
+        layout=layout,
+        data_path=data_path,
+        train=TrainConfig(seq_length=seq_length),
+        documents=adversarial_mix(seq_length, layout.cp),
+        options=PackingOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+def reasons(config: CellConfig) -> dict[str, str]:
+    return {item.rule: item.reason for item in rejections(config)}
+
+
+@pytest.mark.parametrize("data_path", ["unpacked", "reference", "sft"])
+def test_seq_length_is_cut_in_two_chunks_per_cp_rank(data_path: str) -> None:
+    found = reasons(cell(data_path, Layout(cp=3)))
+    assert found["cp.seq-length"] == "train.seq_length 64 is not divisible by 2 * cp = 2 * 3 = 6: 64 = 10 * 6 + 4"
+    assert reasons(cell(data_path, Layout(cp=4))) == {}
+
+
+def test_a_fixed_row_is_cut_over_cp_and_then_tp() -> None:
+    layout = Layout(tp=4, cp=2, sp=True)
+    for data_path in ("unpacked", "sft"):
+        found = reasons(cell(data_path, layout, 60))
+        assert found["sp.seq-length"] == (
+            "train.seq_length 60 is not divisible by tp 4 x cp 2 = 8 (sp is on): 60 = 7 * 8 + 4"
+        )
+    assert "sp.seq-length" not in reasons(cell("reference", layout, 60))
+    assert "sp.seq-length" in reasons(cell("reference", layout, 60, pad_to_max_length=True))
+    assert "sp.seq-length" not in reasons(cell("sft", Layout(tp=4, cp=2), 60))
+
+
+def test_a_row_must_hold_its_longest_document_once_padded() -> None:
+    found = reasons(cell("reference", Layout(tp=4, sp=True), 62))
+    assert found["packing.row-holds-alignment"] == (
+        "train.seq_length 62 is not divisible by the alignment lcm(1, cp * tp = 4) = 4: 62 = 15 * 4 + 2; "
+        "a document of 62 tokens is padded to 64 and does not fit in its row"
+    )
+    assert "packing.row-holds-alignment" in reasons(cell("sft", Layout(), 64, pad_seq_to_mult=24))
+    assert reasons(cell("sft", Layout(), 64, pad_seq_to_mult=16)) == {}
+
+
+def test_documents_padded_to_too_small_a_multiple_are_rejected_with_the_first_that_breaks() -> None:
+    found = reasons(cell("sft", Layout(cp=2), pad_seq_to_mult=2))
+    assert found == {
+        "packing.documents-aligned": "documents are padded to a multiple of pad_seq_to_mult = 2, but the layout needs "
+        "2 * cp = 2 * 2 = 4: a document of 1 token takes 2, and 2 % 4 = 2"
+    }
+    assert reasons(cell("sft", Layout(cp=2), pad_seq_to_mult=8)) == {}
+
+
+def test_the_reference_path_also_needs_whole_tokens_per_tp_rank() -> None:
+    layout = Layout(tp=4, cp=2, sp=True)
+    found = reasons(cell("reference", layout, pad_seq_to_mult=4))
+    assert "lcm(2 * cp = 4, cp * tp = 8) = 8" in found["packing.documents-aligned"]
+    # sft rows have a fixed length that is split over tp, so its documents need 2 * cp only.
+    assert reasons(cell("sft", layout, pad_seq_to_mult=4)) == {}
+    assert reasons(cell("reference", layout, pad_seq_to_mult=8)) == {}
+
+
+def test_padded_cu_seqlens_need_fixed_rows_and_metadata_and_a_data_path_that_pads() -> None:
+    rules = {"packing.pad-cu-seqlens-max-length", "packing.pad-cu-seqlens-metadata", "packing.pad-cu-seqlens-path"}
+    assert reasons(cell("reference", Layout(), pad_cu_seqlens=True)).keys() == rules
+    complete = cell("reference", Layout(), pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
+    assert reasons(complete).keys() == {"packing.pad-cu-seqlens-path"}
+    assert reasons(cell("reference", Layout(), pad_to_max_length=True, metadata=True)) == {}
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    cp=st.integers(1, 4),
+    sp=st.booleans(),
+    seq_length=st.integers(8, 128),
+    data_path=st.sampled_from(["unpacked", "reference", "sft"]),
+    multiple=st.none() | st.integers(1, 16),
+    fixed=st.booleans(),
+)
+def test_a_cell_that_the_rules_let_through_can_be_split_over_cp_and_tp(
+    tp: int, cp: int, sp: bool, seq_length: int, data_path: str, multiple: int | None, fixed: bool
+) -> None:
+    """The rules are sufficient: the zigzag divides, the local slab divides over tp, and no row overflows."""
+    config = CellConfig(
+        layout=Layout(tp=tp, cp=cp, sp=sp and tp > 1),
+        data_path=data_path,
+        train=TrainConfig(seq_length=seq_length),
+        documents=adversarial_mix(seq_length, cp),
+        options=PackingOptions(pad_seq_to_mult=multiple, pad_to_max_length=fixed),
+    )
+    if rejections(config):
+        return
+    for batch in (batch for replica in config.micro_batches(0) for batch in replica):
+        assert all(row.length <= seq_length for row in batch.rows)
+        assert all(item.padded_length >= item.document.length for item in batch.placed)
+        for rank in range(cp):
+            for row in batch.local_slots(cp, rank):
+                assert len(row) % (tp if config.layout.sp else 1) == 0
