@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from harness.words.packing import zigzag
 
 _CPU = torch.device("cpu")
+_DEVICE_TYPES = (str, torch.device)
 _installed: list[str] = []
 
 
@@ -29,12 +30,13 @@ class _FactoriesOnCpu(TorchFunctionMode):
     """Rewrites device="cuda" and pin_memory=True in tensor factory calls."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         if _is_cuda(kwargs.get("device")):
-            kwargs["device"] = _CPU
+            kwargs = {**kwargs, "device": _CPU}
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        args = tuple(_CPU if isinstance(arg, (str, torch.device)) and _is_cuda(arg) else arg for arg in args)
+            kwargs = {**kwargs, "pin_memory": False}
+        if any(type(arg) in _DEVICE_TYPES for arg in args):
+            args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
         return func(*args, **kwargs)
 
 
@@ -81,7 +83,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "stream", lambda *a, **k: _Idle()),
         (cuda, "Stream", _Idle),
         (cuda, "Event", _Idle),
-        (cuda, "manual_seed", lambda seed: torch.manual_seed(seed)),
+        (cuda, "manual_seed", lambda seed: torch.default_generator.manual_seed(seed)),
         (cuda, "get_rng_state", get_state),
         (cuda, "set_rng_state", set_state),
         (random, "get_rng_state", get_state),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import Any
 
@@ -20,6 +21,8 @@ WARM_MODULES = (
     "megatron.core.pipeline_parallel",
     "megatron.core.utils",
 )
+# Imported late by some releases, in every rank: wanted in the parent too, if they are there.
+_WARM_IF_PRESENT = ("megatron.core.models.mimo",)
 _PROVEN = (
     "torch",
     "megatron.core",
@@ -35,6 +38,9 @@ def import_all() -> None:
     """Import the heavy modules; the first failure is the caller's to report."""
     for name in WARM_MODULES:
         importlib.import_module(name)
+    for name in _WARM_IF_PRESENT:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
 
 
 def import_proof() -> list[ImportProof]:
