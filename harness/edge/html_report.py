@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +24,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXT = 4000  # characters of one message or value
 _MAX_TRACEBACK = 6000  # the last characters of one traceback
 _MAX_FINDINGS = 12  # per cell
-_OPEN_FAILURES = 8  # failing cells shown unfolded
+_OPEN_FAILURES = 8  # failing cells shown unfolded,
+_OPEN_OF_CLASS = 2  # of each probable class of fault
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # and per failing cell
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -54,6 +56,7 @@ class Detail:
     cell: ReportCell
     number: str  # F1, F2 ... as in plots; K1 ... for known failures
     first: Finding | None
+    fault: str
     picture: RankPicture
     open: bool
 
@@ -63,6 +66,7 @@ def render_html(report: Report) -> str:
     from harness.edge.html_curves import curve_groups  # loads matplotlib, half a second that only reports need
 
     details, budget = _details(report)
+    failures = [detail for detail in details if detail.cell.outcome in _DECIDED_BAD]
     known = [detail for detail in details if detail.cell.outcome not in _DECIDED_BAD]
     pictures, undrawn = _other_pictures(report, {detail.cell.id for detail in details}, budget)
     text = (
@@ -72,9 +76,9 @@ def render_html(report: Report) -> str:
             report=report,
             style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
             sentence=_sentence(report),
-            failures=[detail for detail in details if detail.cell.outcome in _DECIDED_BAD],
+            failures=failures,
             known=known,
-            classes=_classes(details),
+            classes=_classes(failures),
             grid=outcome_grid(report),
             curves=list(curve_groups(report, {detail.cell.id: detail.number for detail in details})),
             pictures=pictures,
@@ -117,27 +121,31 @@ def _environment() -> Environment:
 
 def _details(report: Report) -> tuple[list[Detail], int]:
     """Failing cells first, then known failures and other surprises; and the rank squares that are left."""
-    order = [Outcome.FAIL, Outcome.ERROR, Outcome.XFAIL, Outcome.XPASS]
+    order = [*_DECIDED_BAD, Outcome.XFAIL, Outcome.XPASS]
     chosen = [cell for outcome in order for cell in report.cells if cell.outcome is outcome]
     budget = _SQUARES
     details: list[Detail] = []
-    numbers = {"F": 0, "K": 0}
+    numbers: Counter[str] = Counter()
+    opened: Counter[str] = Counter()
     for cell in chosen:
         letter = "F" if cell.outcome in _DECIDED_BAD else "K"
         numbers[letter] += 1
         picture = rank_picture(cell, min(budget, _CELL_SQUARES))
         budget -= picture.squares
         errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-        details.append(
-            Detail(
-                cell=cell,
-                number=f"{letter}{numbers[letter]}",
-                first=next(iter(errors or cell.findings), None),
-                picture=picture,
-                open=letter == "F" and numbers["F"] <= _OPEN_FAILURES,
-            )
-        )
+        first = next(iter(errors or cell.findings), None)
+        fault = _fault_of(cell, first)
+        is_open = letter == "F" and opened[fault] < _OPEN_OF_CLASS and opened.total() < _OPEN_FAILURES
+        opened[fault] += is_open
+        number = f"{letter}{numbers[letter]}"
+        details.append(Detail(cell=cell, number=number, first=first, fault=fault, picture=picture, open=is_open))
     return details, budget
+
+
+def _fault_of(cell: ReportCell, first: Finding | None) -> str:
+    """The probable class of fault of a cell's first finding."""
+    fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
+    return (first.fault_class if first else None) or fallback
 
 
 def _other_pictures(report: Report, shown: set[str], budget: int) -> tuple[list[tuple[ReportCell, RankPicture]], int]:
@@ -153,14 +161,11 @@ def _other_pictures(report: Report, shown: set[str], budget: int) -> tuple[list[
     return pictures, len(packed) - len(pictures)
 
 
-def _classes(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
+def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
     """Failing cells by probable class of fault, the largest class first."""
     classes: dict[str, list[Detail]] = {}
-    for detail in details:
-        if detail.cell.outcome in _DECIDED_BAD:
-            fallback = "infrastructure" if detail.cell.outcome is Outcome.ERROR else "unclassified"
-            name = (detail.first.fault_class if detail.first else None) or fallback
-            classes.setdefault(name, []).append(detail)
+    for detail in failures:
+        classes.setdefault(detail.fault, []).append(detail)
     return sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ STATE_MARKS = {
     "no-record": ("?", "no record"),
 }
 _LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
+_WORDS = ("dtype", "attention")  # axes whose values speak for themselves
 _MAX_STRIP = 64  # segments drawn for one cu_seqlens
 _MAX_VALUES = 400  # numbers of one cu_seqlens written out
 
@@ -66,12 +68,12 @@ def outcome_grid(report: Report) -> Grid:
     """Every cell and every rejected cell in one square each."""
     items: list[tuple[dict[str, Any], Chip]] = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
     items += [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
-    varying = _varying(axes for axes, _ in items)
+    usual = _usual([axes for axes, _ in items])
     rows: dict[tuple[Any, ...], str] = {}
     columns: list[str] = []
     squares: dict[tuple[str, str], list[Chip]] = {}
     for axes, chip in items:
-        row, column = _row_name(axes, varying), _column_name(axes, varying)
+        row, column = _row_name(axes, usual), _column_name(axes, usual)
         rows.setdefault(_row_order(axes, row), row)
         if column not in columns:
             columns.append(column)
@@ -85,16 +87,17 @@ def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
     return {**item.axes, **layout}
 
 
-def _varying(all_axes: Iterable[dict[str, Any]]) -> set[str]:
-    seen: dict[str, set[str]] = {}
+def _usual(all_axes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The most frequent value of each axis that varies; the first of equally frequent ones."""
+    seen: dict[str, Counter[str]] = {}
     for axes in all_axes:
         for name, value in axes.items():
-            seen.setdefault(name, set()).add(str(value))
-    return {name for name, values in seen.items() if len(values) > 1}
+            seen.setdefault(name, Counter())[str(value)] += 1
+    return {name: counts.most_common(1)[0][0] for name, counts in seen.items() if len(counts) > 1}
 
 
-def _row_name(axes: dict[str, Any], varying: set[str]) -> str:
-    """As in cell ids: tp2-pp4-cp1, then the sizes above one, then other axes in which this matrix varies."""
+def _row_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
+    """As in cell ids: tp2-pp4-cp1, the sizes above one, then other axes where they are not as usual in this matrix."""
     parts = [f"{name}{axes.get(name, 1)}" for name in ("tp", "pp", "cp")]
     parts += [f"{name}{axes[name]}" for name in ("dp", "ep", "vpp") if axes.get(name, 1) not in (1, None)]
     if axes.get("tp", 1) != 1 and axes.get("sp") is False:
@@ -102,7 +105,8 @@ def _row_name(axes: dict[str, Any], varying: set[str]) -> str:
     if axes.get("micro_batch_size", 1) != 1:
         parts.append(f"mbs{axes['micro_batch_size']}")
     known = {*_LAYOUT_AXES, "micro_batch_size", "packing", "stack"}
-    return "-".join(parts + [str(axes[name]) for name in axes if name in varying and name not in known])
+    rest = [name for name in axes if name in usual and name not in known and str(axes[name]) != usual[name]]
+    return "-".join(parts + [str(axes[name]) if name in _WORDS else f"{name}={axes[name]}" for name in rest])
 
 
 def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
@@ -110,9 +114,9 @@ def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
     return (*(size if isinstance(size, int) else 0 for size in sizes), name)
 
 
-def _column_name(axes: dict[str, Any], varying: set[str]) -> str:
+def _column_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
     name = str(axes.get("packing", "cells"))
-    return f"{name} · {axes['stack']}" if "stack" in varying and "stack" in axes else name
+    return f"{name} · {axes['stack']}" if "stack" in usual and "stack" in axes else name
 
 
 def _chip(cell: ReportCell) -> Chip:
