@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.edge.html_views import is_control
 from harness.edge.plots import Series, difference_plot, relative_difference, value_plot
 from harness.judge.report_model import LossCurve, Report, ReportCell
 from harness.words.outcomes import Outcome
@@ -51,9 +52,9 @@ def _series(cell: ReportCell, values: Sequence[float], numbers: Mapping[str, str
 
 
 def _losses(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Plot:
-    controls = [cell.curve.loss for cell in cells if cell.role == "reference"]
+    controls = [cell.curve.loss for cell in cells if is_control(cell)]
     reference = next((loss for loss in [*controls, *(cell.curve.reference_loss for cell in cells)] if loss), [])
-    lines = [_series(cell, cell.curve.loss, numbers) for cell in cells if cell.role != "reference" and cell.curve.loss]
+    lines = [_series(cell, cell.curve.loss, numbers) for cell in cells if not is_control(cell) and cell.curve.loss]
     alt = f"Mean loss per token by step: the reference and {len(lines)} cells"
     lines += [Series(values=reference, kind="reference")] if reference else []
     return Plot(title="Loss", note="mean per token", svg=value_plot(f"{prefix}-loss", lines, alt=alt, points=points))

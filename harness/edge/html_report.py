@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, outcome_grid, rank_picture
+from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grid, rank_picture
 from harness.judge.report_model import Report, ReportCell
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
@@ -115,7 +115,9 @@ def _environment() -> Environment:
         rate=_rate,
         tail=_tail,
     )
-    environment.globals.update(marks=OUTCOME_MARKS, bound_of=_bound_of, max_findings=_MAX_FINDINGS)
+    environment.globals.update(
+        marks=OUTCOME_MARKS, bound_of=_bound_of, is_control=is_control, max_findings=_MAX_FINDINGS
+    )
     return environment
 
 

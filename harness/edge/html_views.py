@@ -44,6 +44,11 @@ def anchor(cell_id: str) -> str:
     return "cell-" + re.sub(r"[^A-Za-z0-9._-]", "_", cell_id)
 
 
+def is_control(cell: ReportCell) -> bool:
+    """Whether other cells are compared with this one: only it has no reference of its own."""
+    return cell.role == "reference" or cell.reference is None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chip:
     """One cell in a square of the grid."""
@@ -122,7 +127,7 @@ def _column_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
 def _chip(cell: ReportCell) -> Chip:
     symbol, word = OUTCOME_MARKS[cell.outcome]
     failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
-    note = ", ".join(failing) or ("control" if cell.role == "reference" else "")
+    note = ", ".join(failing) or ("control" if is_control(cell) else "")
     title = cell.id + (f": {cell.findings[0].message}" if cell.findings else f": {cell.reason}" if cell.reason else "")
     return Chip(
         outcome=cell.outcome, symbol=symbol, word=word, note=note, href=f"#{anchor(cell.id)}", title=title[:300]

@@ -144,6 +144,14 @@ def test_the_grid_has_one_square_for_each_cell_and_each_rejected_cell(sample: st
     assert Page(sample).classes["square"] == len(report.cells) + len(report.rejected)
 
 
+def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_drawn_once() -> None:
+    report = passing_report()
+    cells = [replace(cell, role="cell") for cell in report.cells]
+    html = render_html(replace(report, cells=cells))
+    assert outcome_grid(replace(report, cells=cells)).rows[0][1][0][0].note == "control"
+    assert "the reference and 3 cells" in html
+
+
 def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> None:
     grid = outcome_grid(sample_report())
     assert grid.columns == ["unpacked", "reference", "sft"]

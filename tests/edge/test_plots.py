@@ -20,7 +20,9 @@ def texts(svg: str) -> list[str]:
 
 def heights(svg: str, colour: str) -> list[float]:
     """The y coordinates of the line drawn in a colour."""
-    path = next(re.findall(r'd="([^"]*)"', tag)[0] for tag in re.findall(r"<path[^>]*>", svg) if f"--plot-{colour}" in tag)
+    path = next(
+        re.findall(r'd="([^"]*)"', tag)[0] for tag in re.findall(r"<path[^>]*>", svg) if f"--plot-{colour}" in tag
+    )
     return [float(y) for y in re.findall(r"[ML] \S+ (\S+)", path)]
 
 
@@ -34,7 +36,9 @@ def test_relative_difference_keeps_what_is_not_finite_and_survives_a_zero_refere
 
 
 def test_the_same_series_give_the_same_text() -> None:
-    assert difference_plot("a", [CALM, BAD], bound=1e-5, alt="x") == difference_plot("a", [CALM, BAD], bound=1e-5, alt="x")
+    assert difference_plot("a", [CALM, BAD], bound=1e-5, alt="x") == difference_plot(
+        "a", [CALM, BAD], bound=1e-5, alt="x"
+    )
 
 
 def test_a_plot_is_one_well_formed_element_without_style_script_or_date() -> None:
