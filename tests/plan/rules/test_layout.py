@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.plan.rules.table import rejections
+from harness.plan.rules.table import RULES, rejections
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, documents_of_step
 from harness.words.layout import Layout
@@ -132,8 +132,6 @@ def test_the_rules_foretell_exactly_when_a_step_cannot_be_planned(
 
 
 def test_rules_have_unique_ids_and_sources() -> None:
-    from harness.plan.rules.table import RULES
-
     assert len({rule.id for rule in RULES}) == len(RULES)
     assert all(rule.source for rule in RULES)
 

@@ -1,0 +1,84 @@
+"""How long `harness plan` takes for a matrix of 100,000 combinations, and how much memory.
+
+    python benchmarks/bench_plan.py [--runs 5]
+
+Each run is a fresh process: import, read the file, expand, apply the rules, make the text. Prints the median wall
+time and the largest peak of resident memory. Figures to hold: 5 s and 500 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MATRIX = """
+name: big
+model: {layers: 32, hidden: 512, heads: 16, kv_heads: 8, ffn: 1024, vocab: 1024}
+train: {global_batch: 64, seq_length: 4096}
+matrix:
+  tp: [1, 2, 4, 8]
+  pp: [1, 2, 4, 8]
+  cp: [1, 2, 4, 8]
+  dp: [1, 2, 4, 8]
+  vpp: [1, 2]
+  sp: [auto, false]
+  micro_batch_size: [1, 2, 4, 8]
+  packing: [unpacked, reference, sft]
+  dtype: [fp32, bf16]
+  attention: [auto, reference]
+  train.seq_length: [2048, 4096]
+  include:
+    - {tp: 16, packing: sft, micro_batch_size: 1}
+constraints:
+  - tp * pp * cp * dp <= 512
+launch: {max_ranks: 256}
+"""
+
+
+def one_run() -> None:
+    """In a fresh process: prints wall seconds, peak resident MB, and the first line of the plan."""
+    begin = time.perf_counter()
+    from harness.edge.matrix_file import read_matrix
+    from harness.plan.expand import expand
+    from harness.plan.plan_text import plan_text
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "big.yaml"
+        file.write_text(MATRIX)
+        text = plan_text(expand(read_matrix(file)))
+    wall = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{wall} {peak} {text.splitlines()[0]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        one_run()
+        return
+    walls, peaks, plan = [], [], ""
+    for _ in range(arguments.runs):
+        command = [sys.executable, __file__, "--one"]
+        begin = time.perf_counter()
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        _, peak, plan = output.split(maxsplit=2)
+        walls.append(time.perf_counter() - begin)  # with the start of the interpreter
+        peaks.append(float(peak))
+    print(f"{plan.strip()}")
+    print(
+        f"wall: median {statistics.median(walls):.2f} s of {arguments.runs} runs ({min(walls):.2f} to {max(walls):.2f})"
+    )
+    print(f"peak resident memory: {max(peaks):.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The schema is checked with a small validator: only the keywords that the schema uses, and no others pass."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.edge.yaml_file import read
+from harness.plan.json_schema import json_schema
+
+_NOTES = {"title", "description", "default", "$schema", "$defs", "discriminator"}
+_TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+
+
+def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "") -> list[str]:
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        return complaints(value, root["$defs"][name], root, at)
+    found: list[str] = []
+    for keyword, wanted in schema.items():
+        found += _keyword(keyword, wanted, value, schema, root, at)
+    return found
+
+
+def _keyword(keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root: dict[str, Any], at: str) -> list[str]:
+    if keyword in _NOTES:
+        return []
+    if keyword in ("anyOf", "oneOf"):
+        fitting = sum(not complaints(value, option, root, at) for option in wanted)
+        return [] if fitting and (keyword == "anyOf" or fitting == 1) else [f"{at}: fits none of {keyword}"]
+    if keyword == "type":
+        right = wanted == "null" and value is None
+        right = right or (wanted != "null" and isinstance(value, _TYPES[wanted]))
+        right = right and (not isinstance(value, bool) or wanted == "boolean")
+        return [] if right else [f"{at}: not of type {wanted}"]
+    if keyword in ("properties", "additionalProperties", "required", "minProperties"):
+        return _object(keyword, wanted, value, schema, root, at) if isinstance(value, dict) else []
+    if keyword in ("items", "minItems"):
+        return _array(keyword, wanted, value, root, at) if isinstance(value, list) else []
+    checks = {
+        "const": lambda: value == wanted,
+        "enum": lambda: value in wanted,
+        "minimum": lambda: value >= wanted,
+        "exclusiveMinimum": lambda: value > wanted,
+        "minLength": lambda: len(value) >= wanted,
+        "pattern": lambda: re.search(wanted, value) is not None,
+        "format": lambda: True,
+        "propertyNames": lambda: all(not complaints(name, wanted, root, at) for name in value),
+    }
+    try:
+        return [] if checks[keyword]() else [f"{at}: {keyword} {wanted} does not hold for {value!r}"]
+    except TypeError:
+        return []  # the keyword does not apply to this type
+
+
+def _object(
+    keyword: str, wanted: Any, value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], at: str
+) -> list[str]:
+    if keyword == "required":
+        return [f"{at}: {name} is missing" for name in wanted if name not in value]
+    if keyword == "minProperties":
+        return [] if len(value) >= wanted else [f"{at}: too few keys"]
+    known = schema.get("properties", {})
+    if keyword == "properties":
+        return [c for k, v in value.items() if k in known for c in complaints(v, known[k], root, f"{at}.{k}")]
+    extra = {name: item for name, item in value.items() if name not in known}
+    if wanted is False:
+        return [f"{at}.{name}: not allowed" for name in extra]
+    return [] if wanted is True else [c for k, v in extra.items() for c in complaints(v, wanted, root, f"{at}.{k}")]
+
+
+def _array(keyword: str, wanted: Any, value: list[Any], root: dict[str, Any], at: str) -> list[str]:
+    if keyword == "minItems":
+        return [] if len(value) >= wanted else [f"{at}: too few items"]
+    return [c for n, item in enumerate(value) for c in complaints(item, wanted, root, f"{at}[{n}]")]
+
+
+def test_the_schema_accepts_every_shipped_matrix(root: Path) -> None:
+    schema = json_schema()
+    files = sorted((root / "matrices").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert complaints(read(file).values, schema, schema) == []
+
+
+def test_the_schema_accepts_aliases_ties_and_every_section() -> None:
+    values = {
+        "name": "t",
+        "model": {"num_layers": 4},
+        "train": {"seq_len": 64},
+        "documents": {"mode": "distribution", "max_seq_len": 64, "mean_seq_len": 20},
+        "packing_options": {"pad_seq_to_mult": "auto"},
+        "matrix": {
+            "tensor_model_parallel_size": [1, 2],
+            "layout": [{"pp": 2, "vpp": 2}],
+            "packing": "sft",
+            "sp": ["auto", False],
+            "train.seq_length": [64, 128],
+            "include": [{"cp": 2, "packing": "sft"}],
+        },
+        "constraints": ["tp < 2"],
+        "stacks": "default",
+        "cluster": "local",
+        "launch": {"parallel_ranks": 2},
+        "checks": {"numerics": {"step_loss": 1e-4}},
+        "xfail": [{"pattern": "*", "reason": "r"}],
+    }
+    schema = json_schema()
+    assert complaints(values, schema, schema) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nam": "t"},
+        {"model": {"hiden": 1}},
+        {"model": {"layers": 0}},
+        {"model": {"layers": "4"}},
+        {"train": {"lr": 0}},
+        {"documents": {"mode": "mock"}},
+        {"documents": {"mode": "adversarial", "path": "x"}},
+        {"packing_options": {"pad_seq_to_mult": None}},
+        {"matrix": {"tp": [0]}},
+        {"matrix": {"tp": []}},
+        {"matrix": {"packing": "thd"}},
+        {"matrix": {"foo": [1]}},
+        {"matrix": {"include": [{"foo": 1}]}},
+        {"matrix": {"layout": [{}]}},
+        {"cluster": "slurm"},
+        {"name": "a/b"},
+    ],
+)
+def test_the_schema_refuses_what_the_reader_refuses(wrong: dict[str, Any]) -> None:
+    schema = json_schema()
+    good = {"name": "t", "matrix": {"packing": "sft"}}
+    assert complaints(good, schema, schema) == []
+    assert complaints({**good, **wrong}, schema, schema) != []

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from harness.edge.run_dir import safe_name
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_id, cell_name
+from harness.words.documents import DocumentsConfig
+from harness.words.jsonable import dumps, from_jsonable, loads
+from harness.words.layout import Layout
+from harness.words.packing_options import PackingOptions
+
+CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({}, "tp2-pp4-cp1-sft"),
+        ({"layout": Layout(tp=2, dp=2, vpp=3, ep=2)}, "tp2-pp1-cp1-dp2-ep2-vpp3-nosp-sft"),
+        ({"micro_batch_size": 2, "dtype": "bf16", "attention": "reference"}, "tp2-pp4-cp1-sft-mbs2-bf16-reference"),
+        ({"options": PackingOptions(pad_seq_to_mult=8, pad_to_max_length=True)}, "tp2-pp4-cp1-sft-pad8-padmax"),
+        (
+            {"options": PackingOptions(pad_cu_seqlens=True, metadata=True, average_in_collective=True)},
+            "tp2-pp4-cp1-sft-padcu-meta-avgcoll",
+        ),
+        ({"options": PackingOptions(calculate_per_token_loss=False)}, "tp2-pp4-cp1-sft-meanloss"),
+        ({"variant": "seq_length128", "stack": "main", "fault": "leak"}, "tp2-pp4-cp1-sft-seq_length128-main-leak"),
+    ],
+)
+def test_a_name_shows_the_axes_that_differ_from_their_defaults(change: dict[str, Any], name: str) -> None:
+    config = replace(CELL, **change)
+    assert cell_name(config) == name
+    assert cell_id(config).rpartition("-")[0] == name
+    assert safe_name(cell_id(config)) == cell_id(config)
+
+
+def test_an_id_is_stable() -> None:
+    assert cell_id(CELL) == cell_id(replace(CELL))
+    assert cell_id(CELL) == cell_id(from_jsonable(CellConfig, loads(dumps(CELL))))
+
+
+# What an id leaves out: the deadline changes no number, and the variant repeats what model and train say.
+_NOT_HASHED = {"deadline_s", "variant"}
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(CellConfig) if item.name not in _NOT_HASHED])
+def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> None:
+    changed: dict[str, Any] = {
+        "layout": replace(CELL.layout, sp=False),
+        "data_path": "reference",
+        "micro_batch_size": 2,
+        "dtype": "bf16",
+        "attention": "reference",
+        "stack": "main",
+        "model": ModelConfig(rope_base=1),
+        "train": TrainConfig(seed=5),
+        "documents": DocumentsConfig(lengths=(1,)),
+        "options": PackingOptions(metadata=True),
+        "fault": "leak",
+    }
+    assert cell_id(replace(CELL, **{name: changed[name]}))[-8:] != cell_id(CELL)[-8:]
+
+
+def test_the_deadline_does_not_change_the_id() -> None:
+    assert cell_id(replace(CELL, deadline_s=1.0)) == cell_id(CELL)
+
+
+def test_options_reach_the_packing_arithmetic() -> None:
+    documents = DocumentsConfig(mode="file", lengths=(3, 5))
+    config = CellConfig(layout=Layout(), data_path="reference", documents=documents, train=TrainConfig(global_batch=2))
+    (batch,) = config.micro_batches(0)[0]
+    assert [item.padded_length for item in batch.placed] == [3, 5]
+    (batch,) = replace(config, options=PackingOptions(pad_seq_to_mult=4)).micro_batches(0)[0]
+    assert [item.padded_length for item in batch.placed] == [4, 8]
+    (batch,) = replace(config, options=PackingOptions(pad_to_max_length=True)).micro_batches(0)[0]
+    assert [item.padded_length for item in batch.placed] == [3, 61]
