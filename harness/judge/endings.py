@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.judge.places import counted
 from harness.words.layout import Coordinates, Layout
 from harness.words.records import CellResult, Failure, Progress, RankEnding, RankRecord
 
 LEGS = ("start", "metadata", "training", "end")
-PHASES = ("setup", "fetch", "forward", "backward", "reduce", "optimizer", "done")
+PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done")
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
+SIGTERM = 15
 # What gloo, NCCL and the store say on a rank whose peer went away.
 _PEER_LOST = re.compile(r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused", re.I)
 
@@ -117,10 +119,12 @@ def cause_of(endings: list[Ending], result: CellResult | None) -> Cause | None:
 def _first(failed: list[Ending], result: CellResult | None) -> Ending:
     """The rank that the others' ends follow from.
 
-    The earliest exception that is not about a lost peer. Else a rank with an exit code: the parent reports those of
-    ranks that died by themselves or by a stranger's hand, not of those it ended. Else, at a deadline, least progress.
+    The earliest exception that is not about a lost peer. Else a rank that died, by itself or by a stranger's hand
+    (SIGTERM is how the parent ends the ranks that are left). Else, at a deadline, the one with least progress.
     """
-    died = [ending for ending in failed if ending.ended in ("crashed", "killed") and ending.exit_code]
+    died = [ending for ending in failed if ending.ended == "crashed"]
+    died += [ending for ending in failed if ending.ended == "killed" and _signal(ending.exit_code or 0) != SIGTERM]
+    died = [ending for ending in died if ending.exit_code]
     raised = [ending for ending in failed if ending.ended == "raised"]
     own = [ending for ending in raised if not _lost_peer(ending)]
     if died and not own:
@@ -147,11 +151,15 @@ def _message(first: Ending, failed: list[Ending]) -> str:
         how = f"died of signal {signal}" if signal else f"left with exit code {first.exit_code}"
         return f"{who} {how} in the {first.at}"
     if first.ended == "deadline":
-        waits = sorted({ending.hang for ending in failed if ending.hang})
+        waits: dict[str, list[int]] = {}
+        for ending in failed:
+            if ending.hang:
+                waits.setdefault(ending.hang, []).append(ending.rank)
         if not waits:
             return f"the deadline passed with no rank waiting in a collective; {who} was last, in the {first.at}"
         step = max(ending.progress.step for ending in failed)
-        return f"hang in {', '.join(waits)} at step {step}; {who} came least far: {first.at}"
+        where = " and ".join(f"{name} ({counted('rank', ranks)})" for name, ranks in waits.items())
+        return f"hang in {where} at step {step}; {who} came least far: {first.at}"
     if first.ended == "missing":
         return f"{who} left no record"
     code = "" if first.exit_code is None else f" (exit code {first.exit_code})"

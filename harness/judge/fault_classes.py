@@ -8,6 +8,7 @@ from __future__ import annotations
 MIDDLE_STAGES = "A metadata: middle stages without cu_seqlens"
 LAST_STAGE = "A metadata: last stage without cu_seqlens"
 TP_RANKS = "A metadata: tp ranks > 0 without cu_seqlens"
+LATER_CHUNKS = "A metadata: later model chunks without cu_seqlens"
 LOST_IN_MODEL = "A metadata: lost between the data path and attention"
 MISSING = "A metadata: packed params missing"
 CU_SEQLENS = "A metadata: cu_seqlens wrong"

@@ -10,7 +10,7 @@ from harness.judge.evidence import CellEvidence
 from harness.judge.report_model import Report, ReportCell, ReportRejected
 from harness.judge.verdict import CellVerdict, judge_cell
 from harness.judge.views import failure_view, loss_curve, rank_views, throughput
-from harness.words.outcomes import Outcome, Rejection
+from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection
 from harness.words.run_plan import PlannedCell, RejectedCell, RunPlan
 
 
@@ -71,7 +71,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
     if verdict.usable:
         views = {
             "throughput": throughput(evidence),
-            "curve": loss_curve(evidence),
+            "curve": loss_curve(evidence, judged=verdict.lanes[Lane.NUMERICS] is not LaneVerdict.SKIP),
             "ranks": rank_views(evidence),
             "failure": failure_view(evidence),
         }

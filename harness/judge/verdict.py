@@ -97,22 +97,23 @@ def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
 
 
 def _led_by_root(findings: list[Finding]) -> list[Finding]:
-    """Errors before warnings; numbers that differ where metadata is wrong take the metadata's class, being its effect.
+    """Root first: metadata, then numbers in order of steps (a wrong gradient moves all later losses), then warnings.
 
-    Hangs and crashes keep their own class.
+    Numbers that differ take the class of the first finding, being its effect; hangs and crashes keep their own.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
-    root = next((finding for finding in errors if finding.lane is Lane.METADATA), None)
-    if root is not None:
-        keep = (fault_classes.HANG, fault_classes.CRASH)
-        errors = [
-            replace(finding, fault_class=root.fault_class)
-            if finding.lane is Lane.NUMERICS and finding.fault_class not in keep
-            else finding
-            for finding in errors
-        ]
-    return errors + warnings
+    if not errors:
+        return warnings
+    metadata = [finding for finding in errors if finding.lane is Lane.METADATA]
+    numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
+    numerics.sort(key=lambda finding: int(finding.where.get("step", 0)))
+    root = (metadata + numerics)[0].fault_class
+    own = (fault_classes.HANG, fault_classes.CRASH)
+    numerics = [
+        item if item.fault_class in own or root in own else replace(item, fault_class=root) for item in numerics
+    ]
+    return metadata + numerics + warnings
 
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:

@@ -91,7 +91,8 @@ def _percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
-def loss_curve(evidence: CellEvidence) -> LossCurve:
+def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
+    """`judged`: the numerics lane compared the cell with its reference, so the curve carries the bounds."""
     own = mean_losses(evidence), list(grad_norms(evidence).values())
     reference = evidence.reference
     if reference is None:
@@ -101,6 +102,8 @@ def loss_curve(evidence: CellEvidence) -> LossCurve:
         grad_norm=own[1],
         reference_loss=mean_losses(reference),
         reference_grad_norm=list(grad_norms(reference).values()),
+        loss_bound=evidence.tolerances.step_loss if judged else None,
+        grad_norm_bound=evidence.tolerances.grad_norm if judged else None,
     )
 
 

@@ -89,6 +89,8 @@ def test_curves_stand_beside_those_of_the_reference(broken_report: Report) -> No
     assert curve.reference_grad_norm == [2.0, 3.0]
     assert curve.loss == pytest.approx(curve.reference_loss)
     assert 4.0 < curve.loss[0] < 5.5
+    assert curve.loss_bound is not None and curve.loss_bound.value == 1e-5
+    assert _cell(broken_report, "tp1-pp1-cp1-unpacked").curve.loss_bound is None
 
 
 def test_throughput_is_per_rank_and_leaves_the_first_step_out() -> None:

@@ -221,3 +221,15 @@ def test_the_caller_may_know_the_outcome_of_the_reference() -> None:
     evidence = evidence_for(config_of("sft"))
     verdict = judge_cell(evidence, today="2026-01-01", reference_outcome=Outcome.FAIL)
     assert verdict.outcome is Outcome.ERROR
+
+
+def test_a_wrong_gradient_leads_the_losses_that_it_moves() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        record.steps[0].grad_norm = 4.0
+        loss = record.steps[1].loss_sum
+        assert loss is not None
+        record.steps[1].loss_sum = loss * 1.01
+    findings = judge(evidence).findings
+    assert [(finding.check, finding.where["step"]) for finding in findings] == [("grad_norm", 0), ("step_loss", 1)]
+    assert {finding.fault_class for finding in findings} == {"D normalisation: x cp"}

@@ -68,11 +68,13 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
 
 
 def _fault_class(evidence: CellEvidence, places: list[Place]) -> str:
-    """Named after the stages or ranks that lack them."""
+    """Named after the chunks, stages or ranks that lack them."""
     last = evidence.last_stage
     stages = {place.at.pp for place in places}
     if {place.leg for place in places} == {"training"}:
         return fault_classes.LOST_IN_MODEL
+    if all(place.chunk > 0 for place in places):
+        return fault_classes.LATER_CHUNKS
     if stages <= set(range(1, last)):
         return fault_classes.MIDDLE_STAGES
     if last > 0 and stages == {last}:

@@ -55,7 +55,7 @@ def test_a_hang_is_named_after_its_collective() -> None:
     evidence.result.ranks[0].hang = "all_reduce"
     evidence.records[0].progress.step = 1
     finding = the_only_finding(evidence, "ended")
-    assert "hang in all_reduce at step 1" in finding.message
+    assert "hang in all_reduce (rank 0) at step 1" in finding.message
     assert place_of(finding, "rank") == (1,)
     assert finding.fault_class == fault_classes.HANG
 
@@ -108,4 +108,22 @@ def test_a_crash_outranks_the_earlier_word_of_its_peer() -> None:
     evidence.records[0].ended = "raised"
     evidence.records[0].failure = Failure(type="RuntimeError", message="Connection reset by peer", traceback="", time=1)
     evidence.result.ranks[1].exit_code = -6
+    assert place_of(the_only_finding(evidence, "ended"), "rank") == (1,)
+
+
+def test_a_hang_says_which_ranks_wait_where() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, cp=2))
+    _cut_off_all(evidence, "deadline")
+    assert evidence.result is not None
+    for rank, name in enumerate(("broadcast", "broadcast", "barrier", None)):
+        evidence.result.ranks[rank].hang = name
+    message = the_only_finding(evidence, "ended").message
+    assert "hang in broadcast (ranks 0, 1) and barrier (rank 2) at step 0" in message
+
+
+def test_ranks_that_the_parent_ended_are_not_the_cause() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "killed")
+    assert evidence.result is not None
+    evidence.result.ranks[0].exit_code, evidence.result.ranks[1].exit_code = -15, -6
     assert place_of(the_only_finding(evidence, "ended"), "rank") == (1,)

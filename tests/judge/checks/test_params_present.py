@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.words.records import BatchSeen, LayerSeen
 from tests.judge.simulator import at, config_of, drop_params, evidence_for, place_of, the_only_finding
 
 
@@ -62,3 +63,15 @@ def test_a_batch_that_was_never_recorded_is_missing() -> None:
     record.batches = record.batches[1:]
     finding = the_only_finding(evidence, "params_present")
     assert place_of(finding, "leg", "micro_batch") == ("metadata", 0)
+
+
+def test_later_chunks_of_an_interleaved_stage() -> None:
+    evidence = evidence_for(config_of(pp=2, vpp=2))
+    for record in evidence.records.values():
+        entries: list[BatchSeen | LayerSeen] = [*record.batches, *record.layers]
+        for seen in entries:
+            if seen.chunk == 1:
+                seen.params = None
+    finding = the_only_finding(evidence, "params_present")
+    assert place_of(finding, "stage", "chunk") == (0, 1)
+    assert finding.fault_class == fault_classes.LATER_CHUNKS
