@@ -88,7 +88,9 @@ def test_every_command_of_the_tutorial_does_what_the_page_says(root: Path, tmp_p
     shutil.copytree(root / "matrices", tmp_path / "matrices")
     page = (root / "docs" / "tutorial.md").read_text(encoding="utf-8")
     assert len(steps(page)) >= 8
-    assert "\n\n".join(follow(page, tmp_path)) == ""
+    wrong = follow(page, tmp_path)
+    if wrong:
+        pytest.fail("\n\n".join(wrong), pytrace=False)
 
 
 def page_of(*lines: str) -> str:
