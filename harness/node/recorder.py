@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from dataclasses import astuple
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.edge.run_dir import write_json
+from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.records import Failure, Progress, RankRecord, SeenParams
 
+_PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
 _FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
@@ -21,9 +24,13 @@ class Recorder:
         self.record = record
         self.path = path
         self._known: dict[Any, int] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
 
     def progress(self, leg: str, step: int, micro_batch: int, phase: str) -> None:
+        """Say where the rank is, also to a file of its own: a rank that hangs or is killed cannot flush its record."""
         self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
+        os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
     def flush(self) -> None:
         write_json(self.path, self.record)
@@ -51,6 +58,18 @@ class Recorder:
             time=time.time(),
         )
         self.end("raised")
+
+
+def progress_file(record: Path) -> Path:
+    """Where a rank says how far it is, beside its record."""
+    return record.with_suffix(".progress")
+
+
+def last_progress(record: Path) -> Progress | None:
+    """What a rank last said; None when it said nothing."""
+    path = progress_file(record)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return from_jsonable(Progress, loads(text)) if text else None
 
 
 def _seen(params: Any) -> SeenParams:

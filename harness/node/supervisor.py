@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from harness.edge.run_dir import AttemptDir, write_json
 from harness.node.process import die_with_parent, log_to
 from harness.node.rank import rank_main
+from harness.node.recorder import last_progress
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
@@ -89,6 +90,7 @@ def _settle(
         record = from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
         if record.ended == "running":
             record.ended = "deadline" if deadline_hit else "killed"
+            record.progress = last_progress(path) or record.progress
             write_json(path, record)
         records[rank] = record
     return records

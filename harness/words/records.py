@@ -144,7 +144,7 @@ class Progress:
     leg: str = "start"  # start | metadata | training | end
     step: int = 0
     micro_batch: int = 0
-    phase: str = "setup"  # setup | fetch | forward | backward | reduce | optimizer | done
+    phase: str = "setup"  # setup | start (of a step) | fetch | forward | backward | reduce | optimizer | done
 
 
 @dataclass(kw_only=True)

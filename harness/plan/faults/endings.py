@@ -19,7 +19,7 @@ HANG: tuple[FaultSpec, ...] = (
         why="two ranks that wait for each other",
         lane=Lane.NUMERICS,
         checks=("ended",),
-        where={"tp": 1, "rank": 1, "leg": "training"},
+        where={"tp": 1, "rank": 1, "leg": "training", "step": 1},
         deadline_s=HANG_DEADLINE_S,
     ),
     FaultSpec(
@@ -46,7 +46,7 @@ CRASH: tuple[FaultSpec, ...] = (
         why="two ranks, so that the first that failed can be told from the one that lost its peer",
         lane=Lane.NUMERICS,
         checks=("ended",),
-        where={"tp": 1, "rank": 1, "leg": "training"},
+        where={"tp": 1, "rank": 1, "leg": "training", "step": 1},
         deadline_s=HANG_DEADLINE_S,
     ),
     FaultSpec(
@@ -82,7 +82,7 @@ CRASH: tuple[FaultSpec, ...] = (
         why="one hop between two stages",
         lane=Lane.NUMERICS,
         checks=("ended",),
-        where={"leg": "training", "step": 0, "micro_batch": 0},
+        where={"stage": 1, "leg": "training", "step": 0, "micro_batch": 0},
         deadline_s=HANG_DEADLINE_S,
     ),
 )
@@ -98,7 +98,7 @@ INFRASTRUCTURE: tuple[FaultSpec, ...] = (
         outcome=Outcome.ERROR,
         lane=Lane.METADATA,
         checks=("completeness",),
-        where={"tp": 1, "rank": 1},
+        where={"tp": 1, "rank": 1, "leg": "training", "step": 1},
         deadline_s=HANG_DEADLINE_S,
     ),
 )

@@ -127,7 +127,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_CP,
         why="needs a second cp rank to contribute",
         lane=Lane.NUMERICS,
-        checks=("parameter_gradients", "grad_norm"),
+        checks=("grad_norm", "parameter_gradients"),
         where={"step": 0},
     ),
 )

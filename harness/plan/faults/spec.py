@@ -22,8 +22,8 @@ HANG_DEADLINE_S = 10.0  # of cells that are made to hang: many times what their 
 class FaultSpec:
     """One fault of the self-test. harness/node/faults has its injection under the same name.
 
-    It is caught when the outcome is as said, the leading finding is in `lane`, every one of `checks` has a finding,
-    and a finding of the first has all of `where`. Beside a numerics fault the metadata lane must pass.
+    It is caught when the outcome is as said, the leading finding is in `lane`, of the first of `checks` and has all
+    of `where`, and each of the other checks has a finding. Beside a numerics fault the metadata lane must pass.
     """
 
     name: str
