@@ -162,5 +162,6 @@ def _message(first: Ending, failed: list[Ending]) -> str:
         return f"hang in {where} at step {step}; {who} came least far: {first.at}"
     if first.ended == "missing":
         return f"{who} left no record"
-    code = "" if first.exit_code is None else f" (exit code {first.exit_code})"
-    return f"{who} was killed from outside{code} in the {first.at}"
+    if first.exit_code is None:
+        return f"{who} was cut off, nobody knows how, in the {first.at}"
+    return f"{who} was killed from outside (exit code {first.exit_code}) in the {first.at}"

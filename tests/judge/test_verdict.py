@@ -33,8 +33,10 @@ def test_a_cell_that_left_nothing_is_undecided() -> None:
     assert verdict.reason == "no rank records: it has not run, or its agent died"
 
 
-@pytest.mark.parametrize("exit_code", [-9, None])
-def test_a_rank_killed_from_outside_is_infrastructure(exit_code: int | None) -> None:
+@pytest.mark.parametrize(
+    ("exit_code", "how"), [(-9, "was killed from outside"), (None, "was cut off, nobody knows how")]
+)
+def test_a_rank_killed_from_outside_is_infrastructure(exit_code: int | None, how: str) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     assert evidence.result is not None
     evidence.result.status = "failed"
@@ -50,7 +52,7 @@ def test_a_rank_killed_from_outside_is_infrastructure(exit_code: int | None) -> 
     evidence.records[0].failure = Failure(type="RuntimeError", message="connection closed", traceback="", time=1.0)
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "rank 1 (stage 0, tp 1, cp 0, dp 0) was killed from outside" in verdict.reason
+    assert f"rank 1 (stage 0, tp 1, cp 0, dp 0) {how}" in verdict.reason
     assert verdict.lanes == {
         Lane.METADATA: LaneVerdict.PASS,
         Lane.NUMERICS: LaneVerdict.SKIP,
