@@ -59,7 +59,7 @@ def supervise(attempt_root: str, cell: str, number: int, config: CellConfig) -> 
 
 
 def _launch(attempt_root: str, cell: str, config: CellConfig, deadline_at: float) -> dict[int, int]:
-    """Fork and wait for the ranks; exit codes of those that elastic reports as failed. It ends the others then."""
+    """Fork and wait for the ranks; exit code of every rank. Elastic ends the others once one has failed."""
     world_size = config.layout.world_size
     ranks = range(world_size)
     with socket.create_server(("127.0.0.1", 0), backlog=world_size) as listener:
@@ -74,8 +74,9 @@ def _launch(attempt_root: str, cell: str, config: CellConfig, deadline_at: float
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
         )
-    result = processes.wait(period=0.05)
-    return {rank: failure.exitcode for rank, failure in result.failures.items()} if result else {}
+    children = {child.pid: child for child in multiprocessing.active_children()}
+    processes.wait(period=0.05)
+    return {rank: children[pid].exitcode or 0 for rank, pid in processes.pids().items()}
 
 
 def _settle(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.metadata import of_plan
@@ -72,6 +73,15 @@ class LossMaskDropsATokenId(Fault):
         assert batch.labels is not None and batch.loss_mask is not None
         end = batch.labels[0, 0]  # an id that is sure to occur is taken for the end of a sequence
         return replace(batch, loss_mask=batch.loss_mask * (batch.labels != end))
+
+
+class LossMaskOfTheFirstStepReused(Fault):
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        assert batch.loss_mask is not None
+        return replace(batch, loss_mask=self.kept.setdefault(micro_batch, batch.loss_mask))
 
 
 class LossMaskCountsPadding(Fault):

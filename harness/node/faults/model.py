@@ -17,6 +17,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.faults.metadata import with_offsets
 from harness.node.faults.seams import Fault
 from harness.node.probe import attention
+from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
 
 
 def _offsets(params: Any) -> Tensor:
@@ -111,6 +112,16 @@ class RopeOfAnotherCpRank(Fault):
 
         if context.place.cp == 1:
             upstream.apply_rotary_pos_emb = wrong
+
+
+class OutputLayerShardOfAnotherTpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.tp != 1:
+            return
+        for item in named_parameters(chunks[-1].module, tp_rank=0, tp_size=context.config.layout.tp):
+            if item.name == "output_layer.weight":
+                full = draw("weight", item.name, item.shard.full, context.config.train.seed) * INITIAL_STD
+                item.parameter.data.copy_(item.shard.take(full))
 
 
 class AttentionBackwardNotReducedOverCp(Fault):

@@ -40,6 +40,14 @@ class NormGradientsNotReducedOverTp(Fault):
                     parameter.sequence_parallel = False  # finalize_model_grads goes by this mark
 
 
+class NormGradientsReducedTwiceOverTp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for parameter in chunk.module.parameters():
+                if parameter.dim() == 1:
+                    parameter.sequence_parallel = True  # finalize_model_grads goes by this mark
+
+
 class GradientsNotReducedOverDp(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:

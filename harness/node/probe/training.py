@@ -55,14 +55,12 @@ class TrainingLeg:
             slots=sum(plan.slots for plan in truth.plans),
         )
         self.position.step = step
-        self.recorder.progress("training", step, 0, "setup")
         iterators = [_Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
         synchronize(self.context.device)
         begin = time.perf_counter()
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        self.recorder.progress("training", step, 0, "start")
         self.fault.on_step(self.context, step)
         get_forward_backward_func()(
             forward_step_func=self._forward_step,

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness.node.cpu_stand_ins import _thd_get_partitioned_indices
+from harness.words.packing import zigzag
+
+
+def test_the_partition_stand_in_is_zigzag_per_document() -> None:
+    bounds = torch.tensor([0, 4, 16], dtype=torch.int32)
+    shares = [_thd_get_partitioned_indices(bounds, 16, 2, rank).tolist() for rank in range(2)]
+    assert shares[0] == [0, 3, 4, 5, 6, 13, 14, 15]
+    assert shares[1] == zigzag([0, 4, 16], 2, 1)
+
+
+def test_the_partition_stand_in_refuses_offsets_that_do_not_end_at_the_row() -> None:
+    with pytest.raises(ValueError, match="ends at 16, the row has 20"):
+        _thd_get_partitioned_indices(torch.tensor([0, 16], dtype=torch.int32), 20, 2, 0)
+
+
+def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:
+    """In a process of its own: the stand-ins stay for good."""
+    program = """
+import torch
+from harness.node.cpu_stand_ins import install
+names = install()
+assert install() == names and len(names) == len(set(names)) > 10, names
+assert torch.zeros(2, device="cuda").device.type == "cpu"
+assert torch.empty(2, pin_memory=True).device.type == "cpu"
+assert torch.ones(1).cuda().device.type == "cpu"
+assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

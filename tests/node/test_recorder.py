@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from harness.node.recorder import Recorder
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.layout import Coordinates
+from harness.words.records import RankRecord
+
+
+def _recorder(path: Path) -> Recorder:
+    record = RankRecord(cell="cell", rank=0, place=Coordinates(tp=0, cp=0, dp=0, pp=0))
+    return Recorder(record, path / "ranks" / "rank-00000.json")
+
+
+def _read(recorder: Recorder) -> RankRecord:
+    return from_jsonable(RankRecord, loads(recorder.path.read_text()))
+
+
+def test_a_flush_leaves_a_whole_record_that_says_how_far_it_came(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    recorder.progress("training", 1, 3, "forward")
+    recorder.flush()
+    record = _read(recorder)
+    assert (record.ended, record.progress.step, record.progress.micro_batch) == ("running", 1, 3)
+    assert not list(recorder.path.parent.glob("*.tmp"))
+
+
+def test_a_failure_keeps_type_message_and_traceback(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    try:
+        torch.zeros(2) + torch.zeros(3)
+    except RuntimeError as error:
+        recorder.fail(error)
+    failure = _read(recorder).failure
+    assert failure is not None
+    assert failure.type == "RuntimeError"
+    assert "test_recorder.py" in failure.traceback
+    assert _read(recorder).ended == "raised"
+
+
+def test_params_are_recorded_by_value_and_each_value_once(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+
+    def params(longest: object) -> PackedSeqParams:
+        offsets = torch.tensor([0, 3, 8], dtype=torch.int32)
+        return PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
+
+    assert recorder.params(None) is None
+    assert [recorder.params(params(5)), recorder.params(params(5)), recorder.params(params(torch.tensor(5)))] == [
+        0,
+        0,
+        1,
+    ]
+    first, second = recorder.record.packed_params
+    assert (first.cu_seqlens_q, first.dtype, first.shape, first.max_seqlen_type) == (
+        [0, 3, 8],
+        "torch.int32",
+        [3],
+        "int",
+    )
+    assert (second.max_seqlen_q, second.max_seqlen_type) == (5, "Tensor")

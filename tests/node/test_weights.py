@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.node.probe.weights import Shard, content_tokens, draw
+from tests.node.conftest import config
+
+
+@pytest.mark.parametrize(("dim", "pieces"), [(0, 1), (1, 1), (0, 2)])
+def test_the_shards_of_all_ranks_tile_the_full_tensor(dim: int, pieces: int) -> None:
+    full = torch.arange(8 * 12.0).reshape(8, 12)
+    shards = [Shard(full=(8, 12), dim=dim, pieces=pieces, index=rank, count=2).take(full) for rank in range(2)]
+    assert sorted(torch.cat([shard.flatten() for shard in shards]).tolist()) == full.flatten().tolist()
+    assert all(shard.numel() == full.numel() // 2 for shard in shards)
+
+
+def test_a_gated_layer_gives_each_rank_its_part_of_both_halves() -> None:
+    full = torch.arange(8.0)  # gate 0..3, up 4..7
+    shard = Shard(full=(8,), dim=0, pieces=2, index=1, count=2)
+    assert shard.take(full).tolist() == [2, 3, 6, 7]
+
+
+def test_a_replicated_tensor_is_whole_on_every_rank() -> None:
+    full = torch.arange(4.0)
+    assert Shard(full=(4,), dim=None, pieces=1, index=1, count=2).take(full) is full
+
+
+def test_draws_depend_on_kind_name_shape_and_seed_alone() -> None:
+    first = draw("weight", "decoder.layers.0.weight", (4, 3), 1)
+    assert torch.equal(first, draw("weight", "decoder.layers.0.weight", (4, 3), 1))
+    others = [("projection", "decoder.layers.0.weight", 1), ("weight", "decoder.layers.1.weight", 1)]
+    for kind, name, seed in [*others, ("weight", "decoder.layers.0.weight", 2)]:
+        assert not torch.equal(first, draw(kind, name, (4, 3), seed))
+
+
+def test_contents_are_the_same_in_every_layout_and_differ_between_documents_and_steps() -> None:
+    one, other = config(tp=1), config("sft", tp=2, pp=2)
+    assert torch.equal(content_tokens(one, 0, 3, 20), content_tokens(other, 0, 3, 20))
+    assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 0, 4, 20))
+    assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 1, 3, 20))
+    assert content_tokens(one, 0, 3, 200).max() < one.model.vocab
