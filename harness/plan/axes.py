@@ -71,7 +71,7 @@ class Axes:
         used: set[int] = set()
         for combination in self._product():
             values = combination.values
-            if any(_matches(row.values, values) for row in self.exclude):
+            if self.exclude and any(_matches(row.values, values) for row in self.exclude):
                 continue
             original = values
             for number, row in enumerate(self.include):
@@ -84,12 +84,11 @@ class Axes:
     def _product(self) -> Iterator[Row]:
         if not self.dimensions:
             return
-        tied = [place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1]
-        for chosen in itertools.product(*self.dimensions):
-            values: dict[str, Any] = {}
-            for row in chosen:
-                values.update(row.values)
-            yield Row(values, chosen[tied[0]].line if tied else self.line)
+        tied = next((place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
+        dimensions = [[(tuple(row.values.items()), row.line) for row in rows] for rows in self.dimensions]
+        for chosen in itertools.product(*dimensions):
+            values = dict(itertools.chain.from_iterable([items for items, _ in chosen]))
+            yield Row(values, self.line if tied is None else chosen[tied][1])
 
 
 def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
