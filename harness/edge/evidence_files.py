@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from harness.edge.run_dir import AttemptDir, RunDir
 from harness.words.errors import InputError, Problem
 from harness.words.jsonable import from_jsonable, loads
@@ -18,7 +15,10 @@ def read_plan(run: RunDir) -> RunPlan:
     """The run's plan.json; InputError when it is missing or written by another version."""
     if not run.plan.exists():
         raise InputError(Problem(message="is not a run directory: no plan.json", file=str(run.root)))
-    values = _loads(run.plan)
+    try:
+        values = loads(run.plan.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(Problem(message=f"is not JSON: {error}", file=str(run.plan))) from error
     if values.get("schema_version") != SCHEMA_VERSION:
         found = str(values.get("schema_version"))
         raise InputError(
@@ -32,7 +32,11 @@ def read_plan(run: RunDir) -> RunPlan:
 
 def read_evidence(run: RunDir, plan: RunPlan) -> dict[str, Found]:
     """Records by rank and the result of every planned cell's newest attempt."""
-    return {cell.id: _read_attempt(run.attempt(cell.id, _newest(run, cell.id))) for cell in plan.expansion.cells}
+    found = {}
+    for cell in plan.expansion.cells:
+        number = _newest(run, cell.id)
+        found[cell.id] = _read_attempt(cell.id, number, run.attempt(cell.id, number))
+    return found
 
 
 def _newest(run: RunDir, cell: str) -> int:
@@ -42,26 +46,22 @@ def _newest(run: RunDir, cell: str) -> int:
     return number
 
 
-def _read_attempt(attempt: AttemptDir) -> Found:
-    records = {}
+def _read_attempt(cell: str, number: int, attempt: AttemptDir) -> Found:
+    """A file that cannot be read makes this attempt an error that names it; other cells are still judged."""
+    damaged = []
+    records: dict[int, RankRecord] = {}
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
-        record = _read(RankRecord, path)
-        records[record.rank] = record
-    result = _read(CellResult, attempt.result) if attempt.result.exists() else None
+        try:
+            record = from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
+            records[record.rank] = record
+        except (TypeError, ValueError) as error:
+            damaged.append(f"{path.name} cannot be read: {error}")
+    result = None
+    if attempt.result.exists():
+        try:
+            result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            damaged.append(f"{attempt.result.name} cannot be read: {error}")
+    if damaged:
+        result = CellResult(cell=cell, attempt=number, status="error", reason="; ".join(damaged))
     return records, result
-
-
-def _read(kind: type, path: Path):  # type: ignore[no-untyped-def]
-    try:
-        return from_jsonable(kind, _loads(path))
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            Problem(message=f"is not a {kind.__name__} of this version: {error}", file=str(path))
-        ) from error
-
-
-def _loads(path: Path):  # type: ignore[no-untyped-def]
-    try:
-        return loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(Problem(message=f"is not JSON: {error.msg}", file=str(path), line=error.lineno)) from error

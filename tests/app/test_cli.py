@@ -1,0 +1,105 @@
+"""Verbs that train nothing, and bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.app.cli import build_parser
+from tests.app.conftest import MATRIX, harness, write_matrix
+
+
+def test_help_names_every_verb_and_the_exit_codes() -> None:
+    text = build_parser().format_help()
+    for word in ("run", "plan", "verify", "schema", "report", "selftest", "130"):
+        assert word in text
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "('torch', 'pydantic', 'rich', 'matplotlib', 'jinja2', 'ruamel')"
+    program = (
+        "import sys; from harness.app import cli\n"
+        "try: cli.main(['--help'])\n"
+        f"except SystemExit: pass\nassert not [name for name in {heavy} if name in sys.modules]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_planning_and_running_never_load_torch_in_the_launcher(verb: str, tmp_path: Path) -> None:
+    arguments = [verb, str(write_matrix(tmp_path))] + (["--dry-run"] if verb == "run" else [])
+    program = (
+        f"import sys; from harness.app import cli, stages\nassert cli.main({arguments!r}) == 0\n"
+        "assert 'torch' not in sys.modules and 'megatron' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=tmp_path)
+
+
+def test_plan_shows_cells_and_costs_and_starts_nothing(tmp_path: Path) -> None:
+    done = harness("plan", write_matrix(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "tp2-pp2-cp1-sft" in done.stdout
+    assert list(tmp_path.iterdir()) == [tmp_path / "small.yaml"]
+
+
+def test_plan_as_json_is_json(tmp_path: Path) -> None:
+    done = harness("plan", write_matrix(tmp_path), "--json", cwd=tmp_path)
+    assert {cell["id"].rpartition("-")[0] for cell in json.loads(done.stdout)["cells"]} >= {"tp1-pp1-cp1-sft"}
+
+
+def test_a_dry_run_shows_the_agent_command_and_writes_nothing(tmp_path: Path) -> None:
+    done = harness("run", write_matrix(tmp_path), "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "harness.node.agent" in done.stdout
+    assert list(tmp_path.iterdir()) == [tmp_path / "small.yaml"]
+
+
+def test_schema_prints_a_json_schema(tmp_path: Path) -> None:
+    assert json.loads(harness("schema", cwd=tmp_path).stdout)["type"] == "object"
+
+
+BAD = [
+    (MATRIX.replace("packing:", "packng:"), ["small.yaml:7", "packng", "packing"]),
+    (MATRIX.replace("steps: 2", "steps: two"), ["small.yaml:3", "train.steps"]),
+    (MATRIX.replace("heads: 4", "heads: 5"), ["small.yaml:2", "heads"]),
+    (MATRIX.replace("[reference, sft]", "[reference, stf]"), ["small.yaml:7", "stf", "sft"]),
+    (MATRIX.replace("tp == pp", "tp > 9"), ["nothing left to run"]),
+    (MATRIX.replace("steps: 2", "steps: two").replace("packing:", "packng:"), ["train.steps", "packng"]),
+    ("name: [unclosed", ["small.yaml"]),
+    ("", ["small.yaml"]),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BAD, ids=[said[-1] + str(number) for number, (_, said) in enumerate(BAD)])
+@pytest.mark.parametrize("verb", ["run", "plan", "verify"])
+def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
+    text: str, said: list[str], verb: str, tmp_path: Path
+) -> None:
+    done = harness(verb, write_matrix(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in said:
+        assert word in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "missing.yaml"], "missing.yaml"),
+        (["run", "small.yaml", "--only", "tp2-pp2-cp1-sfd"], "did you mean tp2-pp2-cp1-sft"),
+        (["report", "nothing"], "no run 'nothing'"),
+        (["report", "latest"], "no run 'latest'"),
+        (["selftest", "--only", "no-such-fault"], "no-such-fault"),
+        (["frobnicate"], "invalid choice"),
+    ],
+)
+def test_what_does_not_exist_is_named(arguments: list[str], said: str, tmp_path: Path) -> None:
+    write_matrix(tmp_path)
+    done = harness(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,122 @@
+"""From a matrix file to reports and an exit code, with real training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from harness.judge.render_json import read_report
+from tests.app.conftest import MATRIX, harness, only_run, write_matrix
+
+pytestmark = pytest.mark.train
+FILES = ("report.json", "junit.xml", "report.md", "report.html", "plan.json", "matrix.resolved.yaml", "events.jsonl")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished run: its directory and what the command printed."""
+    folder = tmp_path_factory.mktemp("app")
+    done = harness("run", write_matrix(folder), cwd=folder)
+    return only_run(folder / "reports"), done
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    """A run directory to break."""
+    return Path(shutil.copytree(finished[0], tmp_path / "reports" / finished[0].name))
+
+
+def _record(run: Path, cell: str, rank: int) -> Path:
+    (root,) = (run / "cells").glob(f"{cell}-*")
+    return root / "attempt-1" / "ranks" / f"rank-{rank:05d}.json"
+
+
+def test_a_clean_run_passes_and_says_so(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, done = finished
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS: 5 PASS" in done.stdout
+    assert "exit code 0" in done.stdout
+    assert all((run / name).stat().st_size for name in FILES)
+
+
+def test_the_report_follows_the_contract(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    report = json.loads((finished[0] / "report.json").read_text())
+    assert (report["schema_version"], report["verdict"], report["run_id"]) == (1, "pass", finished[0].name)
+    assert report["counts"]["PASS"] == len(report["cells"]) == 5
+    for cell in report["cells"]:
+        assert {"id", "axes", "outcome", "lanes", "findings", "timing", "reproduce"} <= set(cell)
+        assert cell["lanes"] == {"metadata": "pass", "numerics": "pass", "throughput": "skip"}
+    proofs = report["provenance"]["imports"]
+    assert any(name.startswith("megatron.core ") for name in proofs)
+
+
+def test_junit_has_one_testcase_per_cell(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cases = ET.parse(finished[0] / "junit.xml").getroot().findall(".//testcase")
+    assert len(cases) == 5
+
+
+def test_judging_again_gives_the_same_report_without_training(copy: Path) -> None:
+    before = read_report((copy / "report.json").read_text())
+    done = harness("report", copy.name, cwd=copy.parent.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = read_report((copy / "report.json").read_text())
+    assert after.cells == before.cells
+    assert harness("report", "latest", cwd=copy.parent.parent).returncode == 0
+
+
+def test_metadata_lost_on_a_middle_rank_of_the_records_fails_with_its_place(copy: Path) -> None:
+    path = _record(copy, "tp2-pp2-cp1-sft", 3)  # stage 1, tp 1
+    record = json.loads(path.read_text())
+    for seen in record["layers"]:
+        seen["params"] = None
+    path.write_text(json.dumps(record))
+    done = harness("report", copy, cwd=copy.parent)
+    assert done.returncode == 1
+    report = read_report((copy / "report.json").read_text())
+    (failed,) = [cell for cell in report.cells if cell.outcome.value == "FAIL"]
+    assert failed.findings[0].lane.value == "metadata"
+    assert (failed.findings[0].where["stage"], failed.findings[0].where["tp"]) == (1, 1)
+
+
+def test_a_changed_loss_fails_in_the_numerics_lane_alone(copy: Path) -> None:
+    path = _record(copy, "tp1-pp1-cp1-sft", 0)
+    record = json.loads(path.read_text())
+    record["steps"][0]["documents"]["2"]["loss_sum"] *= 1.001
+    path.write_text(json.dumps(record))
+    assert harness("report", copy, cwd=copy.parent).returncode == 1
+    report = read_report((copy / "report.json").read_text())
+    (failed,) = [cell for cell in report.cells if cell.outcome.value == "FAIL"]
+    assert {finding.lane.value for finding in failed.findings} == {"numerics"}
+    assert any(finding.where.get("document") == 2 for finding in failed.findings)
+
+
+def test_a_missing_record_is_undecided_not_passed(copy: Path) -> None:
+    _record(copy, "tp2-pp2-cp1-sft", 2).unlink()
+    assert harness("report", copy, cwd=copy.parent).returncode == 3
+
+
+def test_a_half_written_record_is_undecided_and_named(copy: Path) -> None:
+    path = _record(copy, "tp2-pp2-cp1-sft", 2)
+    path.write_text(path.read_text()[:200])
+    done = harness("report", copy, cwd=copy.parent)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "rank-00002.json" in done.stdout
+
+
+def test_only_runs_a_cell_with_the_reference_it_needs(tmp_path: Path) -> None:
+    done = harness("run", write_matrix(tmp_path), "--only", "tp2-pp2-cp1-sft", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report((only_run(tmp_path / "reports") / "report.json").read_text())
+    assert {cell.id.rpartition("-")[0] for cell in report.cells} == {"tp2-pp2-cp1-sft", "tp1-pp1-cp1-unpacked"}
+
+
+def test_a_known_failure_that_passes_is_xpass(tmp_path: Path) -> None:
+    text = MATRIX + "xfail: [{pattern: tp1-pp1-cp1-sft, reason: was broken once}]\n"
+    done = harness("run", write_matrix(tmp_path, text), "--only", "tp1-pp1-cp1-sft", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "1 XPASS" in done.stdout
