@@ -53,6 +53,6 @@ CHECKS: tuple[Check, ...] = (
     Check("repeated_document", Lane.NUMERICS, repeated_document.check),
     Check("step_loss", Lane.NUMERICS, step_loss.check, needs_reference=True),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
-    Check("grad_norm", Lane.NUMERICS, grad_norm.check, needs_reference=True),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check, needs_reference=True),
+    Check("grad_norm", Lane.NUMERICS, grad_norm.check, needs_reference=True),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
@@ -41,11 +43,11 @@ class NormGradientsNotReducedOverTp(Fault):
 
 
 class NormGradientsReducedTwiceOverTp(Fault):
-    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             for parameter in chunk.module.parameters():
                 if parameter.dim() == 1:
-                    parameter.sequence_parallel = True  # finalize_model_grads goes by this mark
+                    dist.all_reduce(parameter.main_grad, group=parallel_state.get_tensor_model_parallel_group())
 
 
 class GradientsNotReducedOverDp(Fault):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from harness.plan.faults.content import CONTENT, LAYOUT
 from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
 from harness.plan.faults.metadata import METADATA
-from harness.plan.faults.numerics import LEAK, NORMALISATION
+from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
 
-FAULTS: tuple[FaultSpec, ...] = METADATA + LAYOUT + CONTENT + LEAK + NORMALISATION + HANG + CRASH + INFRASTRUCTURE
+FAULTS: tuple[FaultSpec, ...] = (
+    METADATA + LAYOUT + OUTPUT + CONTENT + LEAK + NORMALISATION + HANG + CRASH + INFRASTRUCTURE
+)
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

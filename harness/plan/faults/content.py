@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
+from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
 _CP = Layout(cp=2)
+# Lengths differ from step to step, unlike those of the adversarial mix.
+_CHANGING = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=64, mean_seq_len=24.0)
 _SPLIT = "a split over context needs cp 2"
 
 LAYOUT: tuple[FaultSpec, ...] = (
@@ -125,6 +128,19 @@ CONTENT: tuple[FaultSpec, ...] = (
         lane=Lane.METADATA,
         checks=("tokens_placed", "token_count"),
         where={"stage": 0, "field": "loss_mask"},
+    ),
+    FaultSpec(
+        name="loss-mask-of-the-first-step-reused",
+        fault_class="content",
+        summary="from step 1 on, the loss mask is still that of step 0",
+        modelled_on="E10: NVIDIA/Megatron-LM 52150ab8fe, buffers that a CUDA graph keeps from its first replay",
+        layout=_ONE,
+        why="one rank; documents that differ between steps, in rows of one length",
+        data_path="sft",
+        documents=_CHANGING,
+        lane=Lane.NUMERICS,
+        checks=("token_count",),
+        where={"stage": 0, "step": 1},
     ),
     FaultSpec(
         name="loss-mask-counts-padding",

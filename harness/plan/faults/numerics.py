@@ -14,6 +14,20 @@ _DP = Layout(dp=2)
 # A document of one token alone in its row: with cp 2 it is padded to four slots, and rank 1 holds only padding.
 _ONE_TOKEN = DocumentsConfig(mode="adversarial", max_seq_len=64, lengths=(62, 1, 64))
 
+OUTPUT: tuple[FaultSpec, ...] = (
+    FaultSpec(
+        name="output-layer-shard-of-another-tp-rank",
+        fault_class="layout",
+        summary="tp rank 1 holds the output layer's rows of tp rank 0: every layer is right, the loss is not",
+        modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; a checkpoint sharded wrongly",
+        layout=_TP,
+        why="two shards",
+        lane=Lane.NUMERICS,
+        checks=("document_loss", "step_loss"),
+        where={"stage": 0, "step": 0, "document": 0, "token": 0},
+    ),
+)
+
 LEAK: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="attention-ignores-documents",
@@ -59,7 +73,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_CP,
         why="cp 1 would hide the factor",
         lane=Lane.NUMERICS,
-        checks=("grad_norm", "parameter_gradients"),
+        checks=("parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(
@@ -70,7 +84,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_ONE,
         why="one rank with micro-batches of unequal token counts",
         lane=Lane.NUMERICS,
-        checks=("grad_norm", "parameter_gradients"),
+        checks=("parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(
@@ -81,7 +95,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_CP,
         why="needs a second rank whose tokens count",
         lane=Lane.NUMERICS,
-        checks=("grad_norm", "parameter_gradients"),
+        checks=("parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
     FaultSpec(
@@ -101,12 +115,23 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         name="norm-gradients-not-reduced-over-tp",
         fault_class="normalisation",
         summary="under sequence parallel the gradients of norm weights stay local to each tp rank",
-        modelled_on="Megatron-LM issue 7452 class: parallelism composition; finalize_model_grads",
+        modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; finalize_model_grads",
         layout=_TP,
         why="sequence parallel needs tp 2",
         lane=Lane.NUMERICS,
         checks=("replica_gradients", "parameter_gradients", "grad_norm"),
         where={"stage": 0, "tp": 1, "parameter": "decoder.layers.0.input_layernorm.weight"},
+    ),
+    FaultSpec(
+        name="norm-gradients-reduced-twice-over-tp",
+        fault_class="normalisation",
+        summary="gradients of norm weights, already whole on every tp rank, are summed over tp once more",
+        modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; finalize_model_grads",
+        layout=_TP,
+        why="two tp ranks",
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
+        where={"stage": 0, "layer": 1, "parameter": "decoder.layers.0.input_layernorm.weight"},
     ),
     FaultSpec(
         name="gradients-not-reduced-over-dp",
@@ -127,7 +152,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         layout=_CP,
         why="needs a second cp rank to contribute",
         lane=Lane.NUMERICS,
-        checks=("grad_norm", "parameter_gradients"),
+        checks=("parameter_gradients", "grad_norm"),
         where={"step": 0},
     ),
 )
