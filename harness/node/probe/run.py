@@ -26,8 +26,11 @@ from harness.words.cell import CellConfig
 from harness.words.layout import Coordinates
 
 
-def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int) -> None:
-    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment."""
+def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
+    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment.
+
+    `listener` is the socket on which rank 0 serves the store; None when somebody else (torchrun) serves it.
+    """
     begin = time.perf_counter()
     torch.set_num_threads(1)
     device = choose_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -52,11 +55,14 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.progress("end", config.train.steps, 0, "done")
 
 
-def _join(config: CellConfig, device: Device, listener: int) -> None:
-    """Bring torch.distributed up over a store that rank 0 serves on the inherited socket."""
+def _join(config: CellConfig, device: Device, listener: int | None) -> None:
+    """Bring torch.distributed up over the store."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
     timeout = timedelta(seconds=config.deadline_s + 60)
+    if listener is None:
+        dist.init_process_group(device.backend, timeout=timeout)
+        return
     store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not re-exported by its stub
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

@@ -1,0 +1,30 @@
+"""One rank of a cell as torchrun starts it: the rival of bench_smoke.py. Same probe, but every rank imports for itself.
+
+torchrun --nproc-per-node N benchmarks/torchrun_rank.py CONFIG_JSON RECORDS_FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from harness.node.probe.run import run_probe
+from harness.node.recorder import Recorder
+from harness.words.cell import CellConfig, cell_id
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.records import RankRecord
+
+
+def main() -> None:
+    config = from_jsonable(CellConfig, loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    rank = int(os.environ["RANK"])
+    place = config.layout.coordinates(rank)
+    record = RankRecord(cell=cell_id(config), rank=rank, place=place)
+    recorder = Recorder(record, Path(sys.argv[2]) / f"rank-{rank:05d}.json")
+    run_probe(config, place, recorder, None)
+    recorder.end("completed")
+
+
+if __name__ == "__main__":
+    main()
