@@ -55,6 +55,7 @@ class TrainingLeg:
             slots=sum(plan.slots for plan in truth.plans),
         )
         self.position.step = step
+        self.recorder.progress("training", step, 0, "start")
         iterators = [_Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
         synchronize(self.context.device)
         begin = time.perf_counter()
