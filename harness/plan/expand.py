@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.plan.axes import Row
-from harness.plan.constraints import Constraint, ConstraintError
+from harness.plan.constraints import ConstraintError
 from harness.plan.matrix import Matrix
 from harness.plan.problems import KeyPath, Problems
 from harness.plan.resolve import Resolver, axes_of, default_values, of_section, reference_config
@@ -46,6 +46,7 @@ def expand(matrix: Matrix) -> Expansion:
 def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) -> Iterator[Row]:
     """Combinations with every axis filled in, less those that a constraint drops."""
     base = default_values(matrix)
+    dotted = any("." in constraint.text for constraint in matrix.constraints)
     for combination in matrix.axes.combinations():
         values = {**base, **combination.values}
         if "packing" not in values:
@@ -53,8 +54,10 @@ def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) ->
             return
         if values["sp"] is None:
             values["sp"] = values["tp"] > 1
+        values["world_size"] = values["tp"] * values["pp"] * values["cp"] * values["dp"]
+        names = {**values, **_sections(matrix, values)} if dotted else values
         try:
-            broken = _broken_constraint(matrix, values)
+            broken = next((constraint for constraint in matrix.constraints if not constraint.holds(names)), None)
         except ConstraintError as error:
             problems.add(("constraints",), str(error))
             return
@@ -64,16 +67,12 @@ def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) ->
             excluded[broken.text] += 1
 
 
-def _broken_constraint(matrix: Matrix, values: dict[str, Any]) -> Constraint | None:
-    """The first constraint that the combination breaks. Names are the axes, world_size, and model. and train. keys."""
-    if not matrix.constraints:
-        return None
-    names = {**values, "world_size": values["tp"] * values["pp"] * values["cp"] * values["dp"]}
-    if any("." in constraint.text for constraint in matrix.constraints):
-        for section in ("model", "train"):
-            own = of_section(section, values)
-            names[section] = dataclasses.replace(getattr(matrix, section), **own) if own else getattr(matrix, section)
-    return next((constraint for constraint in matrix.constraints if not constraint.holds(names)), None)
+def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
+    """What `model.layers` and `train.seq_length` mean in a constraint: the combination's value, or the section's."""
+    return {
+        name: dataclasses.replace(section, **of_section(name, values))
+        for name, section in (("model", matrix.model), ("train", matrix.train))
+    }
 
 
 class _Cell(NamedTuple):

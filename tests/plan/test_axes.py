@@ -48,6 +48,11 @@ def test_exclude_removes_partial_matches() -> None:
     assert made == [{"tp": 1, "cp": 2}, {"tp": 2, "cp": 1}]
 
 
+def test_exclude_needs_the_axis_to_be_there() -> None:
+    section = {"tp": [1, 2], "exclude": [{"sp": "auto"}], "include": [{"tp": 4, "sp": "auto"}]}
+    assert combinations(section) == [{"tp": 1}, {"tp": 2}, {"tp": 4, "sp": None}]
+
+
 def test_include_follows_the_example_of_the_github_documentation() -> None:
     """fruit x animal of GitHub's page, with tp for fruit, cp for animal, dp for colour, pp for shape."""
     section = {

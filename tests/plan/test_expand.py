@@ -58,6 +58,13 @@ def test_the_reference_of_the_matrix_is_used_and_a_missing_one_is_added() -> Non
     assert made.cells[1].reference == reference.id
 
 
+def test_the_added_reference_runs_the_attention_of_its_group() -> None:
+    for attentions, expected in ((["reference"], "reference"), (["reference", "auto"], "auto")):
+        made = expand_axes({"packing": "sft", "attention": attentions})
+        assert made.cells[0].role == "reference"
+        assert made.cells[0].config.attention == made.cells[0].axes["attention"] == expected
+
+
 def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_reference() -> None:
     made = expand_axes(
         {"packing": ["sft"], "dtype": ["fp32", "bf16"], "train.seq_length": [32, 64], "model.layers": [2]}

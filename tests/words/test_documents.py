@@ -44,6 +44,11 @@ def test_the_adversarial_mix_gives_valid_documents_at_every_size(cp: int, seq_le
             assert (original.length, original.masked) == (document.length, document.masked)
 
 
+def test_each_round_of_the_adversarial_mix_repeats_its_own_document() -> None:
+    documents = documents_of_step(adversarial_mix(64, 2), seed=1, step=0, count=16, seq_length=64)
+    assert {d.index: d.copy_of for d in documents if d.copy_of is not None} == {4: 2, 12: 10}
+
+
 def test_the_adversarial_mix_is_the_same_in_every_step() -> None:
     mix = adversarial_mix(64, 2)
     assert draw(mix, step=0) == draw(mix, step=5)
