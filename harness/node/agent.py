@@ -9,6 +9,7 @@ supervisor, every cell's records and result.json. Cells with few ranks run side 
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import os
 import signal
@@ -46,6 +47,7 @@ class Agent:
         begin = time.perf_counter()
         self.say("started", pid=os.getpid())
         _load()
+        gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
         self.say("loaded", import_s=time.perf_counter() - begin)
         try:
             while self.waiting or self.running:
