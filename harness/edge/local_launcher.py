@@ -31,7 +31,7 @@ def default_parallel_ranks() -> int:
 
 
 def agent_command(run: RunDir, allocation: str) -> list[str]:
-    return [sys.executable, "-m", "harness.node.agent", str(run.root), allocation, "--attached"]
+    return [sys.executable, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
 
 
 def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_ranks: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.edge.run_dir import AttemptDir, RunDir, append_line, write_json
-from harness.node.process import die_with_parent
+from harness.node.process import die_with
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
@@ -80,7 +80,7 @@ class Agent:
             return
         self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size)
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=supervise, args=(str(attempt.root), cell, number, config))
+        process = context.Process(target=supervise, args=(str(attempt.root), cell, number, config, os.getpid()))
         process.start()
         self.running[process] = (cell, number, config, time.monotonic())
 
@@ -129,10 +129,10 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("allocation")
     parser.add_argument("--node", type=int, default=0)
-    parser.add_argument("--attached", action="store_true", help="end when the launcher ends")
+    parser.add_argument("--attached-to", type=int, metavar="PID", help="the launcher; end when it ends")
     arguments = parser.parse_args()
-    if arguments.attached:
-        die_with_parent()
+    if arguments.attached_to:
+        die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # torch must not start CUDA to answer is_available(), or forked ranks could not use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

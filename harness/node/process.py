@@ -21,9 +21,8 @@ def log_to(path: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, so that no rank outlives a killed agent (Linux)."""
-    parent = os.getppid()
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent, a pid, ends: no rank outlives a killed agent (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os.kill(os.getpid(), signal.SIGKILL)

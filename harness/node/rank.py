@@ -11,21 +11,24 @@ from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir
 from harness.node.probe.run import run_probe
-from harness.node.process import die_with_parent, log_to
+from harness.node.process import die_with, log_to
 from harness.node.recorder import Recorder
 from harness.words.cell import CellConfig
 from harness.words.records import RankRecord
 
 
-def rank_main(attempt_root: str, cell: str, config: CellConfig, deadline_at: float, listener: int) -> None:
+def rank_main(
+    attempt_root: str, cell: str, config: CellConfig, deadline_at: float, listener: int, supervisor: int
+) -> None:
     """Run the probe and leave a whole record, however it ends. `deadline_at` in seconds since the epoch.
 
-    `listener` is the bound socket on which rank 0 serves the store. At the deadline the C-level watchdog of
-    faulthandler writes every thread's stack to the log; the supervisor ends the process shortly after.
+    `listener` is the bound socket on which rank 0 serves the store, `supervisor` the pid of the parent. At the
+    deadline the C-level watchdog of faulthandler writes every thread's stack to the log; the supervisor ends the
+    process shortly after.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would pass a kill off as an exception
     attempt = AttemptDir(Path(attempt_root))
-    die_with_parent()
+    die_with(supervisor)
     rank = int(os.environ["RANK"])
     log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)

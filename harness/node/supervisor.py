@@ -19,7 +19,7 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.edge.run_dir import AttemptDir, write_json
-from harness.node.process import die_with_parent, log_to
+from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress
 from harness.words.cell import CellConfig
@@ -42,9 +42,12 @@ class _Deadline:
             child.kill()
 
 
-def supervise(attempt_root: str, cell: str, number: int, config: CellConfig) -> None:
-    """Run the cell's ranks on this node and write result.json. Runs in a process of its own session."""
-    die_with_parent()
+def supervise(attempt_root: str, cell: str, number: int, config: CellConfig, agent: int) -> None:
+    """Run the cell's ranks on this node and write result.json. Runs in a process of its own session.
+
+    `agent` is the pid of the parent.
+    """
+    die_with(agent)
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(attempt.root / "log" / "supervisor.log")
@@ -69,7 +72,7 @@ def _launch(attempt_root: str, cell: str, config: CellConfig, deadline_at: float
         processes = start_processes(
             name=cell,
             entrypoint=rank_main,
-            args={rank: (attempt_root, cell, config, deadline_at, listener.fileno()) for rank in ranks},
+            args={rank: (attempt_root, cell, config, deadline_at, listener.fileno(), os.getpid()) for rank in ranks},
             envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",

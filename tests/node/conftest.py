@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def run_cells(root: Path, configs: dict[str, CellConfig], parallel_ranks: int = 
         write_json(run.attempt(ids[name]).config, one)
     order = {"cells": [{"cell": cell, "attempt": 1} for cell in ids.values()], "parallel_ranks": parallel_ranks}
     write_json(run.submission("local"), order)
-    command = [sys.executable, "-m", "harness.node.agent", str(root), "local", "--attached"]
+    command = [sys.executable, "-m", "harness.node.agent", str(root), "local", "--attached-to", str(os.getpid())]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     return {name: _read(run, one, ids[name]) for name, one in configs.items()}
 

@@ -1,0 +1,56 @@
+"""A launcher that is interrupted or killed leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.words.outcomes import EXIT_INTERRUPTED
+from tests.app.conftest import write_matrix
+
+pytestmark = pytest.mark.train
+
+
+def _processes_of(run_parent: Path) -> list[int]:
+    """Pids of live processes whose command line names the folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(run_parent).encode() in command:
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)])
+def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "run", str(write_matrix(tmp_path)), "--run-dir", str(tmp_path / "runs")]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        if line.startswith("[1/"):  # a cell has ended, the next ones run
+            break
+    left = {pid: os.pidfd_open(pid) for pid in _processes_of(tmp_path) if pid != launcher.pid}
+    launcher.send_signal(number)
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == code
+    assert left
+    for descriptor in left.values():
+        _wait_for_end(descriptor)
+    assert not _processes_of(tmp_path)
+
+
+def _wait_for_end(descriptor: int) -> None:
+    """Block until the process behind a pid descriptor has ended; the descriptor becomes readable then."""
+    import select
+
+    ready, _, _ = select.select([descriptor], [], [], 60)
+    os.close(descriptor)
+    assert ready, "a process outlived the launcher by a minute"
