@@ -50,7 +50,7 @@ def run(only: Sequence[str] | None, run_parent: Path) -> int:
     directory = RunDir(run_parent.resolve() / plan.run_id)
     stages.write_plan(directory, plan, None)
     stages.launch(directory, plan)
-    report = _with_commands(stages.judge(directory, plan), specs)
+    report = stages.judge(directory, plan)
     paths = stages.write_reports(directory, report)
     results = [judge_fault(spec, report) for spec in specs]
     alarms = false_alarms(specs, report)
@@ -83,20 +83,29 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
     """Each fault's cell with its clean twin and its reference; twins and references are shared."""
     cells: dict[str, PlannedCell] = {}
     for spec in specs:
-        reference = _planned(spec.reference, None, "reference")
-        for cell in (reference, _planned(spec.twin, reference.id, "cell"), _planned(spec.faulty, reference.id, "cell")):
+        reference = _planned(spec, spec.reference, None)
+        for cell in (reference, _planned(spec, spec.twin, reference.id), _planned(spec, spec.faulty, reference.id)):
             cells.setdefault(cell.id, cell)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = stages.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
     return replace(plan, allocations=tuple(_hangs_first(allocation, cells) for allocation in plan.allocations))
 
 
-def _planned(config: CellConfig, reference: str | None, role: str) -> PlannedCell:
+def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> PlannedCell:
+    """Cells of the self-test come from no matrix: the command that reproduces one names the fault."""
     layout = config.layout
     axes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path}
     axes["fault"] = config.fault or "none"
     name = cell_id(config)
-    return PlannedCell(id=name, axes=axes, config=config, group=reference or name, reference=reference, role=role)
+    return PlannedCell(
+        id=name,
+        axes=axes,
+        config=config,
+        group=reference or name,
+        reference=reference,
+        role="cell" if reference else "reference",
+        reproduce=f"harness selftest --only {spec.name}",
+    )
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
@@ -184,16 +193,6 @@ def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell], report
     if len(missed) > len(undecided) or len(alarms) > len(broken):
         return EXIT_FAIL
     return EXIT_UNDECIDED if undecided or broken else EXIT_PASS
-
-
-def _with_commands(report: Report, specs: Iterable[FaultSpec]) -> Report:
-    """Cells of the self-test come from no matrix: the command that reproduces one names the fault."""
-    faults: dict[str, str] = {}
-    for spec in specs:
-        for config in (spec.faulty, spec.twin, spec.reference):
-            faults.setdefault(cell_id(config), spec.name)
-    cells = [replace(cell, reproduce=f"harness selftest --only {faults[cell.id]}") for cell in report.cells]
-    return replace(report, cells=cells)
 
 
 def _score(results: Sequence[Caught], alarms: Sequence[ReportCell]) -> dict[str, int]:

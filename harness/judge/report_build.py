@@ -83,7 +83,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         lanes=verdict.lanes,
         findings=verdict.findings,
         timing=_timing(evidence),
-        reproduce=f"harness run {shlex.quote(plan.matrix_file)} --only {cell.id}",
+        reproduce=cell.reproduce or f"harness run {shlex.quote(plan.matrix_file)} --only {cell.id}",
         role=cell.role,
         group=cell.group,
         reference=cell.reference,

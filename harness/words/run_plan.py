@@ -31,6 +31,7 @@ class PlannedCell:
     role: str = "cell"  # cell | reference (added by the harness, not by the matrix)
     xfail: XFail | None = None
     line: int | None = None  # of the matrix row it comes from, for annotations
+    reproduce: str = ""  # command that runs it alone; empty: the matrix with --only
 
 
 @dataclass(frozen=True, kw_only=True)
