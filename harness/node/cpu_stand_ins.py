@@ -56,6 +56,16 @@ class _Idle:
         return None
 
 
+_type_name = torch.Tensor.type
+
+
+def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Tensor.type(): "torch.cuda.FloatTensor" for a CPU tensor, since the mixed-precision optimizer asks by name."""
+    if args or kwargs:
+        return _type_name(self, *args, **kwargs)
+    return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -90,6 +100,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (random, "set_rng_state", set_state),
         (cuda.nvtx, "range_push", _nothing),
         (cuda.nvtx, "range_pop", _nothing),
+        (torch.Tensor, "type", _cuda_type_name),
         (torch.Tensor, "cuda", lambda self, *a, **k: self),
         (torch.nn.Module, "cuda", lambda self, *a, **k: self),
         (megatron_random, "_get_cuda_rng_state", get_state),

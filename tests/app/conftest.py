@@ -9,7 +9,7 @@ from pathlib import Path
 
 MATRIX = """\
 name: small
-model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
+model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64, tied: true}
 train: {steps: 2, global_batch: 8, seq_length: 64}
 matrix:
   tp: [1, 2]

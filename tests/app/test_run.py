@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.render_json import read_report
+from harness.words.outcomes import Lane
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
@@ -113,6 +114,14 @@ def test_only_runs_a_cell_with_the_reference_it_needs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_report((only_run(tmp_path / "reports") / "report.json").read_text())
     assert {cell.id.rpartition("-")[0] for cell in report.cells} == {"tp2-pp2-cp1-sft", "tp1-pp1-cp1-unpacked"}
+
+
+def test_bf16_layouts_agree_within_their_own_bounds(tmp_path: Path) -> None:
+    text = MATRIX.replace("packing: [reference, sft]", "packing: reference\n  dtype: bf16")
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report((only_run(tmp_path / "reports") / "report.json").read_text())
+    assert all(cell.axes["dtype"] == "bf16" and cell.lanes[Lane.NUMERICS].value == "pass" for cell in report.cells)
 
 
 def test_a_known_failure_that_passes_is_xpass(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import micro_truths
+from harness.node.probe.model import unwrap
 
 
 class RankEntersACollectiveAlone(Fault):
@@ -49,7 +50,7 @@ class NativeCrashInAKernel(Fault):
             os.abort()
 
         if context.place.pp == 1:
-            chunks[0].module.decoder.layers[0].self_attention.core_attention.register_forward_pre_hook(abort)
+            unwrap(chunks[0]).decoder.layers[0].self_attention.core_attention.register_forward_pre_hook(abort)
 
 
 class StaticPipelineShapes(Fault):

@@ -12,6 +12,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import micro_truths, own_fields
+from harness.node.probe.model import unwrap
 from harness.words.packing import MicroBatch, PackedParams
 
 GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
@@ -77,7 +78,7 @@ class MetadataLostInsideTheModel(Fault):
 
         if context.place.pp == 1:
             for chunk in chunks:
-                chunk.module.register_forward_pre_hook(drop, with_kwargs=True)
+                unwrap(chunk).register_forward_pre_hook(drop, with_kwargs=True)
 
 
 class MaxSeqlenIsATensor(Fault):

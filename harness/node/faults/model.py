@@ -17,6 +17,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.faults.metadata import with_offsets
 from harness.node.faults.seams import Fault
 from harness.node.probe import attention
+from harness.node.probe.model import unwrap
 from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
 
 
@@ -29,7 +30,7 @@ def _offsets(params: Any) -> Tensor:
 def _misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
     """Let the attention of some layers (None: all; global, from 1) work by other offsets than it is given."""
     for chunk in chunks:
-        for layer in chunk.module.decoder.layers:
+        for layer in unwrap(chunk).decoder.layers:
             if layers is None or layer.layer_number in layers:
                 module = layer.self_attention.core_attention
                 module.forward = _with_offsets(module.forward, misread)
@@ -81,13 +82,13 @@ class RopeByRealOffsets(Fault):
             return apply(tensor, table, *args, cu_seqlens=real, **kwargs)  # type: ignore[no-any-return]
 
         for chunk in chunks:
-            for layer in chunk.module.decoder.layers:
+            for layer in unwrap(chunk).decoder.layers:
                 layer.self_attention.register_forward_pre_hook(note, with_kwargs=True)
         upstream.apply_rotary_pos_emb = wrong
 
     @staticmethod
     def table(chunks: list[Any], length: int) -> Tensor:
-        return chunks[0].module.rotary_pos_emb(length)  # type: ignore[no-any-return]
+        return unwrap(chunks[0]).rotary_pos_emb(length)  # type: ignore[no-any-return]
 
 
 class _RankZero:
@@ -118,7 +119,7 @@ class OutputLayerShardOfAnotherTpRank(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         if context.place.tp != 1:
             return
-        for item in named_parameters(chunks[-1].module, tp_rank=0, tp_size=context.config.layout.tp):
+        for item in named_parameters(unwrap(chunks[-1]), tp_rank=0, tp_size=context.config.layout.tp):
             if item.name == "output_layer.weight":
                 full = draw("weight", item.name, item.shard.full, context.config.train.seed) * INITIAL_STD
                 item.parameter.data.copy_(item.shard.take(full))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
 from harness.node.faults.seams import Fault
+from harness.node.probe.model import unwrap
 
 
 class GradientsTimesCp(Fault):
@@ -37,7 +38,7 @@ class NanOnAFullyMaskedShard(Fault):
 class NormGradientsNotReducedOverTp(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
-            for parameter in chunk.module.parameters():
+            for parameter in unwrap(chunk).parameters():
                 if parameter.dim() == 1:
                     parameter.sequence_parallel = False  # finalize_model_grads goes by this mark
 
@@ -45,7 +46,7 @@ class NormGradientsNotReducedOverTp(Fault):
 class NormGradientsReducedTwiceOverTp(Fault):
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
-            for parameter in chunk.module.parameters():
+            for parameter in unwrap(chunk).parameters():
                 if parameter.dim() == 1:
                     dist.all_reduce(parameter.main_grad, group=parallel_state.get_tensor_model_parallel_group())
 

@@ -11,6 +11,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -115,9 +116,18 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
             parallel_output=True,
             **({"vp_stage": stage} if stage is not None else {}),
         ).to(device.torch_device)
-        chunks.append(DistributedDataParallel(upstream, ddp_config, chunk))
+        # As megatron.training.get_model does: inputs cast to bf16, outputs of the last stage back to fp32.
+        wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
+        chunks.append(DistributedDataParallel(upstream, ddp_config, wrapped))
     upstream.finalize_model_grads_func = finalize_model_grads
     return chunks
+
+
+def unwrap(chunk: Any) -> GPTModel:
+    """The GPTModel inside DDP and the precision wrapper."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
 
 
 def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:

@@ -83,7 +83,7 @@ def _training_leg(context: RankContext, path: Any, fault: Any, recorder: Recorde
     upstream = model.transformer_config(config)
     chunks = model.build_chunks(config, upstream, context.device)
     for chunk in chunks:
-        initialize(chunk.module, seed=config.train.seed, tp_rank=place.tp, tp_size=config.layout.tp)
+        initialize(model.unwrap(chunk), seed=config.train.seed, tp_rank=place.tp, tp_size=config.layout.tp)
     optimizer = model.build_optimizer(config, chunks)
     fault.on_model(chunks, context)
     return TrainingLeg(chunks, optimizer, path, context, fault, recorder)

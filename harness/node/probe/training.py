@@ -17,6 +17,7 @@ from harness.node.data_paths.base import Batch, DataPath, RankContext
 from harness.node.device import synchronize
 from harness.node.faults import Fault
 from harness.node.probe.fingerprints import gradient_fingerprint
+from harness.node.probe.model import unwrap
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.probe.witness import Position, Witness
@@ -36,7 +37,7 @@ class TrainingLeg:
         self.chunks, self.optimizer, self.path = chunks, optimizer, path
         self.context, self.fault, self.recorder = context, fault, recorder
         self.position = Position()
-        self.witness = Witness([chunk.module for chunk in chunks], context, self.position, recorder)
+        self.witness = Witness([unwrap(chunk) for chunk in chunks], context, self.position, recorder)
         self.chunk_numbers = {id(chunk): number for number, chunk in enumerate(chunks)}
 
     def run(self) -> None:
@@ -150,7 +151,7 @@ class TrainingLeg:
     def _parameters(self) -> Iterator[NamedParameter]:
         tp = self.context.config.layout.tp
         for chunk in self.chunks:
-            yield from named_parameters(chunk.module, tp_rank=self.context.place.tp, tp_size=tp)
+            yield from named_parameters(unwrap(chunk), tp_rank=self.context.place.tp, tp_size=tp)
 
     def _global_loss(self) -> None:
         """Sum of loss and token count over all replicas and context ranks; last stage only."""

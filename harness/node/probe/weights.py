@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.words.cell import CellConfig
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
+TIED_NAME = "embedding.word_embeddings.weight"
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
@@ -49,6 +50,8 @@ def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int) -> Iterator[Name
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
     for local_name, parameter in chunk.named_parameters():
         name = _LAYER.sub(lambda match: f"layers.{numbers[int(match.group(1))]}.", local_name)
+        if getattr(parameter, "shared_embedding", False):
+            name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         yield NamedParameter(name=name, parameter=parameter, shard=_shard_of(name, parameter, tp_rank, tp_size))
 
 
