@@ -22,7 +22,7 @@ constraints: ["tp == pp"]
 def harness(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in `cwd`; output captured, never raising."""
     command = [sys.executable, "-m", "harness", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
 
 
 def write_matrix(folder: Path, text: str = MATRIX, name: str = "small.yaml") -> Path:

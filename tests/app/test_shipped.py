@@ -1,0 +1,34 @@
+"""The two promises of the first page: the smoke matrix is green, and every known fault is caught."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.judge.render_json import read_report
+from harness.words.outcomes import Outcome
+from tests.app.conftest import harness, only_run
+
+pytestmark = pytest.mark.train
+
+
+def test_the_smoke_matrix_passes_whole(root: Path, tmp_path: Path) -> None:
+    done = harness("run", root / "matrices" / "smoke.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report((only_run(tmp_path / "reports") / "report.json").read_text())
+    assert report.counts[Outcome.PASS] == len(report.cells) >= 24
+    (rejected,) = report.rejected
+    assert "% 4" in rejected.reason  # the arithmetic of the unaligned context-parallel cell
+    assert (only_run(tmp_path / "reports") / "report.html").stat().st_size < 3_000_000
+
+
+def test_the_self_test_catches_every_fault_at_its_place_and_raises_no_false_alarm(tmp_path: Path) -> None:
+    done = harness("selftest", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((only_run(tmp_path / "reports") / "selftest.json").read_text())
+    score = summary["score"]
+    assert score["faults"] >= 12
+    assert score["caught"] == score["right_lane"] == score["right_place"] == score["faults"]
+    assert score["false_alarms"] == 0
