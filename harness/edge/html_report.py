@@ -1,4 +1,4 @@
-"""report.html: one self-contained file that needs no network and no script; the only file that imports jinja2."""
+"""report.html: one self-contained file that needs no network and no script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from harness.edge.templating import Environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXT = 4000  # characters of one message or value
@@ -95,16 +95,9 @@ def render_html(report: Report) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from harness.edge import templating
 
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
+    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=_visible)
     environment.filters.update(
         anchor=anchor,
         clip=_clip,
