@@ -12,7 +12,7 @@ setup: ## make .venv with everything the other targets need (again: a moment)
 smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
-test: browser lint types ## all checks: ruff, mypy, pytest
+test: browser slurm lint types ## all checks: ruff, mypy, pytest
 	$(BIN)/pytest
 
 lint: setup ## ruff: rules and formatting
@@ -23,12 +23,15 @@ types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 harness/words harness/node harness/edge/run_dir.py
 
-unit: setup ## the fast tests: no training, no browser
-	$(BIN)/pytest -m "not train and not browser"
+unit: setup ## the fast tests: no training, no browser, no Slurm
+	$(BIN)/pytest -m "not train and not browser and not slurm"
 
 clean: ## remove .venv and caches; reports stay
 	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
-.PHONY: browser
+.PHONY: browser slurm
 browser:
 	@scripts/setup --browser
+
+slurm: browser # one after the other: both write to the same place
+	@scripts/setup --slurm

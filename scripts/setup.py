@@ -5,6 +5,7 @@ so an interrupted setup never counts as done and a second call only compares the
 
     scripts/setup             make or refresh .venv
     scripts/setup --browser   the same, and Chromium for the tests that open a report
+    scripts/setup --slurm     the same, and Slurm for the tests that run on a cluster
 
 Environment: HARNESS_PYTHON names the interpreter to use. uv reads its own UV_* variables; where they are
 not set, pip's index and certificate are handed to it.
@@ -32,6 +33,8 @@ VERSIONS = ((3, 12), (3, 13))  # megatron-core >= 0.17 needs 3.12
 # In processes of their own: the launcher never imports what the ranks import.
 USED_MODULES = ("harness.app.stages, harness.app.verbs", "harness.node.supervisor, megatron.core.models.mimo")
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+SLURM_PACKAGES = ("slurm-wlm", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "munge")
+SLURM_COMMANDS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "mariadb-install-db", "munged")
 
 
 class SetupError(Exception):
@@ -230,9 +233,25 @@ def ensure_chromium() -> None:
         say("no Chromium (install it: apt-get install chromium); the browser tests will be skipped, or fail under CI")
 
 
+def lacking_slurm_commands() -> list[str]:
+    """The programs of the test cluster that are not there; daemons lie in sbin, which few users have on PATH."""
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
+    return [name for name in SLURM_COMMANDS if shutil.which(name, path=path) is None]
+
+
+def ensure_slurm() -> None:
+    """Slurm, its accounting and munge for the cluster tests. Without them those tests skip, and fail under CI."""
+    if lacking_slurm_commands() and not (apt_install(*SLURM_PACKAGES) and not lacking_slurm_commands()):
+        say(
+            f"no {', '.join(lacking_slurm_commands())} (install: apt-get install {' '.join(SLURM_PACKAGES)}); "
+            "the cluster tests will be skipped, or fail under CI"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--browser", action="store_true", help="also see to Chromium")
+    parser.add_argument("--slurm", action="store_true", help="also see to Slurm")
     arguments = parser.parse_args()
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
@@ -242,6 +261,8 @@ def main() -> int:
                 make_environment()
             if arguments.browser:
                 ensure_chromium()
+            if arguments.slurm:
+                ensure_slurm()
         except SetupError as error:
             say(str(error))
             return 2

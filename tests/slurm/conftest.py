@@ -1,0 +1,50 @@
+"""The Slurm cluster of these tests: one for the whole session, started by the first test that asks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+from tests.slurm.machine import is_free, missing, processes_of
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip with the reason; under CI a cluster that cannot run is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(f"no Slurm lab, and CI must not skip its tests: {reason}")
+    pytest.skip(f"no Slurm lab: {reason}")
+
+
+@pytest.fixture(scope="session")
+def may_run_slurm() -> None:
+    """Pass where a cluster can run; elsewhere skip, or fail under CI."""
+    reason = missing()
+    if reason:
+        unavailable(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """Four nodes n1..n4 with accounting. Its end checks that no process and no listening port is left."""
+    lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
+    lab.start()
+    try:
+        yield lab
+    finally:
+        lab.stop()
+        shutil.rmtree(lab.folder / "mysql")  # 90 MiB, and pytest keeps the folders of three sessions
+    assert processes_of(lab.folder) == {}
+    assert [port for port in lab.ports if not is_free(port)] == []
+
+
+@pytest.fixture
+def lab(slurm_lab: SlurmLab) -> Iterator[SlurmLab]:
+    """The session's cluster, with jobs cancelled and gone after the test."""
+    yield slurm_lab
+    slurm_lab.output("scancel", "--user=root")
+    slurm_lab.wait_for(lambda: slurm_lab.output("squeue", "-h") == "", 30, "no job left after the test")
