@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -33,10 +34,19 @@ def build_parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run a matrix and judge it")
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
-    _run_parent(run)
-    run.add_argument("--dry-run", action="store_true", help="show what would be started, start nothing")
+    _cluster(run)
+    _run_parent(run, None, "folder of run directories (the cluster profile's, else reports)")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show what would be started, start nothing; on a cluster, write its job files",
+    )
+    run.add_argument(
+        "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
+    )
     plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
     _matrix(plan)
+    _cluster(plan)
     plan.add_argument("--json", action="store_true", help="as JSON")
     plan.add_argument("--all", action="store_true", help="every row, however many there are")
     verify = verbs.add_parser("verify", help="check matrix files without running")
@@ -60,10 +70,28 @@ def _only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
     parser.add_argument("--only", action="append", default=[], metavar=metavar, help=text)
 
 
-def _run_parent(parser: argparse.ArgumentParser) -> None:
+def _cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
+        "--cluster", metavar="NAME", help="cluster profile by name or path, instead of the one that the matrix names"
     )
+
+
+def _run_parent(
+    parser: argparse.ArgumentParser,
+    default: Path | None = Path("reports"),
+    text: str = "folder of run directories (reports)",
+) -> None:
+    parser.add_argument("--run-dir", type=Path, default=default, metavar="DIR", help=text)
+
+
+def _hours(text: str) -> float:
+    hours = float(text)
+    if not 0 < hours < math.inf:
+        raise ValueError
+    return hours
+
+
+_hours.__name__ = "number of hours"  # as argparse names it: invalid number of hours value: 'x'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,9 +120,17 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.app import verbs
 
     if arguments.verb == "run":
-        return verbs.run(arguments.matrix, arguments.only, arguments.run_dir, command, dry_run=arguments.dry_run)
+        return verbs.run(
+            arguments.matrix,
+            arguments.only,
+            arguments.run_dir,
+            command,
+            dry_run=arguments.dry_run,
+            cluster=arguments.cluster,
+            max_gpu_hours=arguments.max_gpu_hours,
+        )
     if arguments.verb == "plan":
-        return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all)
+        return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
     if arguments.verb == "verify":
         return verbs.verify(arguments.matrix)
     if arguments.verb == "schema":

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.app.selection import select
 from harness.edge import provenance
+from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress
 from harness.edge.evidence_files import Found, read_evidence
 from harness.edge.html_report import render_html
@@ -26,8 +27,11 @@ from harness.judge.render_markdown import render_markdown
 from harness.judge.report_build import build_report
 from harness.judge.report_model import Report
 from harness.plan.allocations import plan_allocations
+from harness.plan.cluster import ClusterProfile
+from harness.plan.cost import JobCost, job_costs
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
+from harness.plan.rules.cluster import nodes_rule
 from harness.words.jsonable import loads
 from harness.words.run_plan import Expansion, RunPlan
 
@@ -40,18 +44,45 @@ class Request:
     only: Sequence[str] = ()
     run_parent: Path = Path("reports")
     command: Sequence[str] = ()
+    cluster: str | None = None  # --cluster; None: as the matrix says
 
 
-def plan_run(request: Request) -> tuple[Matrix, RunPlan]:
-    """Matrix file to plan: pure but for reading the file, the clock and the machine's facts."""
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is going to be run, and where."""
+
+    matrix: Matrix
+    plan: RunPlan
+    cluster: ClusterProfile
+    cluster_file: Path | None
+
+    @property
+    def jobs(self) -> tuple[JobCost, ...]:
+        """What the jobs cost, per array; empty on this machine."""
+        if self.cluster.kind == "local":
+            return ()
+        return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
+
+
+def plan_run(request: Request) -> Planned:
+    """Matrix file to plan: pure but for reading the files, the clock and the machine's facts."""
     matrix = read_matrix(request.matrix)
-    expansion = select(expand(matrix), request.only)
+    cluster, file = cluster_of(matrix, request.cluster)
+    expansion = select(expand_for(matrix, cluster), request.only)
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
-    return matrix, replace(plan, tolerances=matrix.tolerances)
+    if cluster.kind == "slurm":
+        plan = replace(plan, allocations=plan_allocations(expansion, cluster, matrix.launch))
+    return Planned(matrix=matrix, plan=replace(plan, tolerances=matrix.tolerances), cluster=cluster, cluster_file=file)
+
+
+def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
+    """The cells of a matrix on a cluster; those whose ranks its jobs cannot hold are rejected."""
+    rules = (nodes_rule(cluster, matrix.launch.nodes_per_cell),) if cluster.kind == "slurm" else ()
+    return expand(matrix, rules)
 
 
 def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:
-    """The plan of cells that are already expanded."""
+    """The plan of cells that are already expanded, on this machine."""
     now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     return RunPlan(
         run_id=f"{name}-{now}-{secrets.token_hex(2)}",

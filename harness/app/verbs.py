@@ -5,64 +5,110 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import EXIT_PASS, exit_code
-from harness.words.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    from harness.app import stages
 
 
-def run(matrix_file: Path, only: Sequence[str], run_parent: Path, command: Sequence[str], *, dry_run: bool) -> int:
-    """Plan, launch, judge, report."""
+def run(
+    matrix_file: Path,
+    only: Sequence[str],
+    run_parent: Path | None,
+    command: Sequence[str],
+    *,
+    dry_run: bool,
+    cluster: str | None = None,
+    max_gpu_hours: float | None = None,
+) -> int:
+    """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports."""
     from harness.app import stages
     from harness.edge.console import print_report
+    from harness.plan.cost import refuse_above
 
-    request = stages.Request(matrix=matrix_file, only=only, command=command)
-    matrix, plan_ = stages.plan_run(request)
-    directory = RunDir(run_parent.resolve() / plan_.run_id)
+    request = stages.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
+    planned = stages.plan_run(request)
+    plan_ = planned.plan
+    if max_gpu_hours is not None:
+        refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
+    parent = run_parent or Path(planned.cluster.run_dir or "reports").expanduser()
+    directory = RunDir(parent.resolve() / plan_.run_id)
     if dry_run:
-        return _dry_run(plan_, directory)
-    stages.write_plan(directory, plan_, matrix)
-    stages.launch(directory, plan_, matrix.launch.parallel_ranks)
+        return _dry_run(planned, directory)
+    if planned.cluster.kind == "slurm":
+        name = planned.cluster.name
+        hint = "add --dry-run, or run on this machine with --cluster local"
+        raise InputError(
+            Problem(message=f"cluster {name}: this version renders job files, it cannot submit", hint=hint)
+        )
+    stages.write_plan(directory, plan_, planned.matrix)
+    stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
     report_ = stages.judge(directory, plan_)
     print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
     return exit_code(cell.outcome for cell in report_.cells)
 
 
-def _dry_run(plan_: RunPlan, directory: RunDir) -> int:
+def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
+    """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
+    from harness.app import stages
+    from harness.edge.cluster_file import template_of
     from harness.edge.local_launcher import agent_command, cores
+    from harness.edge.submissions import write_submissions
     from harness.plan.plan_text import plan_text
 
-    print(plan_text(plan_.expansion, cores=cores()))
-    for allocation in plan_.allocations:
-        print(f"{allocation.name}: {shlex.join(agent_command(directory, allocation.name))}")
+    plan_ = planned.plan
+    print(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs))
+    if planned.cluster.kind == "local":
+        for allocation in plan_.allocations:
+            print(f"{allocation.name}: {shlex.join(agent_command(directory, allocation.name))}")
+        return EXIT_PASS
+    template = template_of(planned.cluster, planned.cluster_file)
+    files = write_submissions(directory, plan_, planned.cluster, template, planned.matrix.launch)
+    stages.write_plan(directory, plan_, planned.matrix)
+    print("Nothing is submitted. Job files:")
+    for path in files:
+        print(f"  {_shown(path)}")
     return EXIT_PASS
 
 
-def plan(matrix_file: Path, *, as_json: bool, all_rows: bool) -> int:
+def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Cells, rejected combinations, cost."""
+    from harness.app import stages
+    from harness.edge.cluster_file import cluster_of
     from harness.edge.local_launcher import cores
     from harness.edge.matrix_file import read_matrix
-    from harness.plan.expand import expand
+    from harness.plan.allocations import plan_allocations
+    from harness.plan.cost import job_costs
     from harness.plan.plan_text import plan_json, plan_text
 
-    expansion = expand(read_matrix(matrix_file))
+    matrix = read_matrix(matrix_file)
+    profile, _ = cluster_of(matrix, cluster)
+    expansion = stages.expand_for(matrix, profile)
+    slurm = profile.kind == "slurm"
+    allocations = plan_allocations(expansion, profile, matrix.launch) if slurm else None
+    jobs = job_costs(expansion, allocations, profile) if allocations else ()
     if as_json:
-        print(plan_json(expansion, cores=cores()))
+        print(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs))
     else:
-        print(plan_text(expansion, all_rows=all_rows, cores=cores()))
+        print(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs))
     return EXIT_PASS
 
 
 def verify(files: Sequence[Path]) -> int:
-    """Check every file; all problems of all files are told."""
+    """Check every file with the cluster profile it names; all problems of all files are told."""
+    from harness.app.stages import expand_for
+    from harness.edge.cluster_file import cluster_of
     from harness.edge.matrix_file import read_matrix
-    from harness.plan.expand import expand
 
     problems: list[Problem] = []
     for file in files:
         try:
-            expansion = expand(read_matrix(file))
+            matrix = read_matrix(file)
+            expansion = expand_for(matrix, cluster_of(matrix)[0])
             print(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
         except InputError as error:
             problems += error.problems

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.plan.cluster import ClusterProfile
 from harness.words.cell import CellConfig
-from harness.words.run_plan import Expansion
+from harness.words.errors import InputError, Problem
+from harness.words.run_plan import Allocation, Expansion
 
 # Measured with megatron-core 0.19.2 on a machine of 2 cores without a GPU.
 IMPORT_S = 10.0  # torch and Megatron, once per agent
 RANK_CPU_S = 0.35  # fork, process groups, model, record: processor time of one rank outside its steps
 RANK_STEP_CPU_S = 0.02  # one rank, one step, beside its arithmetic: schedule and collectives
 CPU_FLOPS = 5e9  # small matrix products in fp32, one core
+# Assumed for cells on GPUs, not measured: CUDA contexts and NCCL communicators, kernel launches, small products.
+GPU_CELL_S = 15.0
+GPU_STEP_S = 0.2
+GPU_FLOPS = 2e13  # one GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,89 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
         seconds=IMPORT_S + busy,
         basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCost:
+    """What the jobs of one array cost. Hours are those of one member times the members."""
+
+    array: str
+    jobs: int
+    nodes: int  # of one job
+    gpus: int  # of one job, over all its nodes
+    time_limit_min: int
+    seconds: float  # estimated, over all jobs
+
+    @property
+    def node_hours(self) -> float:
+        """Estimated."""
+        return self.nodes * self.seconds / 3600
+
+    @property
+    def most_node_hours(self) -> float:
+        """If every job runs into its time limit."""
+        return self.jobs * self.nodes * self.time_limit_min / 60
+
+    @property
+    def gpu_hours(self) -> float:
+        """Estimated."""
+        return self.gpus * self.seconds / 3600
+
+    @property
+    def most_gpu_hours(self) -> float:
+        """If every job runs into its time limit."""
+        return self.jobs * self.gpus * self.time_limit_min / 60
+
+
+def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: ClusterProfile) -> tuple[JobCost, ...]:
+    """The cost of every array, in order."""
+    configs = {cell.id: cell.config for cell in expansion.cells}
+    members: dict[str, list[Allocation]] = {}
+    for allocation in allocations:
+        members.setdefault(allocation.array, []).append(allocation)
+    return tuple(
+        JobCost(
+            array=array,
+            jobs=len(jobs),
+            nodes=jobs[0].nodes,
+            gpus=jobs[0].nodes * cluster.gpus_of(jobs[0].ranks_per_node),
+            time_limit_min=jobs[0].time_limit_min or cluster.time,
+            seconds=sum(
+                IMPORT_S + sum(cell_seconds(configs[cell], cluster, job.nodes) for cell in job.cells) for job in jobs
+            ),
+        )
+        for array, jobs in members.items()
+    )
+
+
+def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: ClusterProfile) -> None:
+    """InputError with the arithmetic when the jobs may cost more GPU-hours.
+
+    What counts is the time limit, which Slurm enforces; the estimate is too rough to guard a budget.
+    """
+    if not cluster.gpus_per_node:
+        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so nothing would be held to it")
+    total = sum(cost.most_gpu_hours for cost in costs)
+    if total <= most_gpu_hours:
+        return
+    terms = [
+        f"{cost.array}: {cost.jobs} x {cost.gpus} x {cost.time_limit_min / 60:.4g} h = {cost.most_gpu_hours:.4g}"
+        for cost in costs
+    ]
+    message = (
+        f"--max-gpu-hours {most_gpu_hours:g}: the plan may cost {total:.4g} GPU-hours, jobs x GPUs x time limit: "
+        f"{'; '.join(terms)} (estimated use: {sum(cost.gpu_hours for cost in costs):.3g})"
+    )
+    raise InputError(Problem(message=message, hint="lower launch.time_limit_min, or pick fewer cells with --only"))
+
+
+def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
+    """Estimated seconds of one cell in a job of `nodes` nodes that runs its cells in turn."""
+    world, steps = config.layout.world_size, config.train.steps
+    if cluster.gpus_per_node:
+        return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))
+    cores = nodes * (cluster.cpus_per_task or cluster.ranks_per_node)
+    return _cpu_seconds(config) / min(cores, world)
 
 
 def _cpu_seconds(config: CellConfig) -> float:

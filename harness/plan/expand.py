@@ -22,8 +22,11 @@ from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 _ALWAYS = ("tp", "pp", "cp", "packing")  # axes that every table shows
 
 
-def expand(matrix: Matrix) -> Expansion:
-    """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run."""
+def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
+    """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
+
+    `more_rules`: those of the cluster that the cells run on.
+    """
     problems = Problems(matrix.file, matrix.lines)
     excluded: Counter[str] = Counter()
     rows = list(_allowed_rows(matrix, excluded, problems))
@@ -31,7 +34,7 @@ def expand(matrix: Matrix) -> Expansion:
     resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
     resolver.check_models(rows, problems)
     problems.raise_any()
-    rules = (*RULES, world_size_rule(matrix.launch.max_ranks))
+    rules = (*RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
     cells, rejected = _judge_rows(rows, resolver, rules, shown)
     if not cells:

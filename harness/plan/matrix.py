@@ -45,11 +45,15 @@ LengthsReader = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How cells run on this machine. `parallel_ranks` None: as the cores allow."""
+    """How cells run; None: as the cores (`parallel_ranks`) or the time limit (`cells_per_allocation`) allow."""
 
     parallel_ranks: int | None = None
     deadline_s: float = 120.0
     max_ranks: int = 64
+    cells_per_allocation: int | None = None
+    throttle: int = 64  # jobs of one array at once
+    time_limit_min: int | None = None  # None: the most that the cluster profile allows
+    nodes_per_cell: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,7 @@ class Matrix:
     tolerances: ToleranceOverrides
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
+    cluster: str = "local"  # a profile's name or path
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
@@ -109,6 +114,7 @@ def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: 
         tolerances=ToleranceOverrides(numerics=dict(checks.numerics)),
         xfail=xfail,
         values=values,
+        cluster=top.get("cluster", "local"),
         lines=lines,
     )
 
@@ -231,6 +237,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["packing_options"] = options
     result["matrix"] = written["matrix"]
     result["constraints"] = [constraint.text for constraint in matrix.constraints]
+    result["cluster"] = matrix.cluster
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": dict(matrix.tolerances.numerics)}
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]

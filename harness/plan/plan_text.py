@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.plan.allocations import plan_allocations
-from harness.plan.cost import Cost, estimate
+from harness.plan.cost import Cost, JobCost, estimate
 from harness.words.jsonable import dumps
-from harness.words.run_plan import Expansion, PlannedCell, RejectedCell
+from harness.words.run_plan import Allocation, Expansion, PlannedCell, RejectedCell
 
 MAX_ROWS = 50
 _ALWAYS = ("tp", "pp", "cp", "packing")
 
 
-def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1) -> str:
+def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1, jobs: Sequence[JobCost] = ()) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
-    At most 50 rows of each kind unless `all_rows`; what is left out is counted. `cores`: of the machine that will run.
+    At most 50 rows of each kind unless `all_rows`; what is left out is counted. `cores`: of the machine that will run;
+    `jobs`: those of the cluster that will run instead.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -30,12 +31,18 @@ def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1) -
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
         lines += [f"  {_count(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
-    lines += ["", *_cost_lines(cost)]
+    lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost)])]
     return "\n".join(lines)
 
 
-def plan_json(expansion: Expansion, *, cores: int = 1) -> str:
-    """The same as JSON text, never shortened."""
+def plan_json(
+    expansion: Expansion,
+    *,
+    cores: int = 1,
+    allocations: Sequence[Allocation] | None = None,
+    jobs: Sequence[JobCost] = (),
+) -> str:
+    """The same as JSON text, never shortened. `allocations`: those of a cluster."""
     values = {
         "cells": [_cell_json(cell) for cell in expansion.cells],
         "rejected": [
@@ -50,10 +57,25 @@ def plan_json(expansion: Expansion, *, cores: int = 1) -> str:
             for cell in expansion.rejected
         ],
         "excluded": expansion.excluded,
-        "allocations": plan_allocations(expansion),
+        "allocations": plan_allocations(expansion) if allocations is None else allocations,
         "cost": estimate(expansion, cores=cores),
+        "jobs": [_job_json(job) for job in jobs],
     }
     return dumps(values, indent=2)
+
+
+def _job_json(job: JobCost) -> dict[str, Any]:
+    return {
+        "array": job.array,
+        "jobs": job.jobs,
+        "nodes": job.nodes,
+        "gpus": job.gpus,
+        "time_limit_min": job.time_limit_min,
+        "gpu_hours": job.gpu_hours,
+        "most_gpu_hours": job.most_gpu_hours,
+        "node_hours": job.node_hours,
+        "most_node_hours": job.most_node_hours,
+    }
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, Any]:
@@ -106,7 +128,25 @@ def _cost_lines(cost: Cost) -> list[str]:
     return [
         f"Total: {_count(cost.cells, 'cell')}, {_count(cost.ranks, 'rank process', 'rank processes')} "
         f"(biggest cell {cost.largest_world}), {_count(cost.rank_steps, 'rank-step')}",
-        f"Estimated time: about {_duration(cost.seconds)} (a rough estimate from {cost.basis})",
+    ]
+
+
+def _time_line(cost: Cost) -> str:
+    return f"Estimated time: about {_duration(cost.seconds)} (a rough estimate from {cost.basis})"
+
+
+def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
+    """What is submitted, and what it may cost: in GPU-hours, or node-hours where there are no GPUs."""
+    rows = [["array", "jobs", "nodes", "GPUs", "minutes at most"]]
+    rows += [[job.array, *map(str, (job.jobs, job.nodes, job.gpus, job.time_limit_min))] for job in jobs]
+    if any(job.gpus for job in jobs):
+        unit, most, about = "GPU-hours", sum(job.most_gpu_hours for job in jobs), sum(job.gpu_hours for job in jobs)
+    else:
+        unit, most, about = "node-hours", sum(job.most_node_hours for job in jobs), sum(job.node_hours for job in jobs)
+    return [
+        f"Submits: {_count(len(jobs), 'array')}, {_count(sum(job.jobs for job in jobs), 'job')}",
+        *_indent(_aligned(rows)),
+        f"Cost: {most:.4g} {unit} if every job runs into its time limit; about {about:.2g} by a rough estimate",
     ]
 
 

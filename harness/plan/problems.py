@@ -28,6 +28,7 @@ _MESSAGES = {
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
     "literal_error": "unknown value",
     "missing": "is required",
 }

@@ -164,7 +164,7 @@ class AxisRow(OptionsSection):
 
 
 class LaunchSection(Section):
-    """How cells are run on this machine."""
+    """How cells are run."""
 
     parallel_ranks: Count | None = Field(
         default=None, description="Ranks that run at once; absent: as the cores allow."
@@ -173,6 +173,16 @@ class LaunchSection(Section):
         default=120.0, description="Seconds after which a cell that has not ended is stopped and named a hang."
     )
     max_ranks: Count = Field(default=64, description="A cell that needs more ranks is rejected.")
+    cells_per_allocation: AutoCount = Field(
+        default=None, description="Cells that one job runs in turn; auto: as many as fit its time limit."
+    )
+    throttle: Count = Field(default=64, description="Jobs of one array that may run at once.")
+    time_limit_min: Count | None = Field(
+        default=None, description="Minutes of one job; absent: the most that the cluster profile allows."
+    )
+    nodes_per_cell: Count = Field(
+        default=1, description="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks."
+    )
 
 
 Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -215,13 +225,7 @@ def _only_default(value: Any) -> Any:
     return ["default"]
 
 
-def _only_local(value: str) -> str:
-    if value != "local":
-        raise ValueError("only the cluster 'local' (this machine) is supported in this version")
-    return value
-
-
-Cluster = Annotated[str, AfterValidator(_only_local), Field(json_schema_extra={"enum": ["local"]})]
+Cluster = Annotated[str, Field(min_length=1)]
 Stacks = Annotated[list[str], BeforeValidator(_only_default), WithJsonSchema({"enum": ["default", ["default"]]})]
 
 
@@ -240,7 +244,9 @@ class MatrixFile(Section):
         default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
     )
     stacks: Stacks = Field(default_factory=lambda: ["default"], description="Software under test.")
-    cluster: Cluster = Field(default="local", description="Where cells run.")
+    cluster: Cluster = Field(
+        default="local", description="Where cells run: a cluster profile by name, or its path beside this file."
+    )
     launch: LaunchSection = Field(default_factory=LaunchSection)
     checks: ChecksSection = Field(default_factory=ChecksSection)
     xfail: list[XFailEntry] = Field(default_factory=list, description="Known failures.")

@@ -51,13 +51,16 @@ class Expansion:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One job that holds nodes and runs its cells in turn."""
+    """One job that holds nodes and runs its cells in turn. Members of an array are named <array>-<index>."""
 
     name: str
     cells: tuple[str, ...]
     nodes: int = 1
     ranks_per_node: int = 1
     stack: str = "default"
+    array: str = ""  # the job array it belongs to, one per shape; empty on this machine
+    index: int = 0  # in the array
+    time_limit_min: int | None = None  # None: no limit
 
 
 @dataclass(frozen=True, kw_only=True)

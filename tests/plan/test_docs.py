@@ -9,6 +9,8 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from harness.plan.cluster import ClusterFile, ClusterProfile, ContainerSection
+from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.table import RULES, world_size_rule
 from harness.plan.sections import (
     AXIS_ALIASES,
@@ -54,6 +56,17 @@ def test_the_matrix_page_has_every_key_with_its_default(root: Path, section: typ
             assert row[2] == f"`{text}`"
 
 
+def test_the_clusters_page_has_every_key_with_its_default(root: Path) -> None:
+    rows = rows_of((root / "docs" / "clusters.md").read_text())
+    for section, prefix in ((ClusterFile, ""), (ContainerSection, "container.")):
+        for name, item in section.model_fields.items():
+            row = rows[prefix + name]
+            if item.is_required():
+                assert row[2] == "required"
+            elif isinstance(item.default, (bool, int, str)):
+                assert row[2] == f"`{str(item.default).lower()}`"
+
+
 def test_the_matrix_page_has_every_alias_beside_its_key(root: Path) -> None:
     rows = rows_of((root / "docs" / "matrix.md").read_text())
     for aliases in (AXIS_ALIASES, MODEL_ALIASES, TRAIN_ALIASES):
@@ -79,6 +92,6 @@ def test_every_example_of_the_matrix_page_loads(root: Path) -> None:
 
 def test_the_rules_page_has_every_rule_with_its_source_in_order(root: Path) -> None:
     rows = rows_of((root / "docs" / "rules.md").read_text())
-    rules = (*RULES, world_size_rule(64))
+    rules = (*RULES, world_size_rule(64), nodes_rule(ClusterProfile()))
     assert list(rows) == [rule.id for rule in rules]
     assert [row[2] for row in rows.values()] == [rule.source for rule in rules]

@@ -104,7 +104,7 @@ def test_the_schema_accepts_aliases_ties_and_every_section() -> None:
         "constraints": ["tp < 2"],
         "stacks": "default",
         "cluster": "local",
-        "launch": {"parallel_ranks": 2},
+        "launch": {"parallel_ranks": 2, "cells_per_allocation": "auto", "nodes_per_cell": 4},
         "checks": {"numerics": {"step_loss": 1e-4}},
         "xfail": [{"pattern": "*", "reason": "r"}],
     }
@@ -129,7 +129,8 @@ def test_the_schema_accepts_aliases_ties_and_every_section() -> None:
         {"matrix": {"foo": [1]}},
         {"matrix": {"include": [{"foo": 1}]}},
         {"matrix": {"layout": [{}]}},
-        {"cluster": "slurm"},
+        {"cluster": ""},
+        {"launch": {"throttle": 0}},
         {"name": "a/b"},
     ],
 )

@@ -76,8 +76,11 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"constraints": 3}, "constraints: must be a list of expressions"),
         ({"constraints": ["tp < 2", "xx < 2"]}, "constraints[1]: column 1: unknown name 'xx'"),
         ({"stacks": ["other"]}, "only the stack 'default'"),
-        ({"cluster": "slurm"}, "only the cluster 'local'"),
-        ({"launch": {"cells_per_allocation": 1}}, "launch.cells_per_allocation: unknown key"),
+        ({"cluster": ""}, "cluster: must not be empty"),
+        ({"cluster": 3}, "cluster: must be text (found 3)"),
+        ({"launch": {"cells_per_alocation": 1}}, "did you mean 'cells_per_allocation'?"),
+        ({"launch": {"cells_per_allocation": 0}}, "launch.cells_per_allocation: must be at least 1 (found 0)"),
+        ({"launch": {"throttle": "4"}}, "launch.throttle: must be an integer (found '4')"),
         ({"checks": {"numerics": {"loss": 1e-3}}}, "checks.numerics.loss: must be one of document_loss"),
         ({"checks": {"numerics": {"step_loss": 0}}}, "checks.numerics.step_loss: must be above 0"),
         ({"xfail": {}}, "xfail: must be a list"),
@@ -148,8 +151,10 @@ def test_the_resolved_matrix_loads_to_the_same_cells(documents: dict[str, Any]) 
         constraints=["tp * cp <= 4"],
         xfail=[{"pattern": "*-sft-pad8", "reason": "r", "expires": "2030-01-01"}],
         packing_options={"pad_seq_to_mult": 8},
-        launch={"parallel_ranks": 2},
+        launch={"parallel_ranks": 2, "cells_per_allocation": "auto", "throttle": 3, "time_limit_min": 9},
+        cluster="lab",
     )
     again = matrix_of(resolved(matrix))
     assert expand(again) == expand(matrix)
     assert resolved(again) == resolved(matrix)
+    assert (again.cluster, again.launch) == ("lab", matrix.launch)

@@ -1,0 +1,68 @@
+"""Writes what is submitted to Slurm into the run directory: a job file per array, an order per allocation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness.edge.run_dir import RunDir, write_atomic, write_json
+from harness.edge.sbatch_template import Job, render_job
+from harness.plan.allocations import arrays
+from harness.plan.cluster import ClusterProfile
+from harness.plan.matrix import Launch
+from harness.words.run_plan import Allocation, RunPlan
+
+
+def jobs_of(plan: RunPlan, launch: Launch) -> list[Job]:
+    """The submissions of a plan: one per array."""
+    return [
+        Job(name=name, allocations=members, throttle=launch.throttle)
+        for name, members in arrays(plan.allocations).items()
+    ]
+
+
+def write_submissions(
+    run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
+) -> list[Path]:
+    """Orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
+    jobs = jobs_of(plan, launch)
+    texts = [render(run, plan, job, profile, template) for job in jobs]
+    write_json(run.root / "cluster.json", profile, indent=2)
+    for allocation in plan.allocations:
+        ranks = parallel_ranks(allocation, profile, launch)
+        write_order(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
+    for job, text in zip(jobs, texts):
+        write_atomic(run.submission(job.name, ".sbatch"), text)
+    return [run.submission(job.name, ".sbatch") for job in jobs]
+
+
+def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
+    """The text of one job file of a plan."""
+    own = "python3" if profile.container else sys.executable
+    return render_job(
+        job,
+        profile,
+        run=run,
+        run_id=plan.run_id,
+        command=plan.command,
+        python=profile.python or own,
+        template=template,
+    )
+
+
+def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:
+    """The order that an allocation's agents read: the cells in turn, each with the number of its attempt."""
+    order = {
+        "cells": [{"cell": cell, "attempt": attempt} for cell, attempt in attempts.items()],
+        "parallel_ranks": parallel_ranks,
+        "nodes": allocation.nodes,
+        "ranks_per_node": allocation.ranks_per_node,
+    }
+    write_json(run.submission(allocation.name), order)
+
+
+def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
+    """Ranks of a node that run at once: one cell at a time on GPUs and over several nodes, else as the node takes."""
+    if profile.gpus_per_node or allocation.nodes > 1:
+        return allocation.ranks_per_node
+    return max(launch.parallel_ranks or profile.ranks_per_node, allocation.ranks_per_node)

@@ -1,0 +1,27 @@
+"""The rule that depends on the cluster: a cell's ranks spread evenly over nodes that one job may take."""
+
+from __future__ import annotations
+
+from harness.plan.cluster import ClusterProfile, nodes_for
+from harness.plan.rules.rule import Rule
+from harness.words.cell import CellConfig
+
+
+def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
+    """Every node of a job runs equally many ranks (torch elastic: one nproc_per_node), and nodes are limited."""
+
+    def predicate(config: CellConfig) -> str | None:
+        shape, world = config.layout, config.layout.world_size
+        nodes = nodes_for(world, cluster, nodes_per_cell)
+        if nodes <= cluster.nodes and world % nodes == 0:
+            return None
+        sizes = f"tp {shape.tp} x pp {shape.pp} x cp {shape.cp} x dp {shape.dp} = {world} ranks"
+        needed = -(-world // cluster.ranks_per_node)
+        why = f"ceil({world} / {cluster.ranks_per_node} ranks per node) = {needed} nodes"
+        if nodes > needed:
+            why = f"launch.nodes_per_cell = {nodes_per_cell}: {nodes} nodes"
+        if nodes > cluster.nodes:
+            return f"{sizes}, {why}, more than the {cluster.nodes} that a job of cluster {cluster.name} may take"
+        return f"{sizes}, {why}, not equally many each: {world} = {world // nodes} * {nodes} + {world % nodes}"
+
+    return Rule("cluster.nodes", "harness: one number of ranks per node (torch elastic nproc_per_node)", predicate)
