@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from harness.edge.run_dir import AttemptDir, RunDir
+from harness.judge.failures import LogTail
 from harness.words.errors import InputError, Problem
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import SCHEMA_VERSION, CellResult, RankRecord
 from harness.words.run_plan import RunPlan
+
+LOG_TAIL_BYTES = 4096
 
 Found = tuple[dict[int, RankRecord], CellResult | None]
 
@@ -37,6 +43,26 @@ def read_evidence(run: RunDir, plan: RunPlan) -> dict[str, Found]:
         number = _newest(run, cell.id)
         found[cell.id] = _read_attempt(cell.id, number, run.attempt(cell.id, number))
     return found
+
+
+def read_log_tails(run: RunDir, found: dict[str, Found]) -> dict[str, dict[int, LogTail]]:
+    """Ends of the logs of the ranks that did not complete, by cell and rank, for the cells that did not."""
+    tails = {}
+    for cell, (records, result) in found.items():
+        completed = {rank for rank, record in records.items() if record.ended == "completed"}
+        logs = sorted((run.attempt(cell, _newest(run, cell)).root / "log").glob("rank-*.log"))
+        if result is None or result.status != "completed":
+            ranks = {int(path.stem.removeprefix("rank-")): path for path in logs}
+            tails[cell] = {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
+    return tails
+
+
+def _tail(path: Path) -> LogTail:
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(size - LOG_TAIL_BYTES, 0))
+        text = stream.read().decode("utf-8", errors="replace")
+        return LogTail(text=text, written=os.fstat(stream.fileno()).st_mtime)
 
 
 def _newest(run: RunDir, cell: str) -> int:

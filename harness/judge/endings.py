@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.judge.failure_patterns import LOST_PEER
 from harness.judge.places import counted
 from harness.words.layout import Coordinates, Layout
 from harness.words.records import CellResult, Failure, Progress, RankEnding, RankRecord
@@ -16,8 +16,6 @@ PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
 SIGTERM = 15
-# What gloo, NCCL and the store say on a rank whose peer went away.
-_PEER_LOST = re.compile(r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +76,10 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
 
 def _died_by_itself(exit_code: int | None) -> bool:
     """A crash signal, or an exit of its own with an error code; other signals come from outside."""
-    return exit_code is not None and (_signal(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
+    return exit_code is not None and (signal_of(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
 
 
-def _signal(exit_code: int) -> int:
+def signal_of(exit_code: int) -> int:
     """Signal number of a process that died of one (negative or 128 + n), else 0."""
     return -exit_code if exit_code < 0 else max(exit_code - 128, 0)
 
@@ -123,7 +121,7 @@ def _first(failed: list[Ending], result: CellResult | None) -> Ending:
     (SIGTERM is how the parent ends the ranks that are left). Else, at a deadline, the one with least progress.
     """
     died = [ending for ending in failed if ending.ended == "crashed"]
-    died += [ending for ending in failed if ending.ended == "killed" and _signal(ending.exit_code or 0) != SIGTERM]
+    died += [ending for ending in failed if ending.ended == "killed" and signal_of(ending.exit_code or 0) != SIGTERM]
     died = [ending for ending in died if ending.exit_code]
     raised = [ending for ending in failed if ending.ended == "raised"]
     own = [ending for ending in raised if not _lost_peer(ending)]
@@ -138,7 +136,7 @@ def _first(failed: list[Ending], result: CellResult | None) -> Ending:
 
 def _lost_peer(ending: Ending) -> bool:
     """The exception only says that another rank went away."""
-    return ending.failure is not None and bool(_PEER_LOST.search(ending.failure.message))
+    return ending.failure is not None and LOST_PEER.in_exception(ending.failure.message)
 
 
 def _message(first: Ending, failed: list[Ending]) -> str:
@@ -147,7 +145,7 @@ def _message(first: Ending, failed: list[Ending]) -> str:
         detail = f"{first.failure.type}: {first.failure.message}" if first.failure else "an exception"
         return f"{who} raised in the {first.at}: {detail}"
     if first.ended == "crashed":
-        signal = _signal(first.exit_code or 0)
+        signal = signal_of(first.exit_code or 0)
         how = f"died of signal {signal}" if signal else f"left with exit code {first.exit_code}"
         return f"{who} {how} in the {first.at}"
     if first.ended == "deadline":

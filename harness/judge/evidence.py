@@ -7,10 +7,11 @@ recomputed from the cell's configuration.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
+from harness.judge.failures import FailureClass, FailureEvidence, LogTail, classify
 from harness.judge.places import Place
 from harness.words.layout import Layout
 from harness.words.packing import MicroBatch, PackedParams
@@ -59,6 +60,9 @@ class CellEvidence:
     reference: CellEvidence | None
     tolerances: Tolerances
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
+    logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
+    scheduler_state: str | None = None  # of the job that ran it
+    job_log: str = ""  # the end of that job's own output
 
     @property
     def layout(self) -> Layout:
@@ -113,6 +117,15 @@ class CellEvidence:
     def cause(self) -> Cause | None:
         """Why the cell did not complete; None when every rank did."""
         return cause_of(self.endings, self.result)
+
+    @cached_property
+    def failure_class(self) -> FailureClass | None:
+        """The class of what went wrong; None when every rank completed."""
+        if self.cause is None:
+            return None
+        endings = tuple(self.endings)
+        state, job_log = self.scheduler_state, self.job_log
+        return classify(FailureEvidence(endings=endings, logs=self.logs, scheduler_state=state, job_log=job_log))
 
     @cached_property
     def sightings(self) -> list[Sighting]:
@@ -236,16 +249,23 @@ def _sightings(record: RankRecord) -> Iterator[Sighting]:
 
 
 def evidence_of(
-    plan: RunPlan, found: Mapping[str, tuple[dict[int, RankRecord], CellResult | None]], retried: frozenset[str]
+    plan: RunPlan,
+    found: Mapping[str, tuple[dict[int, RankRecord], CellResult | None]],
+    retried: frozenset[str],
+    *,
+    logs: Mapping[str, Mapping[int, LogTail]] | None = None,
+    jobs: Mapping[str, tuple[str | None, str]] | None = None,
 ) -> dict[str, CellEvidence]:
     """Evidence of every planned cell, linked to its reference; `found` holds the records and result that exist.
 
-    `retried` names cells of which an earlier attempt ended for an infrastructure cause.
+    `retried` names cells of which an earlier attempt ended for an infrastructure cause. `logs` holds the ends of the
+    logs of failed ranks by cell and rank, `jobs` the scheduler's state and the end of the job's output by cell.
     """
     evidence: dict[str, CellEvidence] = {}
     cells = sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None)
     for cell in cells:
         records, result = found.get(cell.id, ({}, None))
+        state, job_log = (jobs or {}).get(cell.id, (None, ""))
         evidence[cell.id] = CellEvidence(
             cell=cell,
             records=records,
@@ -253,5 +273,8 @@ def evidence_of(
             reference=evidence.get(cell.reference) if cell.reference else None,
             tolerances=tolerances_for(cell.config.dtype, plan.tolerances),
             retried=cell.id in retried,
+            logs=(logs or {}).get(cell.id, {}),
+            scheduler_state=state,
+            job_log=job_log,
         )
     return evidence

@@ -81,6 +81,8 @@ def _details(cell: ReportCell) -> str:
     lines = [_finding(finding) for finding in cell.findings]
     lines += [f"reason: {cell.reason}"] if cell.reason else []
     if cell.failure is not None:
+        if cell.failure.failure_class:
+            lines += [f"failure: {cell.failure.title} ({cell.failure.domain}). {cell.failure.advice}"]
         lines += [f"log: {cell.failure.log}", cell.failure.traceback]
     return "\n".join([*lines, f"reproduce: {cell.reproduce}"])
 

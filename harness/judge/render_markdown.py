@@ -84,9 +84,17 @@ def _failed_cell(cell: ReportCell) -> Iterator[str]:
         yield f"  - then: {text(', '.join(rest))}"
     if cell.reason:
         yield f"  - {text(cell.reason)}"
+    yield from _class_of_failure(cell)
     if cell.failure is not None:
         yield f"  - log: {code(cell.failure.log)}"
     yield f"  - reproduce: {code(cell.reproduce)}"
+
+
+def _class_of_failure(cell: ReportCell) -> Iterator[str]:
+    failure = cell.failure
+    if failure is not None and failure.failure_class:
+        kind = f"{failure.domain}, {failure.role}"
+        yield f"  - failure: {text(failure.title)} ({text(kind)}). {text(failure.advice)}"
 
 
 def _others(report: Report) -> Iterator[str]:
@@ -100,7 +108,9 @@ def _others(report: Report) -> Iterator[str]:
         cells = [cell for cell in report.cells if cell.outcome is outcome]
         if cells:
             yield from ("## " + title, "")
-            yield from (f"- **{text(cell.id)}**: {text(cell.reason)}" for cell in cells)
+            for cell in cells:
+                yield f"- **{text(cell.id)}**: {text(cell.reason)}"
+                yield from _class_of_failure(cell)
             yield ""
 
 

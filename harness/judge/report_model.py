@@ -61,6 +61,13 @@ class FailureView:
     message: str
     traceback: str
     log: str  # path relative to the run directory
+    failure_class: str = ""  # name of a row of docs/failures.md
+    title: str = ""  # the class in words
+    domain: str = ""  # code | infrastructure | unknown
+    role: str = ""  # root | cascade
+    retry: str = ""  # never | other nodes | unknown
+    advice: str = ""  # what to do next, in one sentence
+    evidence: str = ""  # the words or the state that the class was recognised by
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,8 +120,8 @@ def mean_losses(evidence: CellEvidence) -> list[float]:
 
 def failure_view(evidence: CellEvidence) -> FailureView | None:
     """The first rank that failed; None when all completed."""
-    cause = evidence.cause
-    if cause is None:
+    cause, known = evidence.cause, evidence.failure_class
+    if cause is None or known is None:
         return None
     ending = cause.ending
     attempt = evidence.result.attempt if evidence.result else 1
@@ -132,4 +132,11 @@ def failure_view(evidence: CellEvidence) -> FailureView | None:
         message=cause.message,
         traceback=ending.failure.traceback if ending.failure else "",
         log=f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log",
+        failure_class=known.name,
+        title=known.title,
+        domain=known.domain,
+        role=known.role,
+        retry=known.retry,
+        advice=known.advice,
+        evidence=known.evidence,
     )

@@ -115,3 +115,11 @@ def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:
     shown = build_report(plan, evidence, today=TODAY, timing={}).cells[1]
     assert shown.outcome is Outcome.ERROR
     assert shown.ranks == [] and shown.failure is None
+
+
+def test_a_failure_says_its_class_its_domain_and_what_to_do_next(broken_report: Report) -> None:
+    failure = _cell(broken_report, "tp2-pp1-cp1-sft").failure
+    assert failure is not None
+    assert (failure.failure_class, failure.domain, failure.role) == ("python-exception", "code", "root")
+    assert (failure.retry, failure.advice) == ("never", "Read the traceback of this rank.")
+    assert "The size of tensor a (64) must match b (32)" in failure.evidence
