@@ -1,9 +1,13 @@
 """The agent of one node of an allocation: imports torch and Megatron once, then forks cell after cell.
 
-    python -m harness.node.agent RUN_DIR ALLOCATION [--node N]
+    python -m harness.node.agent RUN_DIR ALLOCATION [--node N --nodes M]
 
-Reads submissions/<allocation>.json and each cell's config.json, writes its own journal (agents/) and, through the
-supervisor, every cell's records and result.json. Cells with few ranks run side by side.
+Reads submissions/<allocation>.json and each cell's config.json, writes its own journal and heartbeat (agents/) and,
+through the supervisor, every cell's records and result.json. Cells with few ranks run side by side.
+
+With several nodes, the agent of node 0 leads: it decides which cell runs when, and the others follow its journal. A
+cell needs all nodes, so the leader ends when one is lost, and the followers end with the leader. Cells without a
+result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lost.
 """
 
 from __future__ import annotations
@@ -12,98 +16,208 @@ import argparse
 import gc
 import multiprocessing
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from harness.edge.run_dir import AttemptDir, RunDir, append_line, write_json
+from harness.node import rendezvous
 from harness.node.process import die_with
+from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share, Tail
 from harness.words.cell import CellConfig
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
+STARTUP_S = 300.0  # for all agents to start and load torch
+CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
+
+Running = tuple[str, int, CellConfig, float]  # cell, attempt, its configuration, deadline (seconds since the epoch)
 
 
-class Agent:
-    def __init__(self, run: RunDir, allocation: str, node: int) -> None:
-        self.run = run
+class Agent(ABC):
+    """What leader and followers have in common: one supervisor per cell, a journal, a heartbeat."""
+
+    def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
+        self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
         self.journal = run.agent_journal(allocation, node)
-        order = loads(run.submission(allocation).read_text(encoding="utf-8"))
-        self.waiting: list[tuple[str, int]] = [(item["cell"], item["attempt"]) for item in order["cells"]]
-        self.capacity: int = order["parallel_ranks"]
-        self.running: dict[BaseProcess, tuple[str, int, CellConfig, float]] = {}
+        self.order: dict[str, Any] = loads(run.submission(allocation).read_text(encoding="utf-8"))
+        if self.order.get("nodes", 1) != nodes:
+            raise InputError(
+                f"{run.submission(allocation)} wants nodes {self.order.get('nodes', 1)}, not --nodes {nodes}"
+            )
+        self.running: dict[BaseProcess, Running] = {}
+        self.token = secrets.token_hex(8)
+        self.beaten = 0.0
+        self.startup_s = float(self.order.get("startup_s", STARTUP_S))
+        others = [0] if node else list(range(1, nodes))
+        silence_s = float(self.order.get("silence_s", rendezvous.SILENCE_S))
+        self.others = Heartbeats(run, allocation, others, silence_s)
 
     def say(self, event: str, **facts: Any) -> None:
         append_line(self.journal, {"time": time.time(), "event": event, **facts})
 
+    def beat(self, state: str = "ready") -> None:
+        """Rewrite the heartbeat when it is due, or when the agent's state changes."""
+        if state == "ready" and time.monotonic() < self.beaten + rendezvous.BEAT_S:
+            return
+        self.beaten = time.monotonic()
+        beat = Beat(time=time.time(), state=state, token=self.token, pid=os.getpid(), host=socket.gethostname())
+        write_json(rendezvous.heartbeat_file(self.run, self.allocation, self.node), beat)
+
     def main(self) -> None:
         begin = time.perf_counter()
         self.say("started", pid=os.getpid())
-        _load()
-        gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
-        self.say("loaded", import_s=time.perf_counter() - begin)
+        self.beat("loading")
         try:
-            while self.waiting or self.running:
-                self._start_what_fits()
-                self._reap()
+            _load()
+            gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
+            self.say("loaded", import_s=time.perf_counter() - begin)
+            self.beaten = 0.0
+            self.beat()
+            self.work()
+        except BaseException as error:
+            self.say("failed", reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            raise
+        else:
+            self.say("finished")
         finally:
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)
-        self.say("finished")
+            self.beat("ended")
+
+    @abstractmethod
+    def work(self) -> None:
+        """Run the cells."""
+
+    def config(self, cell: str, number: int) -> CellConfig:
+        return from_jsonable(CellConfig, loads(self.run.attempt(cell, number).config.read_text(encoding="utf-8")))
+
+    def fork(self, cell: str, number: int, config: CellConfig, deadline_at: float) -> None:
+        """Fork the supervisor of this node's ranks of a cell."""
+        from harness.node.supervisor import supervise
+
+        share = self.share(config)
+        root = str(self.run.attempt(cell, number).root)
+        arguments = (root, cell, number, config, os.getpid(), deadline_at, share, self.others)
+        process = multiprocessing.get_context("fork").Process(target=supervise, args=arguments)
+        process.start()
+        self.running[process] = (cell, number, config, deadline_at)
+
+    def share(self, config: CellConfig) -> Share:
+        return Share(node=self.node, nodes=self.nodes, world_size=config.layout.world_size)
+
+    def reap(self, at_most_s: float) -> None:
+        """Wait for a supervisor to end, killing those that outlive their deadline by far."""
+        limits = [deadline_at + KILL_GRACE_S for _, _, _, deadline_at in self.running.values()]
+        timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
+        wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
+        for process, (cell, number, config, deadline_at) in list(self.running.items()):
+            if process.is_alive() and time.time() > deadline_at + KILL_GRACE_S:
+                os.killpg(process.pid or 0, signal.SIGKILL)
+                process.join()
+            if not process.is_alive():
+                del self.running[process]
+                self.ended(cell, number, config, process.exitcode)
+
+    @abstractmethod
+    def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        """A supervisor has ended."""
+
+    def abort(self, attempt: AttemptDir, reason: str) -> None:
+        if self.nodes > 1:
+            rendezvous.write_abort(attempt, Abort(node=self.node, reason=reason))
+
+
+class Leader(Agent):
+    """The agent of node 0, or of the only node."""
+
+    def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
+        super().__init__(run, allocation, node, nodes)
+        self.waiting: list[tuple[str, int]] = [(item["cell"], item["attempt"]) for item in self.order["cells"]]
+        self.capacity: int = self.order["parallel_ranks"]  # ranks at once on each node
+        self.lost: set[int] = set()
+
+    def work(self) -> None:
+        if self.nodes > 1:
+            self._gather()
+        while self.running or (self.waiting and not self.lost):
+            if not self.lost:
+                self._start_what_fits()
+            if self.running:
+                self.reap(rendezvous.BEAT_S)
+            self.beat()
+            self.lost.update(self.others.silent())
+        if self.lost and self.waiting:
+            names = ", ".join(str(node) for node in sorted(self.lost))
+            raise InfrastructureError(f"node {names} was lost; {len(self.waiting)} cells were not started")
+
+    def _gather(self) -> None:
+        """Wait until the agents of all nodes have loaded, then name them in the journal, so that they follow."""
+        limit = time.monotonic() + self.startup_s
+        while True:
+            beats = {node: beat for node, beat in self.others.beats().items() if beat.state == "ready"}
+            if len(beats) == self.nodes - 1:
+                break
+            if time.monotonic() > limit:
+                absent = sorted(set(range(1, self.nodes)) - set(beats))
+                raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
+            self.beat()
+            time.sleep(rendezvous.POLL_S)
+        self.say("gathered", tokens={str(node): beat.token for node, beat in beats.items()})
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
         for cell, number in list(self.waiting):
-            attempt = self.run.attempt(cell, number)
-            config = from_jsonable(CellConfig, loads(attempt.config.read_text(encoding="utf-8")))
-            busy = sum(running[2].layout.world_size for running in self.running.values())
-            if busy and busy + config.layout.world_size > self.capacity:
+            config = self.config(cell, number)
+            busy = sum(self.share(running[2]).size for running in self.running.values())
+            if busy and busy + self.share(config).size > self.capacity:
                 continue
             self.waiting.remove((cell, number))
-            self._start(cell, number, config, attempt)
+            self._start(cell, number, config, self.run.attempt(cell, number))
 
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
         from harness.node.data_paths.table import DATA_PATHS
-        from harness.node.supervisor import supervise
 
+        if attempt.result.exists():  # this agent's job was requeued; the attempt is over
+            self.ended(cell, number, config, None)
+            return
         reason = DATA_PATHS[config.data_path].unavailable()
         if reason is not None:
             rejection = Rejection(rule="stack.data_path", reason=reason, source="the stack under test")
             self._write(attempt, cell, number, "rejected", reason, rejection)
             return
-        self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size)
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=supervise, args=(str(attempt.root), cell, number, config, os.getpid()))
-        process.start()
-        self.running[process] = (cell, number, config, time.monotonic())
-
-    def _reap(self) -> None:
-        """Wait for a supervisor to end, killing those that outlive their deadline by far."""
-        if not self.running:
+        wrong = self.share(config).misfit(self.order.get("ranks_per_node"))
+        if wrong is not None:
+            self._write(attempt, cell, number, "error", wrong)
             return
-        limits = [begun + config.deadline_s + KILL_GRACE_S for _, _, config, begun in self.running.values()]
-        wait([process.sentinel for process in self.running], timeout=max(min(limits) - time.monotonic(), 0.0))
-        for process, (cell, number, config, begun) in list(self.running.items()):
-            if process.is_alive() and time.monotonic() > begun + config.deadline_s + KILL_GRACE_S:
-                os.killpg(process.pid or 0, signal.SIGKILL)
-                process.join()
-            if process.is_alive():
-                continue
-            del self.running[process]
-            attempt = self.run.attempt(cell, number)
-            if attempt.result.exists():
-                result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
-                self.say("cell_finished", cell=cell, attempt=number, status=result.status)
-            else:
-                reason = f"the cell's supervisor ended with exit code {process.exitcode} and left no result"
-                self._write(attempt, cell, number, "error", reason)
+        rendezvous.clear(attempt)
+        self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size)
+        self.fork(cell, number, config, time.time() + config.deadline_s)
+
+    def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        attempt = self.run.attempt(cell, number)
+        if attempt.result.exists():
+            result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
+            self.say("cell_finished", cell=cell, attempt=number, status=result.status)
+            if exit_code == 0:  # the supervisor gave up a node that has left no result
+                silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())
+                self.lost.update(silent)
+            return
+        reason = f"the cell's supervisor ended with exit code {exit_code} and left no result; see log/supervisor.log"
+        self.abort(attempt, reason)
+        self._write(attempt, cell, number, "error", reason)
 
     def _write(
         self, attempt: AttemptDir, cell: str, number: int, status: str, reason: str, rejection: Rejection | None = None
@@ -114,6 +228,55 @@ class Agent:
         )
         write_json(attempt.result, result)
         self.say("cell_finished", cell=cell, attempt=number, status=status)
+
+
+class Follower(Agent):
+    """The agent of another node: starts what the leader's journal says, and ends with the leader."""
+
+    led = False  # the leader has named this process in its journal
+    over = False
+
+    def work(self) -> None:
+        tail = Tail(self.run.agent_journal(self.allocation, 0))
+        limit = time.monotonic() + self.startup_s
+        while not self.over:
+            gone = self.led and bool(self.others.silent())  # asked first: its last words may be in the journal
+            for event in tail.new_events():
+                self._obey(event)
+            if not self.over and (gone or (not self.led and time.monotonic() > limit)):
+                raise InfrastructureError("the agent of node 0 is silent" if gone else "no agent of node 0 called")
+            self.reap(rendezvous.POLL_S)
+            self.beat()
+
+    def _obey(self, event: Mapping[str, Any]) -> None:
+        """Do what an event of the leader's journal asks for; those before it named this process are of a former job."""
+        if event["event"] == "gathered":
+            self.led = event["tokens"].get(str(self.node)) == self.token
+        elif self.led and event["event"] == "cell_started":
+            self._start(event["cell"], event["attempt"], event["time"])
+        elif self.led and event["event"] in ("finished", "failed"):
+            self.over = True
+
+    def _start(self, cell: str, number: int, begun: float) -> None:
+        if self.run.attempt(cell, number).result.exists():  # ended before this node heard of it
+            return
+        config = self.config(cell, number)
+        now = time.time()
+        same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
+        self.say("cell_started", cell=cell, attempt=number, ranks=self.share(config).size)
+        self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
+
+    def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        attempt = self.run.attempt(cell, number)
+        path = rendezvous.node_file(attempt, self.node)
+        self.say("cell_finished", cell=cell, attempt=number, exit_code=exit_code)
+        if not path.exists():
+            from harness.node.supervisor import settle
+
+            trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and left no result"
+            self.abort(attempt, trouble)
+            endings = settle(attempt, self.share(config).ranks, {}, False)
+            write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
 
 
 def _load() -> None:
@@ -128,9 +291,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="harness.node.agent")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("allocation")
-    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--node", type=int, default=0, help="which node of the allocation this is, from 0")
+    parser.add_argument("--nodes", type=int, default=1, help="how many nodes the allocation has")
     parser.add_argument("--attached-to", type=int, metavar="PID", help="the launcher; end when it ends")
     arguments = parser.parse_args()
+    if not 0 <= arguments.node < arguments.nodes:
+        parser.error(f"--node {arguments.node} is outside 0..{arguments.nodes - 1}")
     if arguments.attached_to:
         die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -138,12 +304,13 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    agent = Agent(RunDir(arguments.run_dir), arguments.allocation, arguments.node)
+    run, allocation, node, nodes = RunDir(arguments.run_dir), arguments.allocation, arguments.node, arguments.nodes
     try:
+        agent = Follower(run, allocation, node, nodes) if node else Leader(run, allocation, node, nodes)
         agent.main()
-    except BaseException:
-        agent.say("failed", traceback=traceback.format_exc())
-        raise
+    except (InfrastructureError, InputError) as error:
+        print(f"harness.node.agent: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -13,18 +13,26 @@ from harness.edge.run_dir import AttemptDir
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
 from harness.node.recorder import Recorder
+from harness.node.rendezvous import Abort, Share, write_abort
 from harness.words.cell import CellConfig
 from harness.words.records import RankRecord
 
 
 def rank_main(
-    attempt_root: str, cell: str, config: CellConfig, deadline_at: float, listener: int, supervisor: int
+    attempt_root: str,
+    cell: str,
+    config: CellConfig,
+    deadline_at: float,
+    listener: int | None,
+    supervisor: int,
+    share: Share,
 ) -> None:
     """Run the probe and leave a whole record, however it ends. `deadline_at` in seconds since the epoch.
 
-    `listener` is the bound socket on which rank 0 serves the store, `supervisor` the pid of the parent. At the
-    deadline the C-level watchdog of faulthandler writes every thread's stack to the log; the supervisor ends the
-    process shortly after.
+    `listener` is the bound socket on which rank 0 serves the store, None on nodes that do not have rank 0;
+    `supervisor` is the pid of the parent. At the deadline the C-level watchdog of faulthandler writes every thread's
+    stack to the log, or sooner on SIGUSR1 when another node's clock says so; the supervisor ends the process shortly
+    after.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would pass a kill off as an exception
     attempt = AttemptDir(Path(attempt_root))
@@ -32,6 +40,7 @@ def rank_main(
     rank = int(os.environ["RANK"])
     log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     place = config.layout.coordinates(rank)
     recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
@@ -40,6 +49,9 @@ def rank_main(
         run_probe(config, place, recorder, listener)
     except Exception as error:
         recorder.fail(error)
+        if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
+            abort = Abort(node=share.node, rank=rank, reason=f"{type(error).__name__}: {error}"[:1000])
+            write_abort(attempt, abort)
         raise
     recorder.end("completed")
     faulthandler.cancel_dump_traceback_later()

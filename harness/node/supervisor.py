@@ -1,8 +1,8 @@
-"""One attempt of one cell: forked from the agent, it forks the ranks through torch elastic and sums up how they ended.
+"""One attempt of one cell on one node: forked from the agent, it forks the node's ranks through torch elastic.
 
 Only elastic's process layer is used. Its agent keeps a store with C++ threads in the process that forks, and a rank
-forked at the wrong moment then hangs in its first store call (seen in 1 of 46 cells). Here the supervisor binds the
-port, and rank 0 serves the store on that socket.
+forked at the wrong moment then hangs in its first store call (seen in 1 of 46 cells). Here the supervisor of node 0
+binds the port, and rank 0 serves the store on that socket. It also sums up how the ranks of all nodes ended.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import time
+from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.edge.run_dir import AttemptDir, write_json
+from harness.node import rendezvous
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress
+from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Rendezvous, Share
 from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
 
 DUMP_GRACE_S = 1.0  # between the stack dump at the deadline and the kill
+END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
+COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
 _COLLECTIVE = re.compile(r'File "[^"]*(?:distributed_c10d|p2p_communication)\.py", line \d+ in (\w+)')
 
 
@@ -42,92 +48,209 @@ class _Deadline:
             child.kill()
 
 
-def supervise(attempt_root: str, cell: str, number: int, config: CellConfig, agent: int) -> None:
-    """Run the cell's ranks on this node and write result.json. Runs in a process of its own session.
+class _Peers:
+    """The other nodes of a cell, as the loop that waits for the ranks sees them. No threads: this process forks."""
 
-    `agent` is the pid of the parent.
+    def __init__(self, attempt: AttemptDir, share: Share, deadline_at: float, heartbeats: Heartbeats) -> None:
+        self.attempt, self.share, self.deadline_at, self.heartbeats = attempt, share, deadline_at, heartbeats
+        self.dumped_at: float | None = None
+
+    def abort(self, reason: str, *, node: int | None = None, rank: int | None = None, deadline: bool = False) -> None:
+        node = self.share.node if node is None else node
+        rendezvous.write_abort(self.attempt, Abort(node=node, rank=rank, reason=reason, deadline=deadline))
+
+    def mind(self, processes: Any) -> None:
+        """End this node's ranks when the cell is over elsewhere, and say so when it is over here."""
+        if time.time() >= self.deadline_at:
+            self.abort("the deadline passed", deadline=True)
+        elif self.share.node == 0:
+            for node in self.heartbeats.silent():
+                self.abort(f"node {node} is silent", node=node)
+        abort = rendezvous.read(Abort, rendezvous.abort_file(self.attempt))
+        if abort is not None and abort.deadline:
+            self._end_at_deadline(processes)
+        elif abort is not None:
+            processes.close(signal.SIGTERM, timeout=END_GRACE_S)
+
+    def _end_at_deadline(self, processes: Any) -> None:
+        """Have the stacks dumped, then hold the ranks until the alarm kills them.
+
+        A rank that still ran when another node's ranks were killed would say that it lost its peer.
+        """
+        if self.dumped_at is None:
+            self.dumped_at = time.monotonic()
+            if time.time() < self.deadline_at:  # this node's clock is behind, its ranks have not dumped by themselves
+                _signal_all(processes, signal.SIGUSR1)
+            signal.setitimer(signal.ITIMER_REAL, DUMP_GRACE_S)
+        elif time.monotonic() > self.dumped_at + DUMP_GRACE_S / 2:
+            _signal_all(processes, signal.SIGSTOP)
+
+    def collect(self) -> dict[int, NodeResult]:
+        """Results of the other nodes; a node that is silent, or later than the deadline and a grace, is left out."""
+        found: dict[int, NodeResult] = {}
+        missing = set(range(self.share.nodes)) - {self.share.node}
+        while missing:
+            late = time.time() > self.deadline_at + COLLECT_GRACE_S
+            gone = missing if late else missing.intersection(self.heartbeats.silent())
+            for node in sorted(missing):
+                if result := rendezvous.read(NodeResult, rendezvous.node_file(self.attempt, node)):
+                    found[node] = result
+            missing -= found.keys() | gone
+            time.sleep(rendezvous.POLL_S / 4 if missing else 0)
+        return found
+
+
+def supervise(
+    attempt_root: str,
+    cell: str,
+    number: int,
+    config: CellConfig,
+    agent: int,
+    deadline_at: float,
+    share: Share,
+    heartbeats: Heartbeats,
+) -> None:
+    """Run the cell's ranks on this node; node 0 writes result.json. Runs in a process of its own session.
+
+    `agent` is the pid of the parent, `deadline_at` seconds since the epoch.
     """
     die_with(agent)
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
-    log_to(attempt.root / "log" / "supervisor.log")
+    log_to(attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
     started = time.time()
     deadline = _Deadline()
     signal.signal(signal.SIGALRM, deadline)
-    signal.setitimer(signal.ITIMER_REAL, config.deadline_s + DUMP_GRACE_S)
-    exit_codes = _launch(attempt_root, cell, config, started + config.deadline_s)
+    signal.setitimer(signal.ITIMER_REAL, max(deadline_at + DUMP_GRACE_S - started, 0.01))
+    peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
+    exit_codes = _launch(attempt, cell, config, deadline_at, share, peers)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    records = _settle(attempt, config, exit_codes, deadline.hit)
-    write_json(attempt.result, _result(cell, number, config, records, exit_codes, started, attempt))
+    endings = settle(attempt, share.ranks, exit_codes, deadline.hit)
+    if share.node > 0:
+        write_json(rendezvous.node_file(attempt, share.node), NodeResult(node=share.node, ranks=endings))
+        return
+    troubles = _add_other_nodes(attempt, endings, peers) if peers else []
+    write_json(attempt.result, _result(cell, number, attempt, endings, troubles, started))
 
 
-def _launch(attempt_root: str, cell: str, config: CellConfig, deadline_at: float) -> dict[int, int]:
+def _launch(
+    attempt: AttemptDir, cell: str, config: CellConfig, deadline_at: float, share: Share, peers: _Peers | None
+) -> dict[int, int]:
     """Fork and wait for the ranks; exit code of every rank. Elastic ends the others once one has failed."""
-    world_size = config.layout.world_size
-    ranks = range(world_size)
-    with socket.create_server(("127.0.0.1", 0), backlog=world_size) as listener:
-        address, port = listener.getsockname()
-        common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-        common |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    listener = rendezvous.listen(share) if share.node == 0 else None
+    with listener or nullcontext():
+        if listener is None:
+            meeting = rendezvous.await_rendezvous(attempt, deadline_at)
+        elif share.nodes == 1:
+            meeting = Rendezvous(address=listener.getsockname()[0], port=listener.getsockname()[1])
+        else:
+            meeting = rendezvous.announce(attempt, listener)
+        if meeting is None:
+            return {}
+        descriptor = listener.fileno() if listener else None
+        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size)}
+        common |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        ranks = dict(enumerate(share.ranks))
+        arguments = (str(attempt.root), cell, config, deadline_at, descriptor, os.getpid(), share)
         processes = start_processes(
             name=cell,
             entrypoint=rank_main,
-            args={rank: (attempt_root, cell, config, deadline_at, listener.fileno(), os.getpid()) for rank in ranks},
-            envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+            args=dict.fromkeys(ranks, arguments),
+            envs={local: {**common, "RANK": str(rank), "LOCAL_RANK": str(local)} for local, rank in ranks.items()},
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
         )
     children = {child.pid: child for child in multiprocessing.active_children()}
-    processes.wait(period=0.05)
-    return {rank: children[pid].exitcode or 0 for rank, pid in processes.pids().items()}
+    _wait(processes, share, peers)
+    return {ranks[local]: children[pid].exitcode or 0 for local, pid in processes.pids().items()}
 
 
-def _settle(
-    attempt: AttemptDir, config: CellConfig, exit_codes: dict[int, int], deadline_hit: bool
-) -> dict[int, RankRecord]:
-    """Read the records of the dead ranks and mark those that could not say themselves how they ended."""
-    records = {}
-    for rank in range(config.layout.world_size):
+def _wait(processes: Any, share: Share, peers: _Peers | None) -> None:
+    """Wait until every rank has ended; with other nodes, end with them."""
+    if peers is None:
+        processes.wait(period=0.05)
+        return
+    while (ended := processes.wait(timeout=rendezvous.POLL_S, period=0.05)) is None:
+        peers.mind(processes)
+    if ended.is_failed():
+        local = min(ended.failures)
+        peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])
+
+
+def _signal_all(processes: Any, number: signal.Signals) -> None:
+    for pid in processes.pids().values():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
+
+
+def settle(
+    attempt: AttemptDir, ranks: Iterable[int], exit_codes: dict[int, int], deadline_hit: bool
+) -> list[RankEnding]:
+    """How dead ranks ended; their records that could not say so themselves are marked."""
+    endings = []
+    for rank in ranks:
         path = attempt.record(rank)
-        if not path.exists():
-            continue
-        record = from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
-        if record.ended == "running":
-            record.ended = "deadline" if deadline_hit else "killed"
-            record.progress = last_progress(path) or record.progress
-            write_json(path, record)
-        records[rank] = record
-    return records
+        ended = "missing"
+        if path.exists():
+            record = _record(path)
+            if record.ended == "running":
+                record.ended = "deadline" if deadline_hit else "killed"
+                record.progress = last_progress(path) or record.progress
+                write_json(path, record)
+            ended = record.ended
+        hang = _hung_in(attempt.log(rank)) if ended == "deadline" else None
+        endings.append(RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank), hang=hang))
+    return endings
+
+
+def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:
+    """Add the endings of the other nodes' ranks; what went wrong on nodes as such."""
+    troubles = []
+    found = peers.collect()
+    for node in range(1, peers.share.nodes):
+        if node in found:
+            endings += found[node].ranks
+            troubles += [found[node].trouble] if found[node].trouble else []
+        else:
+            endings += settle(attempt, peers.share.ranks_of(node), {}, False)
+            troubles.append(f"node {node} was silent and left no result")
+    return troubles
 
 
 def _result(
-    cell: str,
-    number: int,
-    config: CellConfig,
-    records: dict[int, RankRecord],
-    exit_codes: dict[int, int],
-    started: float,
-    attempt: AttemptDir,
+    cell: str, number: int, attempt: AttemptDir, endings: list[RankEnding], troubles: list[str], started: float
 ) -> CellResult:
-    endings = []
-    for rank in range(config.layout.world_size):
-        ended = records[rank].ended if rank in records else "missing"
-        hang = _hung_in(attempt.log(rank)) if ended == "deadline" else None
-        endings.append(RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank), hang=hang))
+    paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
+    records = {rank: _record(path) for rank, path in paths.items()}
     failed = [ending for ending in endings if ending.ended != "completed"]
-    raised = sorted((record.failure.time, rank) for rank, record in records.items() if record.failure)
-    first = raised[0][1] if raised else (failed[0].rank if failed else None)
+    status = ("error" if troubles else "failed") if failed else "completed"
+    counted = f"{len(failed)} of {len(endings)} ranks did not complete"
     return CellResult(
         cell=cell,
         attempt=number,
-        status="failed" if failed else "completed",
-        reason=f"{len(failed)} of {len(endings)} ranks did not complete" if failed else "",
-        first_failure_rank=first,
+        status=status,
+        reason="; ".join([counted, *troubles]) if failed else "",
+        first_failure_rank=_first_failure(attempt, records, failed),
         ranks=endings,
         started=started,
         finished=time.time(),
         steps_s=max((sum(step.time_s for step in record.steps) for record in records.values()), default=0.0),
     )
+
+
+def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
+    """The rank that failed first: over several nodes the one in abort.json, since their clocks may differ."""
+    if not failed:
+        return None
+    abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
+    if abort is not None and abort.rank is not None:
+        return abort.rank
+    raised = sorted((record.failure.time, rank) for rank, record in records.items() if record.failure)
+    return raised[0][1] if raised else failed[0].rank
+
+
+def _record(path: Path) -> RankRecord:
+    return from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
 
 
 def _hung_in(log: Path) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import AttemptDir, RunDir, write_json
 from harness.words.cell import CellConfig, TrainConfig, cell_id
 from harness.words.documents import adversarial_mix
 from harness.words.jsonable import from_jsonable, loads
@@ -58,15 +60,54 @@ class Ran:
 
 def run_cells(root: Path, configs: dict[str, CellConfig], parallel_ranks: int = 8) -> dict[str, Ran]:
     """Run cells with a real agent in a process of its own; by the names of `configs`."""
-    run = RunDir(root)
-    ids = {name: cell_id(one) for name, one in configs.items()}
-    for name, one in configs.items():
-        write_json(run.attempt(ids[name]).config, one)
-    order = {"cells": [{"cell": cell, "attempt": 1} for cell in ids.values()], "parallel_ranks": parallel_ranks}
-    write_json(run.submission("local"), order)
-    command = [sys.executable, "-m", "harness.node.agent", str(root), "local", "--attached-to", str(os.getpid())]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return {name: _read(run, one, ids[name]) for name, one in configs.items()}
+    agents = Agents(root, configs, parallel_ranks=parallel_ranks)
+    assert agents.wait() == [0]
+    return {name: agents.read(name) for name in configs}
+
+
+class Agents:
+    """The agents of one allocation, one process per node, all on this machine and on one run directory."""
+
+    def __init__(self, root: Path, configs: dict[str, CellConfig], nodes: int = 1, **order: Any) -> None:
+        self.run, self.configs = RunDir(root), configs
+        self.ids = {name: cell_id(one) for name, one in configs.items()}
+        for name, one in configs.items():
+            write_json(self.attempt(name).config, one)
+        cells = [{"cell": cell, "attempt": 1} for cell in self.ids.values()]
+        write_json(self.run.submission("local"), {"cells": cells, "parallel_ranks": 8, "nodes": nodes, **order})
+        self.processes = [self._start(node, nodes) for node in range(nodes)]
+
+    def _start(self, node: int, nodes: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "harness.node.agent", str(self.run.root), "local"]
+        command += ["--attached-to", str(os.getpid()), "--node", str(node), "--nodes", str(nodes)]
+        with (self.run.root / f"agent-{node}.log").open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def attempt(self, name: str) -> AttemptDir:
+        return self.run.attempt(self.ids[name])
+
+    def wait(self) -> list[int]:
+        """Exit codes of the agents, by node."""
+        return [process.wait(timeout=300) for process in self.processes]
+
+    def until(self, condition: Callable[[], bool], node: int = 0) -> None:
+        """Wait for a condition; fails when the agent of `node`, which must bring it about, ends before."""
+        for _ in range(3000):
+            if condition():
+                return
+            with suppress(subprocess.TimeoutExpired):
+                self.processes[node].wait(timeout=0.1)
+                break
+        assert condition(), (self.run.root / f"agent-{node}.log").read_text()
+
+    def events(self, node: int) -> list[dict[str, Any]]:
+        return [loads(line) for line in self.run.agent_journal("local", node).read_text().splitlines()]
+
+    def record(self, name: str, rank: int) -> RankRecord:
+        return from_jsonable(RankRecord, loads(self.attempt(name).record(rank).read_text()))
+
+    def read(self, name: str) -> Ran:
+        return _read(self.run, self.configs[name], self.ids[name])
 
 
 def _read(run: RunDir, one: CellConfig, cell: str) -> Ran:

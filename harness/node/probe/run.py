@@ -56,23 +56,21 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
 
 
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:
-    """Bring torch.distributed up over the store."""
+    """Bring torch.distributed up over the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves on `listener`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
     timeout = timedelta(seconds=config.deadline_s + 60)
-    if listener is None:
-        dist.init_process_group(device.backend, timeout=timeout)
-        return
+    serves = rank == 0 and listener is not None
     store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not re-exported by its stub
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         world_size,
-        is_master=rank == 0,
+        is_master=serves,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=listener if rank == 0 else None,
+        master_listen_fd=listener if serves else None,
     )
-    if rank > 0:
+    if listener is not None and not serves:
         os.close(listener)
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 

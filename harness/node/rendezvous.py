@@ -1,0 +1,221 @@
+"""What the nodes of an allocation tell each other, all of it through files of the shared run directory.
+
+agents/<allocation>.<node>.heartbeat             Beat: rewritten every few seconds by the agent's main loop
+agents/<allocation>.0.jsonl                      journal of the leader (node 0); the others start what it says
+cells/<cell>/attempt-<n>/rendezvous.json         Rendezvous: where rank 0 serves the store
+cells/<cell>/attempt-<n>/abort.json              Abort: the first failure, which ends the cell on all nodes
+cells/<cell>/attempt-<n>/nodes/node-<node>.json  NodeResult: how the ranks of a follower ended
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.edge.run_dir import AttemptDir, RunDir, write_json
+from harness.words.jsonable import dumps, from_jsonable, loads
+from harness.words.records import RankEnding
+
+BEAT_S = 2.0  # between two heartbeats of an agent
+SILENCE_S = 30.0  # a node whose heartbeat has not changed for so long is taken for dead
+POLL_S = 0.2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The ranks of a cell that one node runs: `size` consecutive global ranks."""
+
+    node: int
+    nodes: int
+    world_size: int
+
+    @property
+    def size(self) -> int:
+        return self.world_size // self.nodes
+
+    @property
+    def ranks(self) -> range:
+        return self.ranks_of(self.node)
+
+    def ranks_of(self, node: int) -> range:
+        return range(node * self.size, (node + 1) * self.size)
+
+    def misfit(self, per_node: int | None) -> str | None:
+        """Why the cell cannot run on the allocation's nodes, None when it can. One node takes cells of any size."""
+        if self.nodes == 1 or (self.world_size % self.nodes == 0 and per_node in (None, self.size)):
+            return None
+        return f"{self.world_size} ranks do not fill {self.nodes} nodes with {per_node or 'equally many'} ranks each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """Heartbeat of an agent. `token` is drawn anew by each agent process, so that a file of a former one is told."""
+
+    time: float
+    state: str  # loading | ready | ended
+    token: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort:
+    """Why a cell ends early. `node` is the node that failed, `rank` the rank that did if it was one."""
+
+    node: int
+    reason: str
+    rank: int | None = None
+    deadline: bool = False  # the time was up: dump stacks before the kill
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    node: int
+    ranks: list[RankEnding] = field(default_factory=list)
+    trouble: str = ""  # what went wrong on the node outside its ranks
+
+
+def rendezvous_file(attempt: AttemptDir) -> Path:
+    return attempt.root / "rendezvous.json"
+
+
+def abort_file(attempt: AttemptDir) -> Path:
+    return attempt.root / "abort.json"
+
+
+def node_file(attempt: AttemptDir, node: int) -> Path:
+    return attempt.root / "nodes" / f"node-{node}.json"
+
+
+def heartbeat_file(run: RunDir, allocation: str, node: int) -> Path:
+    return run.agent_journal(allocation, node).with_suffix(".heartbeat")
+
+
+def read(kind: type[T], path: Path) -> T | None:
+    """The value in a file that another node may have written; None when it is not there yet."""
+    text = _text(path)
+    return from_jsonable(kind, loads(text)) if text else None
+
+
+def _text(path: Path) -> str:
+    """Text of a file, empty when there is none."""
+    try:
+        # Listing the folder makes an NFS client forget that the file was not there a moment ago.
+        there = any(entry.name == path.name for entry in path.parent.iterdir())
+        return path.read_text(encoding="utf-8") if there else ""
+    except FileNotFoundError:
+        return ""
+
+
+def clear(attempt: AttemptDir) -> None:
+    """Remove what an interrupted run of the same attempt left, so that nobody takes it for news."""
+    for pattern in ("rendezvous.json", "abort.json", "nodes/*.json", "ranks/rank-*"):
+        for path in attempt.root.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def write_abort(attempt: AttemptDir, abort: Abort) -> None:
+    """Write abort.json unless it is there: the first failure stays, and what follows from it does not hide it."""
+    path = abort_file(attempt)
+    if path.exists():
+        return
+    temporary = path.with_name(f".abort.{socket.gethostname()}.{os.getpid()}.tmp")
+    temporary.write_text(dumps(abort) + "\n", encoding="utf-8")
+    try:
+        os.link(temporary, path)  # unlike a rename, it refuses to replace the abort of another node
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        temporary.replace(path)
+    temporary.unlink(missing_ok=True)
+
+
+def listen(share: Share) -> socket.socket:
+    """A bound socket on which rank 0 serves the store: on loopback, or where the other nodes reach this one.
+
+    OSError when this host's name has no address.
+    """
+    if share.nodes == 1:
+        return socket.create_server(("127.0.0.1", 0), backlog=share.world_size)
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
+    return socket.create_server((str(address[0]), 0), family=family, backlog=share.world_size)
+
+
+def announce(attempt: AttemptDir, listener: socket.socket) -> Rendezvous:
+    """Tell the other nodes where the store is."""
+    meeting = Rendezvous(address=listener.getsockname()[0], port=listener.getsockname()[1])
+    write_json(rendezvous_file(attempt), meeting)
+    return meeting
+
+
+def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
+    """Where the leader's store is; None when the cell ended first. `until` in seconds since the epoch."""
+    while time.time() < until:
+        if meeting := read(Rendezvous, rendezvous_file(attempt)):
+            return meeting
+        if read(Abort, abort_file(attempt)):
+            return None
+        time.sleep(0.02)
+    return None
+
+
+class Heartbeats:
+    """Watches the heartbeats of other agents.
+
+    Silence is counted from the local moment at which a heartbeat was last seen to change, since the clocks of two
+    nodes may differ. What stands in the files before the first look may be of a former job and counts as nothing.
+    """
+
+    def __init__(self, run: RunDir, allocation: str, others: Sequence[int], silence_s: float = SILENCE_S) -> None:
+        self.silence_s = silence_s
+        self._paths = {node: heartbeat_file(run, allocation, node) for node in others}
+        self._old = {node: _text(path) for node, path in self._paths.items()}
+        self._seen = {node: (text, time.monotonic()) for node, text in self._old.items()}
+
+    def beats(self) -> dict[int, Beat]:
+        """The newest heartbeat of every node that was heard since the first look."""
+        for node, path in self._paths.items():
+            text = _text(path)
+            if text and text != self._seen[node][0]:
+                self._seen[node] = (text, time.monotonic())
+        heard = {node: text for node, (text, _) in self._seen.items() if text != self._old[node]}
+        return {node: from_jsonable(Beat, loads(text)) for node, text in heard.items()}
+
+    def silent(self) -> list[int]:
+        """Nodes whose agent has ended or was not heard for `silence_s`."""
+        ended = {node for node, beat in self.beats().items() if beat.state == "ended"}
+        limit = time.monotonic() - self.silence_s
+        return [node for node, (_, heard) in self._seen.items() if node in ended or heard < limit]
+
+
+class Tail:
+    """Reads the whole lines that were added to a journal since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield loads(line.decode("utf-8"))
