@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-from harness.plan.cost import estimate, step_flops
+import pytest
+
+from harness.plan.allocations import plan_allocations
+from harness.plan.cluster import ClusterProfile
+from harness.plan.cost import cell_seconds, estimate, job_costs, refuse_above, step_flops
+from harness.plan.matrix import Launch
 from harness.words.cell import CellConfig, ModelConfig
+from harness.words.errors import InputError
 from harness.words.layout import Layout
 from tests.plan.helpers import expand_axes
 
@@ -26,3 +32,35 @@ def test_step_flops_count_six_per_parameter_and_slot() -> None:
     # q and out 4 x 4, k and v 4 x 2, three feed-forward matrices 4 x 8, output layer 4 x 16.
     parameters = 2 * 16 + 2 * 8 + 3 * 32 + 64
     assert step_flops(CellConfig(layout=Layout(), data_path="sft", model=model)) == 6 * parameters * 8 * 64
+
+
+GPUS = ClusterProfile(name="g", kind="slurm", nodes=2, gpus_per_node=8, ranks_per_node=8)
+
+
+def test_the_most_that_jobs_cost_is_gpus_times_time_limit() -> None:
+    made = expand_axes({"tp": 2, "pp": 2, "dp": [1, 4], "packing": "sft"})
+    launch = Launch(time_limit_min=30)
+    costs = job_costs(made, plan_allocations(made, GPUS, launch), GPUS)
+    assert [(cost.array, cost.jobs, cost.nodes, cost.gpus, cost.most_gpu_hours) for cost in costs] == [
+        ("1n1r", 1, 1, 1, 0.5),
+        ("2n8r", 1, 2, 16, 8),
+        ("1n4r", 1, 1, 4, 2),
+    ]
+    assert [cost.most_node_hours for cost in costs] == [0.5, 1, 0.5]
+    assert all(0 < cost.gpu_hours < cost.most_gpu_hours for cost in costs)
+    refuse_above(costs, 10.5, GPUS)
+    with pytest.raises(InputError) as caught:
+        refuse_above(costs, 10, GPUS)
+    assert "--max-gpu-hours 10: the plan may cost 10.5 GPU-hours" in str(caught.value)
+    assert "2n8r: 1 x 16 x 0.5 h = 8;" in str(caught.value)
+
+
+def test_a_budget_of_gpu_hours_needs_gpus() -> None:
+    with pytest.raises(InputError, match="cluster lab has no GPUs"):
+        refuse_above((), 1, ClusterProfile(name="lab", kind="slurm"))
+
+
+def test_a_cell_costs_less_on_more_cores() -> None:
+    config = CellConfig(layout=Layout(tp=8), data_path="sft")
+    few, many = (ClusterProfile(kind="slurm", ranks_per_node=8, cpus_per_task=cores) for cores in (1, 8))
+    assert cell_seconds(config, many, 1) == pytest.approx(cell_seconds(config, few, 1) / 8)
