@@ -231,3 +231,33 @@ def test_the_class_of_a_cell_is_that_of_its_ranks() -> None:
     assert broken.failure_class is not None and broken.cause is not None
     assert (broken.failure_class.name, broken.failure_class.rank) == ("python-exception", 1)
     assert broken.cause.ending.rank == 1
+
+
+def test_a_fault_of_the_code_in_the_log_of_a_killed_rank_goes_before_the_state_of_the_job() -> None:
+    text = text_of("gpu-memory-access.xid31.log")
+    found = classed(ending(0, "killed", exit_code=-9), rank0=text, state="NODE_FAIL")
+    assert (found.name, found.retry) == ("gpu-memory-access", "never")
+
+
+def test_ranks_that_the_parent_ended_are_not_killed_from_outside() -> None:
+    assert classed(ending(0, "killed", exit_code=-15)).name == "unknown"
+    assert classed(raised(0, LOST, 1.0), ending(1, "killed", exit_code=-15)).name == "lost-peer"
+
+
+def test_the_log_of_a_rank_that_raised_only_a_cascade_may_name_the_root() -> None:
+    found = classed(raised(0, LOST, 1.0), rank0=text_of("gpu-hardware.xid79.log"))
+    assert (found.name, found.retry) == ("gpu-hardware", "unknown")
+
+
+def test_the_output_of_the_job_counts_for_ranks_that_could_not_speak() -> None:
+    lost_node = text_of("node-failure.log")
+    hung, aborted = ending(0, "deadline", hang="all_reduce"), ending(0, "crashed", exit_code=-6)
+    assert classed(hung, job_log=lost_node).name == "node-failure"
+    assert classed(aborted, job_log=lost_node, rank0=text_of("nccl-timeout.log")).name == "node-failure"
+    # Another cell of the same job may have lost it.
+    assert classed(raised(0, LOST, 1.0), job_log=lost_node).name == "lost-peer"
+
+
+def test_the_clean_up_of_the_driver_is_no_fault_of_the_gpu() -> None:
+    [clean_up] = [line for line in text_of("gpu-hardware.nvlink.log").splitlines() if "): 45," in line]
+    assert list(patterns_of_log(clean_up)) == []
