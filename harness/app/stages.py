@@ -14,7 +14,7 @@ from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress
-from harness.edge.evidence_files import Found, read_evidence
+from harness.edge.evidence_files import Found, read_evidence, read_log_tails
 from harness.edge.html_report import render_html
 from harness.edge.local_launcher import default_parallel_ranks, run_allocation, write_order
 from harness.edge.matrix_file import read_matrix
@@ -148,7 +148,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     timing = _launch_timing(run)
     return build_report(
         plan,
-        evidence_of(plan, found, frozenset()),
+        evidence_of(plan, found, frozenset(), logs=read_log_tails(run, found)),
         today=datetime.now(timezone.utc).date().isoformat(),
         timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
         provenance=_seen_by_ranks(found),
