@@ -56,6 +56,7 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
     """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
     from harness.app import stages
     from harness.edge.cluster_file import template_of
+    from harness.edge.expected_start import expected_start
     from harness.edge.local_launcher import agent_command, cores
     from harness.edge.submissions import write_submissions
     from harness.plan.plan_text import plan_text
@@ -71,7 +72,8 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
     stages.write_plan(directory, plan_, planned.matrix)
     print("Nothing is submitted. Job files:")
     for path in files:
-        print(f"  {_shown(path)}")
+        start = expected_start(path)
+        print(f"  {_shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
 
 

@@ -71,7 +71,7 @@ JOBS = {
 def test_a_ready_profile_gives_exactly_this_job_file(root: Path, name: str) -> None:
     profile = read_profile(root / "matrices" / "clusters" / f"{name}.yaml")
     text = rendered(profile, JOBS[name])
-    if os.environ.get("UPDATE_GOLDEN"):
+    if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
         (GOLDEN / f"{name}.sbatch").write_text(text)
         pytest.fail("rewritten; look at the difference")
     assert text == (GOLDEN / f"{name}.sbatch").read_text()
