@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.edge.run_dir import AttemptDir, RunDir, write_atomic, write_json
 from harness.node.recorder import last_progress
+from harness.node.rendezvous import Abort, Heartbeats, abort_file, clear, heartbeat_file, read, write_abort
 from harness.words.records import RankRecord
 from tests.node.conftest import Agents, Ran, config, run_cells
 
@@ -154,9 +157,17 @@ def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocati
     )
 
 
-def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
-    agents = Agents(tmp_path, {"hangs": config(tp=2, fault=HANG, deadline_s=FAR_S)}, nodes=2, silence_s=8.0)
+def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
+    configs = {
+        "aborted": config(tp=2, fault=HANG, deadline_s=FAR_S),
+        "hangs": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
+    }
+    agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=8.0)
+    agents.until(lambda: _trains(agents, "aborted", 1))
+    write_abort(agents.attempt("aborted"), Abort(node=1, reason="nobody's connection breaks: only this file ends it"))
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
+    assert [rank.exit_code for rank in agents.read("aborted").result.ranks] == [-signal.SIGTERM, -signal.SIGTERM]
+
     agents.processes[0].kill()
     assert agents.wait() == [-signal.SIGKILL, 3]
     assert agents.events(1)[-1]["reason"] == "InfrastructureError: the agent of node 0 is silent"
@@ -165,3 +176,54 @@ def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
     assert rank.ended in ("raised", "killed")
     with pytest.raises(ProcessLookupError):
         os.kill(int(rank.environment["pid"]), 0)
+
+
+def _beat(run: RunDir, **changes: Any) -> None:
+    beat = {"time": 0.0, "state": "ready", "token": "aa", "pid": 1, "host": "n1", **changes}
+    write_json(heartbeat_file(run, "local", 1), beat)
+
+
+def test_a_heartbeat_of_a_former_job_counts_as_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _beat(run, token="former")
+    others = Heartbeats(run, "local", [1])
+    assert others.beats() == {}
+    _beat(run, token="new")
+    assert others.beats()[1].token == "new"
+
+
+def test_silence_is_judged_by_change_and_not_by_the_other_clock(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _beat(run)
+    others = Heartbeats(run, "local", [1], silence_s=0.0)
+    _beat(run, time=-1e9)
+    patient = Heartbeats(run, "local", [1], silence_s=1e6)
+    _beat(run, time=-2e9)
+    assert patient.silent() == []
+    others.beats()
+    assert others.silent() == [1]
+
+
+def test_an_agent_that_says_that_it_ended_is_silent_at_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    others = Heartbeats(run, "local", [1], silence_s=1e6)
+    _beat(run, state="ended")
+    assert others.silent() == [1]
+
+
+def test_the_first_abort_stays(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    write_abort(attempt, Abort(node=1, rank=3, reason="first"))
+    write_abort(attempt, Abort(node=0, rank=0, reason="it lost its peer"))
+    abort = read(Abort, abort_file(attempt))
+    assert abort is not None
+    assert abort.rank == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["abort.json"]
+
+
+def test_what_an_interrupted_attempt_left_is_cleared(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    for name in ("config.json", "abort.json", "rendezvous.json", "nodes/node-1.json", "ranks/rank-00000.json"):
+        write_atomic(tmp_path / name, "{}")
+    clear(attempt)
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["config.json"]
