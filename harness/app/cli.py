@@ -31,7 +31,34 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run = verbs.add_parser("run", help="run a matrix and judge it")
+    _run_verb(verbs.add_parser("run", help="run a matrix and judge it"))
+    plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
+    _matrix(plan)
+    _cluster(plan)
+    plan.add_argument("--json", action="store_true", help="as JSON")
+    plan.add_argument("--all", action="store_true", help="every row, however many there are")
+    verify = verbs.add_parser("verify", help="check matrix files without running")
+    verify.add_argument("matrix", type=Path, nargs="+", metavar="MATRIX")
+    verbs.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
+    report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
+    report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    _run_parent(report)
+    for name, text in (
+        ("resume", "follow a run on a cluster again, after its launcher ended"),
+        ("status", "show how far a run is"),
+        ("cancel", "end the jobs of a run on a cluster"),
+    ):
+        later = verbs.add_parser(name, help=text)
+        later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+        _run_parent(later)
+    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
+    _only(selftest, "FAULT", "inject only this fault (repeatable)")
+    _run_parent(selftest)
+    selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
+    return parser
+
+
+def _run_verb(run: argparse.ArgumentParser) -> None:
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     _cluster(run)
@@ -44,22 +71,6 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
     )
-    plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
-    _matrix(plan)
-    _cluster(plan)
-    plan.add_argument("--json", action="store_true", help="as JSON")
-    plan.add_argument("--all", action="store_true", help="every row, however many there are")
-    verify = verbs.add_parser("verify", help="check matrix files without running")
-    verify.add_argument("matrix", type=Path, nargs="+", metavar="MATRIX")
-    verbs.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
-    report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
-    report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
-    _run_parent(report)
-    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
-    _only(selftest, "FAULT", "inject only this fault (repeatable)")
-    _run_parent(selftest)
-    selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
-    return parser
 
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
@@ -135,8 +146,9 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         return verbs.verify(arguments.matrix)
     if arguments.verb == "schema":
         return verbs.schema()
-    if arguments.verb == "report":
-        return verbs.report(arguments.run, arguments.run_dir)
+    on_run = {"report": verbs.report, "resume": verbs.resume, "status": verbs.status, "cancel": verbs.cancel}
+    if arguments.verb in on_run:
+        return on_run[arguments.verb](arguments.run, arguments.run_dir)
     return verbs.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
 
 

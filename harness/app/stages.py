@@ -14,11 +14,14 @@ from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress
-from harness.edge.evidence_files import Found, read_evidence, read_log_tails
+from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
 from harness.edge.local_launcher import default_parallel_ranks, run_allocation, write_order
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
+from harness.edge.slurm_launcher import close, follow, jobs_of, submit_all
+from harness.edge.slurm_retry import allocations_of, retries
+from harness.edge.slurm_state import SlurmClient
 from harness.edge.yaml_file import dump
 from harness.judge.evidence import evidence_of
 from harness.judge.render_json import render_json
@@ -120,6 +123,25 @@ def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> Non
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
 
 
+def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
+    """Submit the job files that were not submitted yet and follow the jobs until all have ended."""
+    ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
+    begin = time.perf_counter()
+    listener = _Listener(run)
+    listener.progress.start(len(ranks), ranks)
+    try:
+        waiting = allocations_of(run, plan)
+        while waiting:
+            ids = submit_all(run, plan.run_id, jobs_of(waiting))
+            ended = follow(run, waiting, ids, listener, SlurmClient())
+            waiting = retries(run, plan, ended)
+            close(run, ended)
+    finally:
+        listener.progress.stop()
+    timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
+    append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
+
+
 class _Listener:
     """Writes the agents' events into the run's journal and shows them."""
 
@@ -148,7 +170,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     timing = _launch_timing(run)
     return build_report(
         plan,
-        evidence_of(plan, found, frozenset(), logs=read_log_tails(run, found)),
+        evidence_of(plan, found, tried_again(run, plan), logs=read_log_tails(run, found)),
         today=datetime.now(timezone.utc).date().isoformat(),
         timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
         provenance=_seen_by_ranks(found),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
-from harness.words.outcomes import EXIT_PASS, exit_code
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, exit_code
 
 if TYPE_CHECKING:
     from harness.app import stages
+    from harness.words.run_plan import RunPlan
 
 
 def run(
@@ -27,7 +28,6 @@ def run(
 ) -> int:
     """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports."""
     from harness.app import stages
-    from harness.edge.console import print_report
     from harness.plan.cost import refuse_above
 
     request = stages.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
@@ -40,13 +40,30 @@ def run(
     if dry_run:
         return _dry_run(planned, directory)
     if planned.cluster.kind == "slurm":
-        name = planned.cluster.name
-        hint = "add --dry-run, or run on this machine with --cluster local"
-        raise InputError(
-            Problem(message=f"cluster {name}: this version renders job files, it cannot submit", hint=hint)
-        )
+        _write_submissions(planned, directory)
+        return _follow(directory, plan_)
     stages.write_plan(directory, plan_, planned.matrix)
     stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
+    return _judge_and_report(directory, plan_)
+
+
+def _follow(directory: RunDir, plan_: RunPlan) -> int:
+    """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
+    from harness.app import stages
+
+    try:
+        stages.launch_on_slurm(directory, plan_)
+    except KeyboardInterrupt:
+        name = shlex.quote(_shown(directory.root))
+        print(f"detached, the jobs go on; follow: harness resume {name}; end them: harness cancel {name}")
+        return EXIT_INTERRUPTED
+    return _judge_and_report(directory, plan_)
+
+
+def _judge_and_report(directory: RunDir, plan_: RunPlan) -> int:
+    from harness.app import stages
+    from harness.edge.console import print_report
+
     report_ = stages.judge(directory, plan_)
     print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
     return exit_code(cell.outcome for cell in report_.cells)
@@ -54,11 +71,8 @@ def run(
 
 def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
     """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
-    from harness.app import stages
-    from harness.edge.cluster_file import template_of
     from harness.edge.expected_start import expected_start
     from harness.edge.local_launcher import agent_command, cores
-    from harness.edge.submissions import write_submissions
     from harness.plan.plan_text import plan_text
 
     plan_ = planned.plan
@@ -67,14 +81,23 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
         for allocation in plan_.allocations:
             print(f"{allocation.name}: {shlex.join(agent_command(directory, allocation.name))}")
         return EXIT_PASS
-    template = template_of(planned.cluster, planned.cluster_file)
-    files = write_submissions(directory, plan_, planned.cluster, template, planned.matrix.launch)
-    stages.write_plan(directory, plan_, planned.matrix)
     print("Nothing is submitted. Job files:")
-    for path in files:
+    for path in _write_submissions(planned, directory):
         start = expected_start(path)
         print(f"  {_shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
+
+
+def _write_submissions(planned: stages.Planned, directory: RunDir) -> list[Path]:
+    """Everything that a run on a cluster needs, its job files included; their paths."""
+    from harness.app import stages
+    from harness.edge.cluster_file import template_of
+    from harness.edge.submissions import write_submissions
+
+    template = template_of(planned.cluster, planned.cluster_file)
+    files = write_submissions(directory, planned.plan, planned.cluster, template, planned.matrix.launch)
+    stages.write_plan(directory, planned.plan, planned.matrix)
+    return files
 
 
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
@@ -131,15 +154,48 @@ def schema() -> int:
 
 def report(name: str, run_parent: Path) -> int:
     """Judge a run directory again and rewrite its reports."""
-    from harness.app import stages
-    from harness.edge.console import print_report
     from harness.edge.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
-    plan_ = read_plan(directory)
-    report_ = stages.judge(directory, plan_)
-    print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
-    return exit_code(cell.outcome for cell in report_.cells)
+    return _judge_and_report(directory, read_plan(directory))
+
+
+def resume(name: str, run_parent: Path) -> int:
+    """Go on with a run on a cluster whose launcher ended; nothing is submitted twice."""
+    from harness.edge.evidence_files import read_plan
+
+    directory = find_run(name, run_parent)
+    _need_cluster(directory)
+    return _follow(directory, read_plan(directory))
+
+
+def status(name: str, run_parent: Path) -> int:
+    """How far a run is: its cells by what became of them, its jobs by what Slurm says."""
+    from harness.edge.evidence_files import read_plan
+    from harness.edge.run_status import status_text
+
+    directory = find_run(name, run_parent)
+    print(status_text(directory, read_plan(directory)))
+    return EXIT_PASS
+
+
+def cancel(name: str, run_parent: Path) -> int:
+    """End the jobs of a run; what its cells have written stays and can be judged."""
+    from harness.edge.slurm_launcher import submitted
+    from harness.edge.slurm_state import SlurmClient
+
+    directory = find_run(name, run_parent)
+    _need_cluster(directory)
+    jobs = list(submitted(directory).values())
+    SlurmClient().cancel(jobs)
+    name_ = shlex.quote(_shown(directory.root))
+    print(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
+    return EXIT_PASS
+
+
+def _need_cluster(directory: RunDir) -> None:
+    if not (directory.root / "cluster.json").exists():
+        raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(directory.root)))
 
 
 def find_run(name: str, run_parent: Path) -> RunDir:

@@ -45,6 +45,17 @@ def read_evidence(run: RunDir, plan: RunPlan) -> dict[str, Found]:
     return found
 
 
+def tried_again(run: RunDir, plan: RunPlan) -> frozenset[str]:
+    """Cells that have more than one attempt: the cluster ended an earlier one."""
+    return frozenset(cell.id for cell in plan.expansion.cells if _newest(run, cell.id) > 1)
+
+
+def read_result(run: RunDir, cell: str) -> CellResult | None:
+    """Result of a cell's newest attempt; None while there is none that can be read."""
+    number = _newest(run, cell)
+    return _read_attempt(cell, number, run.attempt(cell, number))[1]
+
+
 def read_log_tails(run: RunDir, found: dict[str, Found]) -> dict[str, dict[int, LogTail]]:
     """Ends of the logs of the ranks that did not complete, by cell and rank, for the cells that did not."""
     tails = {}

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.edge.journal import Journal
 from harness.edge.run_dir import RunDir, write_json
 from harness.words.errors import InfrastructureError
-from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation
 
 Listener = Callable[[dict[str, Any]], None]
@@ -46,7 +46,7 @@ def run_allocation(run: RunDir, allocation: Allocation, listener: Listener) -> N
     InfrastructureError when the agent fails; KeyboardInterrupt passes through after the agent was stopped.
     """
     log = run.submission(allocation.name, ".log")
-    journal = _Journal(run.agent_journal(allocation.name, 0))
+    journal = Journal(run.agent_journal(allocation.name, 0))
     with log.open("wb") as stream:
         agent = subprocess.Popen(
             agent_command(run, allocation.name), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
@@ -76,22 +76,3 @@ def _stop(agent: subprocess.Popen[bytes]) -> None:
 
 def _tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-
-class _Journal:
-    """Reads the whole lines that were added since the last call."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                yield loads(line.decode("utf-8"))

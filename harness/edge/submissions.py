@@ -10,6 +10,7 @@ from harness.edge.sbatch_template import Job, render_job
 from harness.plan.allocations import arrays
 from harness.plan.cluster import ClusterProfile
 from harness.plan.matrix import Launch
+from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation, RunPlan
 
 
@@ -28,6 +29,7 @@ def write_submissions(
     jobs = jobs_of(plan, launch)
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.root / "cluster.json", profile, indent=2)
+    write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
     for allocation in plan.allocations:
         ranks = parallel_ranks(allocation, profile, launch)
         write_order(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
@@ -59,6 +61,12 @@ def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *
         "ranks_per_node": allocation.ranks_per_node,
     }
     write_json(run.submission(allocation.name), order)
+
+
+def read_order(run: RunDir, allocation: str) -> dict[str, int]:
+    """The cells of an allocation's order with the number of their attempt."""
+    order = loads(run.submission(allocation).read_text(encoding="utf-8"))
+    return {item["cell"]: item["attempt"] for item in order["cells"]}
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:

@@ -1,0 +1,110 @@
+"""What Slurm says of jobs: one call for all of them. Silence is `unknown`, never success."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CALL_TIMEOUT_S = 20.0
+TERMINAL = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")
+    + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
+)
+_MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """State of one job or array member, as Slurm names it; "UNKNOWN" when Slurm says nothing of it."""
+
+    state: str = "UNKNOWN"
+    exit_code: str = ""  # "3:0": exit status, signal
+    nodes: str = ""
+    restarts: int = 0
+    source: str = ""  # sacct | squeue
+
+    @property
+    def ended(self) -> bool:
+        """Slurm is sure that the job runs no more. Preempted and failed jobs that are requeued show as PENDING."""
+        return self.state in TERMINAL
+
+
+class SlurmClient:
+    """Asks for many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._accounting = True
+
+    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """State of every asked job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention."""
+        found: dict[str, JobState] = {}
+        if jobs and self._accounting:
+            text = self._call(["sacct", "-n", "-P", "-X", "-o", "JobID,State,ExitCode,NodeList", "-j", _roots(jobs)])
+            self._accounting = text is not None
+            found = parse_sacct(text or "")
+        missing = [job for job in jobs if job not in found]
+        if missing:  # sacct lags behind, or there is no accounting: squeue knows jobs of the last minutes
+            text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(missing)])
+            found |= {job: state for job, state in parse_squeue(text or "").items() if job not in found}
+        return {job: found.get(job, JobState()) for job in jobs}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        if jobs:
+            self._call(["scancel", *jobs])
+
+    def _call(self, argv: list[str]) -> str | None:
+        """Standard output, or None when the command fails or hangs: the state stays unknown then."""
+        self.calls += 1
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CALL_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+
+def _roots(jobs: Iterable[str]) -> str:
+    """Job numbers without array members, each once: Slurm answers for all members of an array."""
+    return ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
+
+
+def parse_sacct(text: str) -> dict[str, JobState]:
+    """`sacct -n -P -X -o JobID,State,ExitCode,NodeList`. "CANCELLED by 0" is CANCELLED."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 4 or not fields[1]:
+            continue
+        state = fields[1].split()[0]
+        for job in members(fields[0]):
+            found[job] = JobState(state=state, exit_code=fields[2], nodes=fields[3], source="sacct")
+    return found
+
+
+def parse_squeue(text: str) -> dict[str, JobState]:
+    """`squeue -h -t all -o "%i|%T|%N"`."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 3:
+            for job in members(fields[0]):
+                found[job] = JobState(state=fields[1], nodes=fields[2], source="squeue")
+    return found
+
+
+def members(job: str) -> list[str]:
+    """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself."""
+    pending = _MEMBERS.fullmatch(job)
+    if pending is None:
+        return [job]
+    root, listed = pending.groups()
+    found = []
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        last, _, step = last.partition(":")
+        found += [f"{root}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
+    return found

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.edge.slurm_state import JobState, members, parse_sacct, parse_squeue
+
+
+@pytest.mark.parametrize(
+    ("shown", "meant"),
+    [
+        ("240", ["240"]),
+        ("240_3", ["240_3"]),
+        ("240_[0-3%2]", ["240_0", "240_1", "240_2", "240_3"]),
+        ("1_[1%1]", ["1_1"]),
+        ("7_[0-2,5,8-9]", ["7_0", "7_1", "7_2", "7_5", "7_8", "7_9"]),
+        ("7_[0-8:4]", ["7_0", "7_4", "7_8"]),
+    ],
+)
+def test_pending_array_members_are_told_apart(shown: str, meant: list[str]) -> None:
+    assert members(shown) == meant
+
+
+def test_sacct_states_lose_their_remarks() -> None:
+    found = parse_sacct("12_0|CANCELLED by 0|0:0|n1\n12_1|COMPLETED|0:0|n[2-3]\n12_[2-3%1]|PENDING|0:0|None assigned\n")
+    assert found["12_0"] == JobState(state="CANCELLED", exit_code="0:0", nodes="n1", source="sacct")
+    assert found["12_1"].ended
+    assert not found["12_3"].ended
+
+
+def test_an_empty_or_strange_answer_says_nothing() -> None:
+    assert parse_sacct("") == parse_squeue("") == {}
+    assert parse_sacct("Slurm accounting storage is disabled\n") == {}
+
+
+def test_squeue_knows_finished_jobs_too() -> None:
+    found = parse_squeue("5|COMPLETED|n1\n6_[0-1]|PENDING|\n")
+    assert found["5"].ended
+    assert found["6_1"].state == "PENDING"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "UNKNOWN"])
+def test_states_that_may_still_change_do_not_count_as_ended(state: str) -> None:
+    assert not JobState(state=state).ended

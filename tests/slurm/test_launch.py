@@ -1,0 +1,136 @@
+"""Whole runs on the real cluster: verdicts, and what the cluster does to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.edge.journal import read_events
+from harness.judge.render_json import read_report
+from harness.judge.report_model import Report
+from harness.words.outcomes import Outcome
+from tests.app.conftest import only_run, write_matrix
+from tests.slurm.lab import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+SMALL = """\
+name: small
+model: {layers: 4, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
+train: {steps: 2, global_batch: 8, seq_length: 64}
+matrix:
+  layout: [{tp: 2, pp: 2, cp: 1}, {tp: 2, pp: 4, cp: 2}]
+  packing: sft
+"""
+
+
+class Cluster:
+    """Runs `harness` against the lab in a folder of its own."""
+
+    def __init__(self, lab: SlurmLab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.matrix = write_matrix(folder, SMALL)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "harness", *arguments]
+        environment = {**os.environ, **self.lab.environment}
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=600)
+        return process.returncode, output
+
+    @property
+    def directory(self) -> Path:
+        return only_run(self.folder / "reports")
+
+    def report(self) -> Report:
+        return read_report((self.directory / "report.json").read_text())
+
+    def jobs(self) -> dict[str, str]:
+        """Slurm's job id by allocation."""
+        submitted = [event for event in read_events(self.directory / "events.jsonl") if event["event"] == "submitted"]
+        return {name: job for event in submitted for name, job in event["allocations"].items()}
+
+    def until_a_cell_starts(self, ranks: int) -> str:
+        """Wait until the agent of the job with so many ranks per cell has started one; the job's node list."""
+
+        def node() -> str:
+            for journal in (self.directory / "agents").glob("*.0.jsonl"):
+                events = read_events(journal)
+                if any(event["event"] == "cell_started" and event["ranks"] == ranks for event in events):
+                    job = self.jobs()[journal.name.removesuffix(".0.jsonl")]
+                    return self.lab.output("squeue", "-h", "-o", "%N", "-j", job)
+            return ""
+
+        return self.lab.wait_for(lambda: (self.folder / "reports").exists() and node(), 240, "a running cell")
+
+
+@pytest.fixture
+def cluster(lab: SlurmLab, tmp_path: Path) -> Iterator[Cluster]:
+    yield Cluster(lab, tmp_path)
+
+
+def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_got_what_was_rendered(cluster: Cluster) -> None:
+    code, output = cluster.run("run", str(cluster.matrix), "--cluster", "slurm-lab")
+    assert code == 0, output
+    report = cluster.report()
+    assert report.counts[Outcome.PASS] == len(report.cells) == 3
+    for name, job in cluster.jobs().items():
+        rendered = next((cluster.directory / "submissions").glob(f"{name.rpartition('-')[0]}*.sbatch")).read_text()
+        received = cluster.lab.output("scontrol", "write", "batch_script", job.partition("_")[0], "-")
+        assert received == rendered.strip()
+        assert cluster.lab.output("sacct", "-n", "-X", "-P", "-o", "State", "-j", job) == "COMPLETED"
+    wide = next(cell for cell in report.cells if cell.layout.world_size == 16)
+    assert len({rank.place for rank in wide.ranks}) == 16
+
+
+def test_a_killed_launcher_is_resumed_and_no_job_is_submitted_twice(cluster: Cluster) -> None:
+    launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
+    cluster.lab.wait_for(lambda: (cluster.folder / "reports").exists() and len(cluster.jobs()) == 3, 120, "three jobs")
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    jobs = cluster.jobs()
+    assert "of 3 cells have ended" in cluster.run("status", "latest")[1]
+    code, output = cluster.run("resume", "latest")
+    assert code == 0, output
+    assert cluster.jobs() == jobs
+    assert cluster.report().counts[Outcome.PASS] == 3
+    assert cluster.lab.output("sacct", "-n", "-X", "-P", "-o", "JobID,Comment").count(cluster.directory.name) <= 3
+
+
+def test_cells_of_a_dead_node_run_again_elsewhere_and_are_flaky(cluster: Cluster) -> None:
+    launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab", "--only", "tp2-pp2-cp1-sft")
+    node = cluster.until_a_cell_starts(4)
+    try:
+        cluster.lab.kill_node(node)
+        output, _ = launcher.communicate(timeout=400)
+    finally:
+        cluster.lab.start_node(node)
+    outcomes = {cell.id.rpartition("-")[0]: cell for cell in cluster.report().cells}
+    assert launcher.returncode == 0, output
+    assert outcomes["tp2-pp2-cp1-sft"].outcome is Outcome.FLAKY
+    (again,) = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    assert f"NODE_FAIL on {node}" in again["why"]
+    first = json.loads(next(cluster.directory.glob("cells/tp2-*/attempt-1/result.json")).read_text())
+    assert (first["status"], "NODE_FAIL" in first["reason"]) == ("error", True)
+
+
+def test_a_cancelled_run_is_undecided_and_says_so(cluster: Cluster) -> None:
+    launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
+    cluster.lab.wait_for(lambda: (cluster.folder / "reports").exists() and len(cluster.jobs()) == 3, 120, "three jobs")
+    assert cluster.run("cancel", "latest")[0] == 0
+    output, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 3, output
+    errors = [cell for cell in cluster.report().cells if cell.outcome is Outcome.ERROR]
+    assert errors
+    assert any("CANCELLED" in cell.reason for cell in errors)
