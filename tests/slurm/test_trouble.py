@@ -1,0 +1,86 @@
+"""Runs on a real cluster that fails: services that are away, jobs that die, nodes that are taken."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.words.outcomes import Outcome
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+ONE = """\
+name: one
+model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
+train: {steps: 2, global_batch: 8, seq_length: 64}
+matrix:
+  layout: [{tp: 2, pp: 1, cp: 1}]
+  packing: sft
+"""
+RUN = ("run", "one.yaml", "--cluster", "slurm-lab")
+
+
+@pytest.fixture
+def cluster(lab: SlurmLab, tmp_path: Path) -> Cluster:
+    return Cluster(lab, tmp_path, ONE)
+
+
+@pytest.fixture(scope="module")
+def plain_lab(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """A cluster without accounting: sacct always fails."""
+    lab = SlurmLab(tmp_path_factory.mktemp("plain"), accounting=False)
+    lab.start()
+    try:
+        yield lab
+    finally:
+        lab.stop()
+        shutil.rmtree(lab.folder)
+
+
+def all_pass(cluster: Cluster) -> bool:
+    report = cluster.report()
+    return report.counts[Outcome.PASS] == len(report.cells) == 2
+
+
+def test_without_accounting_cells_pass(plain_lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = Cluster(plain_lab, tmp_path, ONE)
+    assert cluster.lab.run("sacct").returncode != 0
+    code, output = cluster.run(*RUN)
+    assert code == 0, output
+    assert all_pass(cluster)
+
+
+def test_without_accounting_a_job_that_dies_silently_is_noticed(plain_lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = Cluster(plain_lab, tmp_path, ONE)
+    launcher = cluster.start(*RUN)
+    cluster.until_a_cell_starts(2)
+    cluster.kill_agents()
+    output, _ = launcher.communicate(timeout=200)
+    cell = next(cell for cell in cluster.report().cells if cell.layout.world_size == 2)
+    assert (launcher.returncode, cell.outcome) == (3, Outcome.ERROR), output
+    assert "ended before the cell did: FAILED" in cell.reason
+
+
+def test_slurmdbd_may_be_away_during_a_run(cluster: Cluster) -> None:
+    launcher = cluster.start(*RUN)
+    cluster.until_submitted(2)
+    cluster.lab.stop_accounting()
+    try:
+        output, _ = launcher.communicate(timeout=200)
+    finally:
+        cluster.lab.start_accounting()
+    assert launcher.returncode == 0, output
+    assert all_pass(cluster)
+
+
+def test_slurmctld_may_restart_during_a_run(cluster: Cluster) -> None:
+    launcher = cluster.start(*RUN)
+    cluster.until_a_cell_starts(2)
+    cluster.lab.restart_controller()
+    output, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, output
+    assert all_pass(cluster)
