@@ -10,9 +10,9 @@ from harness.words.cell import CellConfig
 from harness.words.errors import InputError, Problem
 from harness.words.run_plan import Allocation, Expansion
 
-# Measured with megatron-core 0.19.2 on a machine of 2 cores without a GPU.
-IMPORT_S = 10.0  # torch and Megatron, once per agent
-RANK_CPU_S = 0.35  # fork, process groups, model, record: processor time of one rank outside its steps
+# Fitted to matrices/smoke.yaml with megatron-core 0.19.2 on 2 cores without a GPU: 167 ranks in 56 to 69 s.
+IMPORT_S = 6.5  # torch and Megatron, once per agent
+RANK_CPU_S = 0.65  # fork, process groups, model, record: processor time of one rank outside its steps
 RANK_STEP_CPU_S = 0.02  # one rank, one step, beside its arithmetic: schedule and collectives
 CPU_FLOPS = 5e9  # small matrix products in fp32, one core
 # Assumed for cells on GPUs, not measured: CUDA contexts and NCCL communicators, kernel launches, small products.
