@@ -43,6 +43,16 @@ def build_parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     _run_parent(report)
+    _later_verbs(verbs)
+    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
+    _only(selftest, "FAULT", "inject only this fault (repeatable)")
+    _run_parent(selftest)
+    selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
+    return parser
+
+
+def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Verbs on a run that has been started, from any terminal, and on the cluster."""
     for name, text in (
         ("resume", "follow a run on a cluster again, after its launcher ended"),
         ("status", "show how far a run is"),
@@ -51,11 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
         later = verbs.add_parser(name, help=text)
         later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
         _run_parent(later)
-    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
-    _only(selftest, "FAULT", "inject only this fault (repeatable)")
-    _run_parent(selftest)
-    selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
-    return parser
+    logs = verbs.add_parser("logs", help="show where logs lie and how they end")
+    logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
+    logs.add_argument("--rank", type=int, metavar="N", help="the log of this rank, whole")
+    _run_parent(logs)
+    doctor = verbs.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
+    doctor.add_argument("--cluster", metavar="NAME", default="local", help="cluster profile by name or path (local)")
+    _run_parent(doctor, None, "folder of run directories (the cluster profile's, else reports)")
 
 
 def _run_verb(run: argparse.ArgumentParser) -> None:
@@ -68,6 +81,7 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what would be started, start nothing; on a cluster, write its job files",
     )
+    run.add_argument("--detach", action="store_true", help="submit the jobs of a cluster and leave")
     run.add_argument(
         "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
     )
@@ -139,6 +153,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             dry_run=arguments.dry_run,
             cluster=arguments.cluster,
             max_gpu_hours=arguments.max_gpu_hours,
+            detach=arguments.detach,
         )
     if arguments.verb == "plan":
         return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
@@ -149,6 +164,10 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     on_run = {"report": verbs.report, "resume": verbs.resume, "status": verbs.status, "cancel": verbs.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
+    if arguments.verb == "logs":
+        return verbs.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
+    if arguments.verb == "doctor":
+        return verbs.doctor(arguments.cluster, arguments.run_dir)
     return verbs.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
 
 

@@ -18,13 +18,13 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
     """
     if not patterns:
         return expansion
-    problems = []
+    problems: list[Problem] = []
     chosen: set[str] = set()
     for pattern in patterns:
-        matched = {cell.id for cell in expansion.cells if _matches(cell.id, pattern)}
-        if not matched:
-            problems.append(_no_match(expansion, pattern))
-        chosen |= matched
+        try:
+            chosen |= set(matching(expansion, pattern, "--only "))
+        except InputError as error:
+            problems += error.problems
     if problems:
         raise InputError(problems)
     chosen |= {cell.reference for cell in expansion.cells if cell.id in chosen and cell.reference}
@@ -32,16 +32,24 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
     return replace(expansion, cells=cells, rejected=(), excluded={})
 
 
+def matching(expansion: Expansion, pattern: str, option: str = "") -> list[str]:
+    """Ids of the cells that a pattern matches; InputError, naming the option, when there is none."""
+    matched = [cell.id for cell in expansion.cells if _matches(cell.id, pattern)]
+    if not matched:
+        raise InputError(_no_match(expansion, pattern, option))
+    return matched
+
+
 def _matches(cell: str, pattern: str) -> bool:
     return fnmatchcase(cell, pattern) or fnmatchcase(cell.rpartition("-")[0], pattern)
 
 
-def _no_match(expansion: Expansion, pattern: str) -> Problem:
+def _no_match(expansion: Expansion, pattern: str, option: str) -> Problem:
     rejected = [cell for cell in expansion.rejected if _matches(cell.id, pattern)]
     if rejected:
         first = rejected[0].rejections[0]
-        return Problem(message=f"--only {pattern}: a rule rejects {rejected[0].id}: {first.reason}")
+        return Problem(message=f"{option}{pattern}: a rule rejects {rejected[0].id}: {first.reason}")
     names = [cell.id.rpartition("-")[0] for cell in expansion.cells]
     near = difflib.get_close_matches(pattern, names, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "`harness plan` lists the names"
-    return Problem(message=f"--only {pattern}: no such cell", hint=hint)
+    return Problem(message=f"{option}{pattern}: no such cell", hint=hint)

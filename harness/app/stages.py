@@ -142,6 +142,11 @@ def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
 
 
+def submit_plan(run: RunDir, plan: RunPlan) -> dict[str, str]:
+    """Submit the job files that were not submitted yet and follow nothing; Slurm's job id by allocation."""
+    return submit_all(run, plan.run_id, jobs_of(allocations_of(run, plan)))
+
+
 class _Listener:
     """Writes the agents' events into the run's journal and shows them."""
 

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
-from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, exit_code
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, exit_code
 
 if TYPE_CHECKING:
     from harness.app import stages
     from harness.words.run_plan import RunPlan
+
+_NO_DETACH = Problem(
+    key="--detach",
+    message="there are no jobs on this machine: the cells would end with the launcher",
+    hint="name a Slurm profile with --cluster, or run it under tmux or nohup",
+)
 
 
 def run(
@@ -25,14 +31,20 @@ def run(
     dry_run: bool,
     cluster: str | None = None,
     max_gpu_hours: float | None = None,
+    detach: bool = False,
 ) -> int:
-    """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports."""
+    """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports.
+
+    `detach`: only submit; `resume` follows and judges.
+    """
     from harness.app import stages
     from harness.plan.cost import refuse_above
 
     request = stages.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
     planned = stages.plan_run(request)
     plan_ = planned.plan
+    if detach and planned.cluster.kind == "local":
+        raise InputError(_NO_DETACH)
     if max_gpu_hours is not None:
         refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
     parent = run_parent or Path(planned.cluster.run_dir or "reports").expanduser()
@@ -41,6 +53,8 @@ def run(
         return _dry_run(planned, directory)
     if planned.cluster.kind == "slurm":
         _write_submissions(planned, directory)
+        if detach:
+            return _detach(directory, plan_)
         return _follow(directory, plan_)
     stages.write_plan(directory, plan_, planned.matrix)
     stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
@@ -54,10 +68,27 @@ def _follow(directory: RunDir, plan_: RunPlan) -> int:
     try:
         stages.launch_on_slurm(directory, plan_)
     except KeyboardInterrupt:
-        name = shlex.quote(_shown(directory.root))
-        print(f"detached, the jobs go on; follow: harness resume {name}; end them: harness cancel {name}")
+        print(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
     return _judge_and_report(directory, plan_)
+
+
+def _detach(directory: RunDir, plan_: RunPlan) -> int:
+    """Submit and leave. Lost cells run again only while a launcher follows."""
+    from harness.app import stages
+
+    ids = stages.submit_plan(directory, plan_)
+    print(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
+    return EXIT_PASS
+
+
+def _next_commands(directory: RunDir) -> str:
+    name = shlex.quote(_shown(directory.root))
+    return (
+        f"  follow and judge: harness resume {name}\n"
+        f"  how far it is:    harness status {name}\n"
+        f"  end the jobs:     harness cancel {name}"
+    )
 
 
 def _judge_and_report(directory: RunDir, plan_: RunPlan) -> int:
@@ -191,6 +222,36 @@ def cancel(name: str, run_parent: Path) -> int:
     name_ = shlex.quote(_shown(directory.root))
     print(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
     return EXIT_PASS
+
+
+def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
+    """Where logs lie, and their ends: of the run's jobs and agents, or of the ranks of cells."""
+    from harness.app.selection import matching
+    from harness.edge.evidence_files import read_plan
+    from harness.edge.run_logs import cell_logs_text, job_logs_text
+
+    directory = find_run(name, run_parent)
+    if cell is None:
+        if rank is not None:
+            raise InputError(Problem(key="--rank", message="of which cell?", hint="harness logs RUN CELL --rank N"))
+        print(job_logs_text(directory))
+        return EXIT_PASS
+    cells = matching(read_plan(directory).expansion, cell)
+    print("\n\n".join(cell_logs_text(directory, one, rank) for one in cells))
+    return EXIT_PASS
+
+
+def doctor(name: str, run_parent: Path | None) -> int:
+    """Whether this machine can run cells under a profile: a line per check; 3 when one fails."""
+    from harness.edge.cluster_file import read_cluster
+    from harness.edge.doctor import probe
+    from harness.edge.doctor_checks import FAIL, checks, line
+
+    profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
+    folder = run_parent or Path(profile.run_dir or "reports")
+    found = checks(profile, probe(profile, folder.expanduser().resolve()))
+    print("\n".join(map(line, found)))
+    return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 
 
 def _need_cluster(directory: RunDir) -> None:

@@ -40,19 +40,19 @@ def read_evidence(run: RunDir, plan: RunPlan) -> dict[str, Found]:
     """Records by rank and the result of every planned cell's newest attempt."""
     found = {}
     for cell in plan.expansion.cells:
-        number = _newest(run, cell.id)
+        number = newest(run, cell.id)
         found[cell.id] = _read_attempt(cell.id, number, run.attempt(cell.id, number))
     return found
 
 
 def tried_again(run: RunDir, plan: RunPlan) -> frozenset[str]:
     """Cells that have more than one attempt: the cluster ended an earlier one."""
-    return frozenset(cell.id for cell in plan.expansion.cells if _newest(run, cell.id) > 1)
+    return frozenset(cell.id for cell in plan.expansion.cells if newest(run, cell.id) > 1)
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
     """Result of a cell's newest attempt; None while there is none that can be read."""
-    number = _newest(run, cell)
+    number = newest(run, cell)
     return _read_attempt(cell, number, run.attempt(cell, number))[1]
 
 
@@ -61,7 +61,7 @@ def read_log_tails(run: RunDir, found: dict[str, Found]) -> dict[str, dict[int, 
     tails = {}
     for cell, (records, result) in found.items():
         completed = {rank for rank, record in records.items() if record.ended == "completed"}
-        logs = sorted((run.attempt(cell, _newest(run, cell)).root / "log").glob("rank-*.log"))
+        logs = sorted((run.attempt(cell, newest(run, cell)).root / "log").glob("rank-*.log"))
         if result is None or result.status != "completed":
             ranks = {int(path.stem.removeprefix("rank-")): path for path in logs}
             tails[cell] = {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
@@ -76,7 +76,8 @@ def _tail(path: Path) -> LogTail:
         return LogTail(text=text, written=os.fstat(stream.fileno()).st_mtime)
 
 
-def _newest(run: RunDir, cell: str) -> int:
+def newest(run: RunDir, cell: str) -> int:
+    """Number of a cell's newest attempt, from 1; 1 when there is none yet."""
     number = 1
     while run.attempt(cell, number + 1).root.exists():
         number += 1

@@ -15,7 +15,7 @@ from tests.app.conftest import MATRIX, harness, write_matrix
 
 def test_help_names_every_verb_and_the_exit_codes() -> None:
     text = build_parser().format_help()
-    for word in ("run", "plan", "verify", "schema", "report", "selftest", "130"):
+    for word in ("run", "plan", "verify", "schema", "report", "logs", "doctor", "selftest", "130"):
         assert word in text
 
 
@@ -92,6 +92,9 @@ def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
     [
         (["run", "missing.yaml"], "missing.yaml"),
         (["run", "small.yaml", "--only", "tp2-pp2-cp1-sfd"], "did you mean tp2-pp2-cp1-sft"),
+        (["run", "small.yaml", "--detach"], "--detach: there are no jobs on this machine"),
+        (["logs", "nothing"], "no run 'nothing'"),
+        (["doctor", "--cluster", "slurm-lap"], "did you mean 'slurm-lab'"),
         (["report", "nothing"], "no run 'nothing'"),
         (["report", "latest"], "no run 'latest'"),
         (["selftest", "--only", "no-such-fault"], "no-such-fault"),

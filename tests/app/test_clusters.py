@@ -138,3 +138,40 @@ def test_the_profile_says_where_runs_are_kept_unless_the_command_line_does(tmp_p
     assert cli.main(command) == cli.main([*command, "--run-dir", "here"]) == 0
     assert (tmp_path / "shared" / RUN.name / "plan.json").is_file()
     assert (tmp_path / "here" / RUN.name / "plan.json").is_file()
+
+
+def test_logs_find_cells_by_pattern_and_name_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["run", "small.yaml", "--cluster", "./own.yaml", "--dry-run"])
+    (cell,) = (RUN / "cells").glob("tp2-pp4-cp2-sft-*")
+    log = cell / "attempt-1" / "log" / "rank-00003.log"
+    log.parent.mkdir()
+    log.write_text("first\n" * 50 + "the last word\n")
+    (RUN / "submissions" / "4n4r.err").write_text("srun: error: node went away\n")
+    capsys.readouterr()
+    assert cli.main(["logs", "latest"]) == 0
+    assert f"{Path.cwd() / RUN}/submissions/4n4r.err <==\nsrun: error: node went away" in capsys.readouterr().out
+    for name in (cell.name, "tp2-pp4-cp2-sft", "*-sft"):
+        assert cli.main(["logs", "latest", name]) == 0
+        assert "the last word" in capsys.readouterr().out
+    assert cli.main(["logs", "latest", "tp2-pp4-cp2-sft", "--rank", "3"]) == 0
+    assert capsys.readouterr().out.count("first") == 50
+    for wrong, said in (
+        (["tp2-pp4-cp2-sfd"], "did you mean tp2-pp4-cp2-sft"),
+        (["tp2-pp4-cp2-sft", "--rank", "4"], "allowed: 3"),
+        (["--rank", "3"], "of which cell"),
+    ):
+        assert cli.main(["logs", "latest", *wrong]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_doctor_fails_where_there_is_no_slurm_and_not_for_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", "--cluster", "./own.yaml"]) == 3
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert "FAIL  sbatch            not on PATH" in lines["sbatch"]
+    assert "/opt/python: no such file" in lines["interpreter"]
+    assert lines["accounting"].startswith("warn")
+    assert cli.main(["doctor"]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.yaml", "small.yaml"]

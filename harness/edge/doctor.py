@@ -1,0 +1,110 @@
+"""Looks at the machine and the cluster for `harness doctor`; doctor_checks.py decides what it means."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.edge.doctor_checks import COMMANDS, PACKAGES, Answer, Facts, Interpreter, RunFolder
+from harness.plan.cluster import ClusterProfile
+
+PATIENCE_S = 10.0  # for every command
+_PROGRAM = """
+import importlib.util, json, sys
+from importlib.metadata import PackageNotFoundError, version
+def found(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find_spec("harness") is not None,
+                  "versions": {name: found(name) for name in sys.argv[1:]}}))
+"""
+
+
+def probe(profile: ClusterProfile, folder: Path) -> Facts:
+    """Everything the checks of this profile need. Makes no folder; the one file it makes is gone again."""
+    interpreter = None if profile.container else probe_interpreter(profile.python or sys.executable, profile.env)
+    gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
+    found = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
+    if profile.kind == "local":
+        return found
+    return Facts(
+        interpreter=interpreter,
+        gpus=gpus,
+        folder=found.folder,
+        commands={name: ask([name, "--version"]) for name in COMMANDS},
+        partitions=ask(["sinfo", "-h", "-o", "%R|%G"]),
+        accounts=ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=Account"]),
+        accounting=ask(["sacct", "-n", "-X", "-P", "-o", "JobID"]),
+        srun_help=ask(["srun", "--help"]),
+    )
+
+
+def ask(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
+    """What a command prints, or why it gives no answer."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, env=env
+        )
+    except FileNotFoundError:
+        return Answer(problem="not on PATH" if "/" not in argv[0] else "no such file")
+    except subprocess.TimeoutExpired:
+        return Answer(problem=f"no answer within {PATIENCE_S:g} s")
+    except OSError as error:
+        return Answer(problem=str(error.strerror))
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        return Answer(problem=f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
+    return Answer(text=done.stdout)
+
+
+def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:
+    """Runs it as a job would, with the profile's environment, and reads package metadata: nothing is imported."""
+    own = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+    answer = ask([python, "-c", _PROGRAM, *PACKAGES], own)
+    if answer.problem:
+        return Interpreter(path=python, problem=answer.problem)
+    try:
+        said = json.loads(answer.text)
+    except ValueError:
+        return Interpreter(path=python, problem="does not answer like a Python")
+    return Interpreter(
+        path=python, python=tuple(said["python"]), harness=said["harness"], versions=dict(said["versions"])
+    )
+
+
+def probe_folder(path: Path) -> RunFolder:
+    """The folder, or the nearest above it that exists: can files be made, on what file system, by which clock."""
+    exists = next(one for one in (path, *path.parents) if one.is_dir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:
+            before = time.time()
+            stream.write(b"x")
+            stream.flush()
+            skew = os.fstat(stream.fileno()).st_mtime - before
+    except OSError as error:
+        return RunFolder(path=path, exists=exists, problem=str(error.strerror))
+    free = shutil.disk_usage(exists).free
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    kind = filesystem_of(exists, mounts)
+    return RunFolder(path=path, exists=exists, filesystem=kind, free_bytes=free, skew_s=skew)
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Type of the file system that holds an absolute path, from the text of /proc/mounts; the last mount wins."""
+    best, kind = -1, "unknown"
+    for row in mounts.splitlines():
+        _, point, found, *_ = row.split(" ")
+        point = point.replace(r"\040", " ")
+        if path.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), found
+    return kind
