@@ -153,6 +153,8 @@ def _take(one: Following, state: JobState) -> None:
         one.first_ended = None
     elif one.first_ended is None:
         one.first_ended = time.monotonic()
+    if not state.answered and one.last_beat == 0:  # it may still be waiting in the queue of a controller that is away
+        one.last_heard = time.monotonic()
     if state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
         one.last_heard = time.monotonic()
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CALL_TIMEOUT_S = 20.0
+ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: a service that is away makes every call take long
 TERMINAL = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")
     + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
 )
+_NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
 
 
@@ -20,6 +23,7 @@ class JobState:
     """State of one job or array member, as Slurm names it; "UNKNOWN" when Slurm says nothing of it."""
 
     state: str = "UNKNOWN"
+    answered: bool = True  # false: Slurm could not be asked, so UNKNOWN does not mean that it lost the job
     exit_code: str = ""  # "3:0": exit status, signal
     nodes: str = ""
     restarts: int = 0
@@ -36,27 +40,33 @@ class SlurmClient:
 
     def __init__(self) -> None:
         self.calls = 0
-        self._accounting = True
+        self._accounting_from = 0.0  # when sacct may be asked, on the monotonic clock
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """State of every asked job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention."""
         found: dict[str, JobState] = {}
-        if jobs and self._accounting:
+        answered = True
+        if jobs and time.monotonic() >= self._accounting_from:
             text = self._call(["sacct", "-n", "-P", "-X", "-o", "JobID,State,ExitCode,NodeList", "-j", _roots(jobs)])
-            self._accounting = text is not None
+            if text is None:
+                self._accounting_from = time.monotonic() + ACCOUNTING_AGAIN_S
             found = parse_sacct(text or "")
         missing = [job for job in jobs if job not in found]
         if missing:  # sacct lags behind, or there is no accounting: squeue knows jobs of the last minutes
             text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(missing)])
+            answered = text is not None
             found |= {job: state for job, state in parse_squeue(text or "").items() if job not in found}
-        return {job: found.get(job, JobState()) for job in jobs}
+        return {job: found.get(job, JobState(answered=answered)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         if jobs:
             self._call(["scancel", *jobs])
 
     def _call(self, argv: list[str]) -> str | None:
-        """Standard output, or None when the command fails or hangs: the state stays unknown then."""
+        """Standard output, or None when the command fails or hangs: the state stays unknown then.
+
+        That Slurm knows none of the jobs is an answer, an empty one.
+        """
         self.calls += 1
         try:
             done = subprocess.run(
@@ -64,7 +74,7 @@ class SlurmClient:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout if done.returncode == 0 else None
+        return done.stdout if done.returncode == 0 or _NO_SUCH_JOB in done.stderr else None
 
 
 def _roots(jobs: Iterable[str]) -> str:

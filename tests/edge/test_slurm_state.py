@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from harness.edge.slurm_state import JobState, members, parse_sacct, parse_squeue
+from harness.edge.slurm_state import JobState, SlurmClient, members, parse_sacct, parse_squeue
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,12 @@ def test_squeue_knows_finished_jobs_too() -> None:
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "UNKNOWN"])
 def test_states_that_may_still_change_do_not_count_as_ended(state: str) -> None:
     assert not JobState(state=state).ended
+
+
+def test_a_slurm_that_cannot_be_asked_has_not_lost_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    client = SlurmClient()
+    assert client.states(["7"]) == {"7": JobState(state="UNKNOWN", answered=False)}
+    assert client.calls == 2
+    client.states(["7"])
+    assert client.calls == 3, "sacct is left alone for a while after it failed"

@@ -81,4 +81,4 @@ class Cluster:
                     return self.lab.output("squeue", "-h", "-o", "%N", "-j", job)
             return ""
 
-        return self.lab.wait_for(lambda: self.begun() and node(), 240, "a running cell")
+        return self.lab.wait_for(lambda: node() if self.begun() else "", 240, "a running cell")

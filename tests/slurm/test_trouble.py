@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.edge.journal import read_events
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
@@ -84,3 +85,33 @@ def test_slurmctld_may_restart_during_a_run(cluster: Cluster) -> None:
     output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, output
     assert all_pass(cluster)
+
+
+def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) -> None:
+    launcher = cluster.start(*RUN)
+    node = cluster.until_a_cell_starts(2)
+    cluster.lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    try:
+        output, _ = launcher.communicate(timeout=200)
+    finally:
+        cluster.lab.output("scontrol", "update", f"nodename={node}", "state=resume")
+    assert launcher.returncode == 0, output
+    (again,) = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    assert f"NODE_FAIL on {node}" in again["why"]
+    outcomes = {cell.layout.world_size: cell.outcome for cell in cluster.report().cells}
+    assert outcomes[2] is Outcome.FLAKY
+
+
+def test_two_launchers_on_one_cluster_do_not_mix_up_their_jobs(lab: SlurmLab, tmp_path: Path) -> None:
+    clusters = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        clusters.append(Cluster(lab, tmp_path / name, ONE))
+    launchers = [cluster.start(*RUN) for cluster in clusters]
+    for cluster, launcher in zip(clusters, launchers, strict=True):
+        output, _ = launcher.communicate(timeout=200)
+        assert launcher.returncode == 0, output
+        assert all_pass(cluster)
+    first, second = (set(cluster.jobs().values()) for cluster in clusters)
+    assert len(first) == len(second) == 2
+    assert not first & second
