@@ -53,7 +53,13 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
     """What a command prints, or why it gives no answer."""
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, env=env
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            env=env,
         )
     except FileNotFoundError:
         return Answer(problem="not on PATH" if "/" not in argv[0] else "no such file")
@@ -84,7 +90,7 @@ def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter
 
 def probe_folder(path: Path) -> RunFolder:
     """The folder, or the nearest above it that exists: can files be made, on what file system, by which clock."""
-    exists = next(one for one in (path, *path.parents) if one.is_dir())
+    exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
     try:
         with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:
             before = time.time()

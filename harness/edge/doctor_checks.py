@@ -13,7 +13,7 @@ OLDEST_PYTHON = (3, 10)
 PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
 LEAST_FREE_BYTES = 1 << 30
-MOST_SKEW_S = 5.0  # heartbeats are file times: a clock apart makes a living agent look silent
+MOST_SKEW_S = 5.0  # which failure came first is told by times, some of them of files
 SHARED_FILESYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
     + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
@@ -191,5 +191,5 @@ def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
     mend = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
     yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", mend)
     apart = abs(folder.skew_s) > MOST_SKEW_S
-    mend = "set both clocks by NTP: heartbeats are file times" if apart else ""
+    mend = "set both clocks by NTP: times tell which failure came first" if apart else ""
     yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", mend)

@@ -121,6 +121,8 @@ def test_a_folder_to_be_made_is_probed_above_and_nothing_is_left(tmp_path: Path)
     assert (found.exists, found.problem) == (tmp_path, None)
     assert found.free_bytes > 0
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert probe_folder(tmp_path / "file").problem == "Not a directory"
     assert probe_folder(Path("/proc/self")).problem  # no file can be made there, not even by root
 
 
