@@ -14,6 +14,7 @@ TERMINAL = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")
     + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
 )
+_MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
 
@@ -51,11 +52,13 @@ class SlurmClient:
             if text is None:
                 self._accounting_from = time.monotonic() + ACCOUNTING_AGAIN_S
             found = parse_sacct(text or "")
-        missing = [job for job in jobs if job not in found]
-        if missing:  # sacct lags behind, or there is no accounting: squeue knows jobs of the last minutes
-            text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(missing)])
+        # sacct lags behind, and shows the old end of a requeued job until it runs again; squeue knows the last minutes.
+        doubtful = [job for job in jobs if job not in found or found[job].state in _MAY_BE_REQUEUED]
+        if doubtful:
+            text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(doubtful)])
             answered = text is not None
-            found |= {job: state for job, state in parse_squeue(text or "").items() if job not in found}
+            queue = parse_squeue(text or "")
+            found |= {job: queue[job] for job in doubtful if job in queue and not (job in found and queue[job].ended)}
         return {job: found.get(job, JobState(answered=answered)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:

@@ -52,3 +52,32 @@ def test_a_slurm_that_cannot_be_asked_has_not_lost_the_job(monkeypatch: pytest.M
     assert client.calls == 2
     client.states(["7"])
     assert client.calls == 3, "sacct is left alone for a while after it failed"
+
+
+class Scripted(SlurmClient):
+    """Gives these answers instead of calling the commands: the races are not to be had from a real Slurm at will."""
+
+    def __init__(self, **answers: str) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def _call(self, argv: list[str]) -> str | None:
+        self.calls += 1
+        return self.answers.get(argv[0])
+
+
+def test_a_requeued_job_has_not_ended_although_sacct_still_shows_its_old_end() -> None:
+    client = Scripted(sacct="3|PREEMPTED|0:0|n1\n4|PREEMPTED|0:0|n2\n5|COMPLETED|0:0|n3\n", squeue="3|PENDING|\n")
+    states = client.states(["3", "4", "5"])
+    assert [states[job].state for job in ("3", "4", "5")] == ["PENDING", "PREEMPTED", "COMPLETED"]
+
+
+def test_sacct_tells_more_of_an_end_than_squeue() -> None:
+    client = Scripted(sacct="3|FAILED|9:0|n1\n", squeue="3|FAILED|n1\n")
+    assert client.states(["3"])["3"].exit_code == "9:0"
+
+
+def test_a_completed_job_costs_one_call() -> None:
+    client = Scripted(sacct="5|COMPLETED|0:0|n3\n")
+    assert client.states(["5"])["5"].ended
+    assert client.calls == 1
