@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.edge.cluster_file import CHECKOUT
 from harness.edge.journal import read_events
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
+CLUSTERS = CHECKOUT / "matrices/clusters"
 ONE = """\
 name: one
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -100,6 +102,19 @@ def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) 
     assert f"NODE_FAIL on {node}" in again["why"]
     outcomes = {cell.layout.world_size: cell.outcome for cell in cluster.report().cells}
     assert outcomes[2] is Outcome.FLAKY
+
+
+def test_a_preempted_job_goes_on_after_its_requeue(cluster: Cluster) -> None:
+    profile = (CLUSTERS / "slurm-lab.yaml").read_text().replace("partition: main", "partition: low\nrequeue: true")
+    (cluster.folder / "low.yaml").write_text(profile)
+    launcher = cluster.start("run", "one.yaml", "--cluster", "./low.yaml")
+    cluster.until_a_cell_starts(2)
+    cluster.lab.output("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--wrap=true")
+    output, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, output
+    assert all_pass(cluster)
+    states = cluster.lab.output("sacct", "-D", "-n", "-X", "-P", "-o", "State", "-j", ",".join(cluster.jobs().values()))
+    assert "PREEMPTED" in states.split()
 
 
 def test_two_launchers_on_one_cluster_do_not_mix_up_their_jobs(lab: SlurmLab, tmp_path: Path) -> None:
