@@ -30,6 +30,20 @@ def test_a_detached_run_is_looked_at_and_ended_from_other_terminals(lab: SlurmLa
         lab.output("scontrol", "update", "nodename=n[1-4]", "state=resume")
 
 
+@pytest.mark.train
+def test_a_detached_run_is_judged_by_resume_and_its_logs_are_shown(lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = Cluster(lab, tmp_path)
+    only = ("--cluster", "slurm-lab", "--only", "tp1-pp1-cp1-*", "--detach")
+    assert cluster.run("run", str(cluster.matrix), *only)[0] == 0
+    code, output = cluster.run("resume", "latest")
+    assert code == 0, output
+    assert "/submissions/" in cluster.run("logs", "latest")[1]
+    text = cluster.run("logs", "latest", "tp1-pp1-cp1-*")[1]
+    assert "attempt 1: completed" in text
+    assert "rank-00000.log (completed)" in text
+    assert len(cluster.jobs()) == 1
+
+
 def test_the_doctor_finds_a_running_cluster_well_and_an_unknown_partition(lab: SlurmLab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path)
     code, output = cluster.run("doctor", "--cluster", "slurm-lab")
