@@ -38,7 +38,7 @@ def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_got_what_was_rendered(clu
 
 def test_a_killed_launcher_is_resumed_and_no_job_is_submitted_twice(cluster: Cluster) -> None:
     launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
-    cluster.lab.wait_for(lambda: (cluster.folder / "reports").exists() and len(cluster.jobs()) == 3, 120, "three jobs")
+    cluster.until_submitted(3)
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
     jobs = cluster.jobs()
@@ -69,7 +69,7 @@ def test_cells_of_a_dead_node_run_again_elsewhere_and_are_flaky(cluster: Cluster
 
 def test_a_cancelled_run_is_undecided_and_says_so(cluster: Cluster) -> None:
     launcher = cluster.start("run", str(cluster.matrix), "--cluster", "slurm-lab")
-    cluster.lab.wait_for(lambda: (cluster.folder / "reports").exists() and len(cluster.jobs()) == 3, 120, "three jobs")
+    cluster.until_submitted(3)
     assert cluster.run("cancel", "latest")[0] == 0
     output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 3, output
