@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 
 from harness.words.outcomes import EXIT_INTERRUPTED
 from tests.app.conftest import write_matrix
+from tests.processes import await_end
 
 pytestmark = pytest.mark.train
 
@@ -44,15 +43,4 @@ def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -
     assert launcher.returncode == code
     while left := _processes_of(tmp_path):  # also those that were forked after the signal
         for pid in left:
-            _wait_for_end(pid)
-
-
-def _wait_for_end(pid: int) -> None:
-    """Block until the process has ended; fails after a minute."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ready, _, _ = select.select([descriptor], [], [], 60)  # readable once it has ended
-    os.close(descriptor)
-    assert ready, f"process {pid} outlived the launcher by a minute"
+            await_end(pid)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.processes import await_end
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import is_free, missing, processes_of
 
@@ -38,6 +39,8 @@ def slurm_lab(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> 
     finally:
         lab.stop()
         shutil.rmtree(lab.folder / "mysql")  # 90 MiB, and pytest keeps the folders of three sessions
+    for pid in processes_of(lab.folder):  # clients and ranks that the kernel is still ending
+        await_end(pid, 30)
     assert processes_of(lab.folder) == {}
     assert [port for port in lab.ports if not is_free(port)] == []
 

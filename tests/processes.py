@@ -1,0 +1,17 @@
+"""Waiting for processes that are not children of the test."""
+
+from __future__ import annotations
+
+import os
+import select
+
+
+def await_end(pid: int, seconds: float = 60) -> None:
+    """Block until the process has ended; fails when it has not within the time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ready, _, _ = select.select([descriptor], [], [], seconds)  # readable once it has ended
+    os.close(descriptor)
+    assert ready, f"process {pid} has not ended within {seconds} s"
