@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from harness.words.outcomes import EXIT_INTERRUPTED
-from tests.app.conftest import write_matrix
+from tests.app.conftest import MATRIX, write_matrix
 from tests.processes import await_end
 
 pytestmark = pytest.mark.train
+# Short cells show that the run is under way; the long ones are running when the signal comes.
+LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 20000]\n  tp: [1, 2]")
 
 
 def _processes_of(run_parent: Path) -> list[int]:
@@ -31,11 +33,19 @@ def _processes_of(run_parent: Path) -> list[int]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "run", str(write_matrix(tmp_path)), "--run-dir", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        str(write_matrix(tmp_path, LONG)),
+        "--run-dir",
+        str(tmp_path / "runs"),
+    ]
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     for line in launcher.stdout:
-        if line.startswith("[1/"):  # a cell has ended, the next ones run
+        if "done" in line:  # a short cell has ended
             break
     assert [pid for pid in _processes_of(tmp_path) if pid != launcher.pid]
     launcher.send_signal(number)
