@@ -31,6 +31,11 @@ def _processes_of(run_parent: Path) -> list[int]:
     return found
 
 
+def _heed_interrupts() -> None:
+    """A test run that a shell started in the background ignores SIGINT, and so would the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [
@@ -42,7 +47,14 @@ def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -
         "--run-dir",
         str(tmp_path / "runs"),
     ]
-    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
+    )
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if "done" in line:  # a short cell has ended
