@@ -10,13 +10,17 @@ reports/<run_id>/
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from harness.words.errors import InputError
+from harness.words.errors import DiskFullError, InputError
 from harness.words.jsonable import dumps
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,12 +33,31 @@ def safe_name(name: str) -> str:
     return name
 
 
+@contextmanager
+def needs_room(path: Path) -> Iterator[None]:
+    """Turn what the system says when a disk or a quota is full into DiskFullError, which names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(f"cannot write {path}: {error.strerror}; make room on its disk, then go on") from error
+
+
 def write_atomic(path: Path, text: str) -> None:
-    """Write by temporary name and rename, so that a reader sees the old file or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write by temporary name and rename, so that a reader sees the old file or the new one, never half.
+
+    DiskFullError when there is no room; nothing is left of the new one then.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
@@ -42,10 +65,33 @@ def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line with a single write call, so that lines of one writer are whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(dumps(value) + "\n")
+    """Append one JSON line, whole or not at all. A journal has one writer, so half a line at its end is of a dead one.
+
+    DiskFullError when there is no room for the line.
+    """
+    line = (dumps(value) + "\n").encode()
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as stream:
+            end = _end_of_lines(stream)
+            try:
+                written = stream.write(line)
+                while written < len(line):  # a full disk first takes what it can
+                    written += stream.write(line[written:])
+            except OSError:
+                stream.truncate(end)
+                raise
+
+
+def _end_of_lines(stream: FileIO) -> int:
+    """Size of a journal, after half a line at its end has been cut off."""
+    size = stream.seek(0, os.SEEK_END)
+    if size:
+        stream.seek(size - 1)
+        if stream.read(1) != b"\n":
+            stream.seek(0)
+            size = stream.truncate(stream.readall().rfind(b"\n") + 1)
+    return size
 
 
 @dataclass(frozen=True)

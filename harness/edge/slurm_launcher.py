@@ -171,6 +171,7 @@ def close(run: RunDir, ended: Iterable[Ended]) -> None:
         known = one.state.state if one.state.source else "unknown to Slurm"
         place = f" on {one.state.nodes}" if one.state.nodes else ""
         reason = f"Slurm job {one.job} ended before the cell did: {known} (exit {one.state.exit_code or '?'}){place}"
+        reason += "; the run directory's disk was full" if one.state.disk_full else ""
         for cell, attempt in read_order(run, one.allocation.name).items():
             result = run.attempt(cell, attempt).result
             if not result.exists():

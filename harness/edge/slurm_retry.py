@@ -1,5 +1,7 @@
 """Second attempts of cells that the cluster ended: only for infrastructure causes that Slurm itself states, bounded.
 
+A full disk is one, which agents tell by their exit code: such a run goes on, with `resume`, once there is room.
+
 Every attempt is kept. A cell that passes on a later one is FLAKY, and its earlier attempts say why.
 """
 
@@ -45,7 +47,7 @@ def retries(run: RunDir, plan: RunPlan, ended: Iterable[Ended]) -> list[Allocati
 
 def _cut_off(run: RunDir, one: Ended) -> dict[str, int]:
     """Cells to run again with the number of their next attempt; none unless Slurm states an infrastructure cause."""
-    if one.finished or one.state.state not in RETRIED:
+    if one.finished or not (one.state.state in RETRIED or one.state.disk_full):
         return {}
     again = {}
     for cell, attempt in read_order(run, one.allocation.name).items():
@@ -73,5 +75,6 @@ def _write(run: RunDir, plan: RunPlan, one: Ended, name: str, cells: dict[str, i
     text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")
     write_atomic(run.submission(name, ".sbatch"), text)
     why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
+    why += ": the run directory's disk was full" if one.state.disk_full else ""
     append_line(run.events, {"time": time.time(), "event": "retry", "why": why, "allocation": allocation})
     return allocation

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.words.errors import DiskFullError
+
 CALL_TIMEOUT_S = 20.0
 ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: a service that is away makes every call take long
 TERMINAL = frozenset(
@@ -34,6 +36,11 @@ class JobState:
     def ended(self) -> bool:
         """Slurm is sure that the job runs no more. Preempted and failed jobs that are requeued show as PENDING."""
         return self.state in TERMINAL
+
+    @property
+    def disk_full(self) -> bool:
+        """An agent of the job had no room in the run directory; only accounting knows."""
+        return self.exit_code == f"{DiskFullError.process_exit_code}:0"
 
 
 class SlurmClient:

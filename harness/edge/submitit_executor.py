@@ -14,6 +14,7 @@ from pathlib import Path
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from harness.edge.run_dir import needs_room
 from harness.words.errors import InfrastructureError
 
 
@@ -34,12 +35,13 @@ class _JobFileExecutor(SlurmExecutor):  # type: ignore[misc]
 def submit(text: str, folder: Path) -> str:
     """Submit a job file's text; returns the job id. submitit keeps its copy of the file below `folder`.
 
-    InfrastructureError when there is no Slurm here or sbatch refuses, with what it said.
+    InfrastructureError when there is no Slurm here or sbatch refuses, with what it said; DiskFullError.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise InfrastructureError("sbatch and srun are not on PATH: this machine is no Slurm login node")
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return str(_JobFileExecutor(folder, text)._submit_command("").job_id)
+        with needs_room(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            return str(_JobFileExecutor(folder, text)._submit_command("").job_id)
     except (FailedJobError, FailedSubmissionError) as error:
         raise InfrastructureError(f"sbatch refused the job file: {error}") from error

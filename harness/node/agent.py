@@ -7,7 +7,7 @@ through the supervisor, every cell's records and result.json. Cells with few ran
 
 With several nodes, the agent of node 0 leads: it decides which cell runs when, and the others follow its journal. A
 cell needs all nodes, so the leader ends when one is lost, and the followers end with the leader. Cells without a
-result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lost.
+result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lost; 28: the disk is full.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from harness.node import rendezvous
 from harness.node.process import die_with
 from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share, Tail
 from harness.words.cell import CellConfig
-from harness.words.errors import InfrastructureError, InputError
+from harness.words.errors import DiskFullError, InfrastructureError, InputError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
@@ -310,7 +310,7 @@ def main() -> int:
         agent.main()
     except (InfrastructureError, InputError) as error:
         print(f"harness.node.agent: {error}", file=sys.stderr)
-        return error.exit_code
+        return DiskFullError.process_exit_code if isinstance(error, DiskFullError) else error.exit_code
     return 0
 
 

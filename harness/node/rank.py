@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir
@@ -15,6 +16,7 @@ from harness.node.process import die_with, log_to
 from harness.node.recorder import Recorder
 from harness.node.rendezvous import Abort, Share, write_abort
 from harness.words.cell import CellConfig
+from harness.words.errors import DiskFullError
 from harness.words.records import RankRecord
 
 
@@ -43,15 +45,27 @@ def rank_main(
     faulthandler.register(signal.SIGUSR1, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     place = config.layout.coordinates(rank)
-    recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
-    recorder.flush()
     try:
-        run_probe(config, place, recorder, listener)
+        recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
+        recorder.flush()
+        _run(config, recorder, listener, attempt, share)
+        recorder.end("completed")
+    except DiskFullError as error:  # not a failure of the code under test
+        with suppress(OSError):  # the log lies on the same disk
+            print(f"rank {rank}: {error}", file=sys.stderr)
+        os._exit(DiskFullError.process_exit_code)  # an orderly exit would flush the log and fail
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: AttemptDir, share: Share) -> None:
+    """The probe; an exception of the code under test is recorded before it is raised again."""
+    try:
+        run_probe(config, recorder.record.place, recorder, listener)
+    except DiskFullError:
+        raise
     except Exception as error:
         recorder.fail(error)
         if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
-            abort = Abort(node=share.node, rank=rank, reason=f"{type(error).__name__}: {error}"[:1000])
-            write_abort(attempt, abort)
+            reason = f"{type(error).__name__}: {error}"[:1000]
+            write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
         raise
-    recorder.end("completed")
-    faulthandler.cancel_dump_traceback_later()

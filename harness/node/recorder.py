@@ -9,7 +9,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from harness.edge.run_dir import write_json
+from harness.edge.run_dir import needs_room, write_json
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.records import Failure, Progress, RankRecord, SeenParams
 
@@ -24,13 +24,15 @@ class Recorder:
         self.record = record
         self.path = path
         self._known: dict[Any, int] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
+        with needs_room(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
 
     def progress(self, leg: str, step: int, micro_batch: int, phase: str) -> None:
         """Say where the rank is, also to a file of its own: a rank that hangs or is killed cannot flush its record."""
         self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
-        os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
+        with needs_room(self.path):
+            os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
     def flush(self) -> None:
         write_json(self.path, self.record)

@@ -27,6 +27,7 @@ from harness.node.rank import rank_main
 from harness.node.recorder import last_progress
 from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Rendezvous, Share
 from harness.words.cell import CellConfig
+from harness.words.errors import DiskFullError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
 
@@ -223,6 +224,8 @@ def _result(
     paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
     records = {rank: _record(path) for rank, path in paths.items()}
     failed = [ending for ending in endings if ending.ended != "completed"]
+    full = [str(ending.rank) for ending in failed if ending.exit_code == DiskFullError.process_exit_code]
+    troubles = [*troubles, *([f"no room on the disk for the record of rank {', '.join(full)}"] if full else [])]
     status = ("error" if troubles else "failed") if failed else "completed"
     counted = f"{len(failed)} of {len(endings)} ranks did not complete"
     return CellResult(

@@ -3,6 +3,7 @@
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
+|   `-- DiskFullError           no room in the run directory
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
 A failed check is never an exception: it is a `Finding` (outcomes.py).
@@ -55,6 +56,12 @@ class InputError(HarnessError):
 
 class InfrastructureError(HarnessError):
     """Something outside the code under test broke, so nothing can be concluded about it."""
+
+
+class DiskFullError(InfrastructureError):
+    """The run directory's disk, or the user's quota on it, has no room; what was whole before is whole still."""
+
+    process_exit_code = 28  # ENOSPC, of ranks and agents: whoever waits for them learns it without a file
 
 
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run

@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.edge.journal import read_events
+from harness.edge.run_dir import RunDir, write_json
 from harness.judge.render_json import read_report
-from harness.judge.report_model import Report
+from harness.judge.report_model import Report, ReportCell
+from harness.node.recorder import last_progress
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.records import CellResult, RankRecord
 from tests.app.conftest import only_run, write_matrix
 from tests.slurm.lab import SlurmLab
 
@@ -51,6 +56,38 @@ class Cluster:
     def report(self) -> Report:
         return read_report((self.directory / "report.json").read_text())
 
+    def cells(self) -> dict[str, ReportCell]:
+        """The report's cells by readable name."""
+        return {cell.id.rpartition("-")[0]: cell for cell in self.report().cells}
+
+    def records(self, cell: str) -> dict[int, RankRecord]:
+        """What the ranks of a cell, by its readable name, left in its first attempt."""
+        values = [loads(path.read_text()) for path in self.attempt(cell).glob("ranks/rank-*.json")]
+        return {record.rank: record for record in (from_jsonable(RankRecord, value) for value in values)}
+
+    def hosts(self, cell: str) -> list[str]:
+        """Names of the nodes that the ranks of a cell, by its readable name, ran on; in the order of the ranks."""
+        return [record.environment["host"] for _, record in sorted(self.records(cell).items())]
+
+    def result(self, cell: str) -> CellResult:
+        return from_jsonable(CellResult, loads((self.attempt(cell) / "result.json").read_text()))
+
+    def attempt(self, cell: str) -> Path:
+        """The first attempt of a cell by its readable name."""
+        (folder,) = (path for path in self.directory.glob("cells/*") if path.name.rpartition("-")[0] == cell)
+        return folder / "attempt-1"
+
+    def prepare(self, faults: dict[str, dict[str, Any]], *arguments: str) -> None:
+        """Plan a run and submit nothing; give cells, by readable name, a fault and a deadline. `resume` starts it.
+
+        Only the configuration that ranks read is changed: the launcher and the judge know nothing of the fault.
+        """
+        code, output = self.run("run", str(self.matrix), *arguments, "--dry-run")
+        assert code == 0, output
+        for cell, changes in faults.items():
+            path = self.attempt(cell) / "config.json"
+            write_json(path, {**loads(path.read_text()), **changes})
+
     def jobs(self) -> dict[str, str]:
         """Slurm's job id by allocation."""
         submitted = [event for event in read_events(self.directory / "events.jsonl") if event["event"] == "submitted"]
@@ -58,6 +95,25 @@ class Cluster:
 
     def until_submitted(self, jobs: int) -> None:
         self.lab.wait_for(lambda: self.begun() and len(self.jobs()) == jobs, 120, f"{jobs} jobs")
+
+    def allocation(self, cell: str) -> str:
+        """The allocation that runs a cell, by readable name."""
+        plan = loads(RunDir(self.directory).plan.read_text())
+        (name,) = (
+            one["name"]
+            for one in plan["allocations"]
+            if any(member.rpartition("-")[0] == cell for member in one["cells"])
+        )
+        return str(name)
+
+    def until_training(self, cell: str, step: int) -> None:
+        """Wait until every rank of a cell, by readable name, is in that step of its training."""
+
+        def there() -> bool:
+            progress = [last_progress(path) for path in self.attempt(cell).glob("ranks/rank-*.json")]
+            return bool(progress) and all(one and one.leg == "training" and one.step >= step for one in progress)
+
+        self.lab.wait_for(there, 240, f"{cell} in step {step}")
 
     def begun(self) -> bool:
         return any((self.folder / "reports").glob("*/plan.json"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -30,7 +32,16 @@ def may_run_slurm() -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm_lab(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+def small_disk(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system of 32 MiB. The cluster's nodes see it too, because it is mounted before they start."""
+    folder = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=700", "small", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     """Four nodes n1..n4 with accounting. Its end checks that no process and no listening port is left."""
     lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
     lab.start()

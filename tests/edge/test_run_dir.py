@@ -1,0 +1,81 @@
+"""Files that are whole or not there, also when the disk takes no more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from harness.edge.journal import read_events
+from harness.edge.run_dir import append_line, needs_room, safe_name, write_atomic
+from harness.words.errors import DiskFullError, InputError
+
+
+@pytest.fixture
+def no_room_above_100_bytes() -> Iterator[None]:
+    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno."""
+    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_told_with_the_file() -> None:
+    path = Path("/dev/full")
+    text = "cannot write /dev/full: No space left on device; make room on its disk"
+    with pytest.raises(DiskFullError, match=text), needs_room(path), path.open("wb", buffering=0) as stream:
+        stream.write(b"any")
+
+
+def test_a_full_quota_is_a_full_disk_and_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError, match="quota"), needs_room(tmp_path):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    with pytest.raises(PermissionError), needs_room(tmp_path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_atomic(path, "old")
+
+    def full(self: Path, text: str, encoding: str) -> NoReturn:
+        self.write_bytes(text.encode()[:2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DiskFullError):
+        write_atomic(path, "new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("no_room_above_100_bytes")
+def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"event": "first"})
+    with pytest.raises(OSError, match="File too large"):
+        append_line(path, {"event": "x" * 200})
+    append_line(path, {"event": "second"})
+    assert path.read_text() == '{"event": "first"}\n{"event": "second"}\n'
+
+
+@pytest.mark.parametrize("whole", ["", '{"event": "first"}\n'])
+def test_half_a_line_of_a_killed_writer_is_cut_off(tmp_path: Path, whole: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(whole + '{"event": "ha')
+    append_line(path, {"event": "second"})
+    assert path.read_text() == whole + '{"event": "second"}\n'
+    assert read_events(path)[-1] == {"event": "second"}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../up", "a/b", ".hidden", "a b", "a\n", "-x", "x" * 201])
+def test_a_name_that_could_leave_the_run_directory_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot name a file"):
+        safe_name(name)
