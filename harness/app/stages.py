@@ -13,15 +13,23 @@ from typing import Any
 from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
-from harness.edge.console import Progress
+from harness.edge.console import Progress, say
 from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
-from harness.edge.local_launcher import default_parallel_ranks, run_allocation, write_order
+from harness.edge.local_launcher import (
+    Listener,
+    default_parallel_ranks,
+    end_unfinished,
+    end_without_agent,
+    run_allocation,
+    write_order,
+)
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
 from harness.edge.slurm_launcher import close, follow, jobs_of, submit_all
 from harness.edge.slurm_retry import allocations_of, retries
 from harness.edge.slurm_state import SlurmClient
+from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
 from harness.judge.evidence import evidence_of
 from harness.judge.render_json import render_json
@@ -35,8 +43,10 @@ from harness.plan.cost import JobCost, job_costs
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
 from harness.plan.rules.cluster import nodes_rule
+from harness.words.errors import InfrastructureError
 from harness.words.jsonable import loads
-from harness.words.run_plan import Expansion, RunPlan
+from harness.words.run_plan import Allocation, Expansion, RunPlan
+from harness.words.stack import ReadyStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,13 @@ def plan_run(request: Request) -> Planned:
     return Planned(matrix=matrix, plan=replace(plan, tolerances=matrix.tolerances), cluster=cluster, cluster_file=file)
 
 
+def prepare_stacks(planned: Planned) -> Planned:
+    """The stacks that the planned cells use, made unless they are there."""
+    used = dict.fromkeys(cell.config.stack for cell in planned.plan.expansion.cells)
+    asked = [planned.matrix.stacks[name] for name in used if name in planned.matrix.stacks]
+    return replace(planned, plan=replace(planned.plan, stacks=prepare(asked, say)))
+
+
 def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
     """The cells of a matrix on a cluster; those whose ranks its jobs cannot hold are rejected."""
     rules = (nodes_rule(cluster, matrix.launch.nodes_per_cell),) if cluster.kind == "slurm" else ()
@@ -116,11 +133,22 @@ def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> Non
     try:
         for allocation in plan.allocations:
             write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks or default_parallel_ranks())
-            run_allocation(run, allocation, listener)
+            _run_in_stack(run, allocation, plan.stacks.get(allocation.stack), listener)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
+
+
+def _run_in_stack(run: RunDir, allocation: Allocation, stack: ReadyStack | None, listener: Listener) -> None:
+    """An agent that fails ends its own cells only: other stacks are judged."""
+    if stack is not None and (stack.error or stack.rejection):
+        end_without_agent(run, allocation, stack)
+        return
+    try:
+        run_allocation(run, allocation, listener, stack)
+    except InfrastructureError as error:
+        end_unfinished(run, allocation, str(error))
 
 
 def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:

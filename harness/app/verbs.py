@@ -51,6 +51,8 @@ def run(
     directory = RunDir(parent.resolve() / plan_.run_id)
     if dry_run:
         return _dry_run(planned, directory)
+    planned = stages.prepare_stacks(planned)
+    plan_ = planned.plan
     if planned.cluster.kind == "slurm":
         _write_submissions(planned, directory)
         if detach:

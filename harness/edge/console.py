@@ -164,6 +164,11 @@ def print_plan(text: str, stream: TextIO | None = None) -> None:
     out.write(text if text.endswith("\n") else text + "\n")
 
 
+def say(text: str) -> None:
+    """A line about what takes time before cells run, on stderr."""
+    _console(sys.stderr).print(clean(text), markup=False, highlight=False)
+
+
 def print_problems(error: InputError, stream: TextIO | None = None) -> None:
     """Every problem of the input on its own line, to standard error."""
     from rich.text import Text

@@ -7,13 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.edge.journal import Journal
+from harness.edge.pythons import clean_environment
 from harness.edge.run_dir import RunDir, write_json
+from harness.edge.stacks import agent_environment, node_code
 from harness.words.errors import InfrastructureError
+from harness.words.outcomes import Rejection
+from harness.words.records import CellResult
 from harness.words.run_plan import Allocation
+from harness.words.stack import ReadyStack
 
 Listener = Callable[[dict[str, Any]], None]
 POLL_S = 0.05
@@ -30,8 +36,10 @@ def default_parallel_ranks() -> int:
     return 2 * cores()
 
 
-def agent_command(run: RunDir, allocation: str) -> list[str]:
-    return [sys.executable, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
+def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:
+    """`stack`: None for the environment of the harness itself."""
+    python = stack.python if stack else sys.executable
+    return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
 
 
 def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_ranks: int) -> None:
@@ -40,8 +48,8 @@ def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_r
     write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
 
 
-def run_allocation(run: RunDir, allocation: Allocation, listener: Listener) -> None:
-    """Start the allocation's agent and pass its journal's events on until it ends.
+def run_allocation(run: RunDir, allocation: Allocation, listener: Listener, stack: ReadyStack | None = None) -> None:
+    """Start the allocation's agent, in its stack, and pass its journal's events on until it ends.
 
     InfrastructureError when the agent fails; KeyboardInterrupt passes through after the agent was stopped.
     """
@@ -49,7 +57,13 @@ def run_allocation(run: RunDir, allocation: Allocation, listener: Listener) -> N
     journal = Journal(run.agent_journal(allocation.name, 0))
     with log.open("wb") as stream:
         agent = subprocess.Popen(
-            agent_command(run, allocation.name), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+            agent_command(run, allocation.name, stack),
+            # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
+            cwd=run.root if stack else None,
+            env=clean_environment(agent_environment(stack, node_code(run))) if stack else None,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
         )
     try:
         while agent.poll() is None:
@@ -62,6 +76,27 @@ def run_allocation(run: RunDir, allocation: Allocation, listener: Listener) -> N
         listener(event)
     if agent.returncode:
         raise InfrastructureError(f"the agent ended with exit code {agent.returncode}; see {log}\n{_tail(log)}")
+
+
+def end_without_agent(run: RunDir, allocation: Allocation, stack: ReadyStack) -> None:
+    """Results for the cells of a stack that could not be made, or that the probe cannot run in."""
+    status = "rejected" if stack.rejection else "error"
+    reason = stack.rejection.reason if stack.rejection else f"stack {stack.asked.name} cannot be made: {stack.error}"
+    _end(run, allocation, status, reason, stack.rejection)
+
+
+def end_unfinished(run: RunDir, allocation: Allocation, reason: str) -> None:
+    """Results for the cells that an agent which died has left without one."""
+    _end(run, allocation, "error", reason, None)
+
+
+def _end(run: RunDir, allocation: Allocation, status: str, reason: str, rejection: Rejection | None) -> None:
+    now = time.time()
+    for cell in allocation.cells:
+        attempt = run.attempt(cell)
+        if not attempt.result.exists():
+            result = CellResult(cell=cell, attempt=1, status=status, reason=reason, rejection=rejection)
+            write_json(attempt.result, replace(result, started=now, finished=now))
 
 
 def _stop(agent: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 from harness.edge import yaml_file
@@ -16,6 +17,7 @@ def read_matrix(path: Path) -> Matrix:
     return load(
         source.values,
         file=source.file,
+        path_of=lambda name: os.path.abspath(path.parent / Path(name).expanduser()),  # noqa: PTH100 - keeps links
         lines=source.lines,
         read_lengths=lambda name: read_lengths(path.parent / name),
     )

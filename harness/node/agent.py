@@ -81,7 +81,7 @@ class Agent(ABC):
         self.say("started", pid=os.getpid())
         self.beat("loading")
         try:
-            _load()
+            load()
             gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
             self.say("loaded", import_s=time.perf_counter() - begin)
             self.beaten = 0.0
@@ -279,7 +279,7 @@ class Follower(Agent):
             write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
 
 
-def _load() -> None:
+def load() -> None:
     """Import everything a rank needs, so that forked ranks start at once. CUDA stays untouched."""
     from harness.node.probe.imports import import_all
 

@@ -8,6 +8,7 @@ from harness.plan.cluster import LOCAL, ClusterProfile, nodes_for
 from harness.plan.cost import IMPORT_S, cell_seconds
 from harness.plan.matrix import Launch
 from harness.words.run_plan import Allocation, Expansion, PlannedCell
+from harness.words.stack import DEFAULT
 
 MAX_ARRAY = 1000  # members of one array; Slurm's default MaxArraySize is 1001
 FILL = 0.5  # share of its time limit that a job is filled to, since the estimate is rough
@@ -16,7 +17,7 @@ FILL = 0.5  # share of its time limit that a job is filled to, since the estimat
 def plan_allocations(
     expansion: Expansion, cluster: ClusterProfile = LOCAL, launch: Launch | None = None
 ) -> tuple[Allocation, ...]:
-    """References first, then the biggest world sizes: on this machine one allocation, on a cluster one array per shape.
+    """References first, then the biggest world sizes; one allocation per stack here, one array per shape on a cluster.
 
     References come first because every other verdict needs them; big cells next, so that the small ones fill the
     cores at the end. A shape is (nodes, ranks per node, stack).
@@ -28,8 +29,19 @@ def plan_allocations(
     )
     if cluster.kind == "slurm":
         return tuple(_in_arrays(ordered, cluster, launch or Launch()))
-    largest = max(cell.config.layout.world_size for cell in ordered)
-    return (Allocation(name="local", cells=tuple(cell.id for cell in ordered), ranks_per_node=largest),)
+    return tuple(_on_this_machine(expansion.cells, ordered))
+
+
+def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell]) -> Iterator[Allocation]:
+    """One allocation per stack, in the order in which the stacks appear in the matrix."""
+    for stack in dict.fromkeys(cell.config.stack for cell in cells):
+        members = [cell for cell in ordered if cell.config.stack == stack]
+        yield Allocation(
+            name="local" if stack == DEFAULT else f"local-{stack}",
+            cells=tuple(cell.id for cell in members),
+            ranks_per_node=max(cell.config.layout.world_size for cell in members),
+            stack=stack,
+        )
 
 
 def arrays(allocations: Iterable[Allocation]) -> dict[str, tuple[Allocation, ...]]:
@@ -48,7 +60,7 @@ def _in_arrays(ordered: Sequence[PlannedCell], cluster: ClusterProfile, launch: 
         shapes.setdefault((nodes, world // nodes, cell.config.stack), []).append(cell)
     minutes = launch.time_limit_min or cluster.time
     for (nodes, ranks, stack), cells in shapes.items():
-        name = f"{nodes}n{ranks}r" + (f"-{stack}" if stack != "default" else "")
+        name = f"{nodes}n{ranks}r" + (f"-{stack}" if stack != DEFAULT else "")
         for number, members in enumerate(_jobs(cells, cluster, nodes, minutes, launch.cells_per_allocation)):
             part, index = divmod(number, MAX_ARRAY)
             array = name if part == 0 else f"{name}.{part + 1}"

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.plan.problems import KeyPath, Problems, shown
+from harness.plan.section import Section
 from harness.plan.sections import (
     AXIS_ALIASES,
     MODEL_ALIASES,
@@ -21,7 +22,6 @@ from harness.plan.sections import (
     AxisRow,
     ModelSection,
     OptionsSection,
-    Section,
     TrainSection,
 )
 

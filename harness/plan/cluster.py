@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.sections import Count, Name, Section
+from harness.plan.section import Section
+from harness.plan.sections import Count, Name
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "API")
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"

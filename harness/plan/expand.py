@@ -18,6 +18,7 @@ from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import RULES, rejections, world_size_rule
 from harness.words.cell import CellConfig, cell_id
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
+from harness.words.stack import DEFAULT
 
 _ALWAYS = ("tp", "pp", "cp", "packing")  # axes that every table shows
 
@@ -108,8 +109,12 @@ def _judge_rows(
 
 
 def _group(config: CellConfig) -> str:
-    """Within one matrix, cells differ in model, train and documents only by their variant."""
-    return f"{config.dtype}-{config.variant}" if config.variant else config.dtype
+    """Within one matrix, cells differ in model, train and documents only by their variant.
+
+    A stack is compared with itself: releases may compute other numbers, and a broken one must not accuse another.
+    """
+    parts = (config.dtype, config.variant, "" if config.stack == DEFAULT else config.stack)
+    return "-".join(part for part in parts if part)
 
 
 def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -15,6 +16,7 @@ from typing import Any
 from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.problems import KeyPath, Problems, shown
+from harness.plan.section import Section
 from harness.plan.sections import (
     AXIS_ALIASES,
     DOCUMENT_MODES,
@@ -27,15 +29,16 @@ from harness.plan.sections import (
     MatrixFile,
     ModelSection,
     OptionsSection,
-    Section,
     TrainSection,
     XFailEntry,
 )
+from harness.plan.stacks import PathOf, layers_of, parse_stacks
 from harness.words.cell import ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig
 from harness.words.errors import InputError
 from harness.words.packing_options import PackingOptions
 from harness.words.run_plan import XFail
+from harness.words.stack import DEFAULT, Stack
 from harness.words.tolerances import ToleranceOverrides
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
@@ -73,13 +76,17 @@ class Matrix:
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     cluster: str = "local"  # a profile's name or path
+    stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
 
-def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader) -> Matrix:
+def load(
+    values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader, path_of: PathOf = str
+) -> Matrix:
     """The matrix in `values`; InputError with every problem at once.
 
-    `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError.
+    `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
+    makes any other path written in it absolute.
     """
     problems = Problems(file, lines, elsewhere=_ELSEWHERE)
     if values is None:
@@ -87,24 +94,22 @@ def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: 
         problems.raise_any()
     top = problems.canonical(values, {}, ()) or {}
     _check_top(top, problems)
-    model = _section(ModelSection, top, "model", problems, MODEL_ALIASES)
+    model = _model(top, problems)
     train = _section(TrainSection, top, "train", problems, TRAIN_ALIASES)
     options = _section(OptionsSection, top, "packing_options", problems)
     launch = _section(LaunchSection, top, "launch", problems)
     checks = _section(ChecksSection, top, "checks", problems)
     documents = _documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
+    stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
     constraints = _constraints(top.get("constraints", []), problems)
     xfail = _xfail(top.get("xfail", []), problems)
-    if model:
-        for key, message in model_problems(ModelConfig(**model.model_dump())):
-            problems.add(("model", key), message)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
     return Matrix(
         name=top["name"],
         file=file,
-        model=ModelConfig(**model.model_dump()),
+        model=model,
         train=TrainConfig(**train.model_dump()),
         documents=documents,
         options=PackingOptions(**options.model_dump()),
@@ -115,8 +120,19 @@ def load(values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: 
         xfail=xfail,
         values=values,
         cluster=top.get("cluster", "local"),
+        stacks=stacks,
         lines=lines,
     )
+
+
+def _model(top: Mapping[str, Any], problems: Problems) -> ModelConfig | None:
+    section = _section(ModelSection, top, "model", problems, MODEL_ALIASES)
+    if section is None:
+        return None
+    model = ModelConfig(**section.model_dump())
+    for key, message in model_problems(model):
+        problems.add(("model", key), message)
+    return model
 
 
 def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
@@ -140,8 +156,27 @@ def _check_top(top: dict[str, Any], problems: Problems) -> None:
     for name, item in MatrixFile.model_fields.items():
         if item.is_required() and name not in top:
             problems.add((name,), "is required")
-    plain = {name: top[name] for name in ("name", "stacks", "cluster") if name in top}
+    plain = {name: top[name] for name in ("name", "cluster") if name in top}
     problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, (), {})
+
+
+def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
+    """Every name on the axis is a stack, and every stack is on the axis: else other code would be tested than meant."""
+    stacks = parse_stacks(section, problems, path_of)
+    names = list(section) if isinstance(section, Mapping) else []
+    used: dict[str, int | None] = {}
+    for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
+        if "stack" in row.values:
+            used.setdefault(row.values["stack"], row.line)
+    for name, line in used.items():
+        if name != DEFAULT and name not in names:
+            near = difflib.get_close_matches(name, [*names, DEFAULT], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "define it under 'stacks:'"
+            problems.add_at(line, ("matrix", "stack"), "no such stack", found=repr(name), hint=hint)
+    for name in stacks:
+        if name not in used:
+            problems.add(("stacks", name), "no row of the matrix uses this stack", hint="add it to the axis 'stack'")
+    return stacks
 
 
 def _section(
@@ -238,6 +273,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["matrix"] = written["matrix"]
     result["constraints"] = [constraint.text for constraint in matrix.constraints]
     result["cluster"] = matrix.cluster
+    result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": dict(matrix.tolerances.numerics)}
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]

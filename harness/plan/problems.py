@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -46,6 +46,10 @@ class Problems:
 
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
         self.found.append(self.problem(path, message, **details))
+
+    def add_at(self, line: int | None, path: KeyPath, message: str, **details: str | None) -> None:
+        """A problem whose line is known better than its path."""
+        self.found.append(replace(self.problem(path, message, **details), line=line))
 
     def problem(self, path: KeyPath, message: str, **details: str | None) -> Problem:
         """A problem at `path`, with the line of the nearest key above it that has one."""

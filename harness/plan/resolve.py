@@ -15,16 +15,17 @@ from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
+from harness.words.stack import DEFAULT
 
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
 _OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "ep": 1, "vpp": 1, "sp": None}
-_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto"}
+_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto", "stack": DEFAULT}
 # Axis -> its resolved value in a cell.
 _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
-    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention")},
+    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "stack")},
     **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
     **{name: attrgetter(name) for name in DOTTED},
     "packing": attrgetter("data_path"),
@@ -62,6 +63,7 @@ class Resolver:
             micro_batch_size=values["micro_batch_size"],
             dtype=values["dtype"],
             attention=values["attention"],
+            stack=values["stack"],
             model=model,
             train=train,
             documents=documents,

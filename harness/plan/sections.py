@@ -9,45 +9,30 @@ import re
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from harness.plan.section import SAFE_NAME, Section, one_of
+from harness.plan.stacks import StackLayer
 from harness.words.cell import DATA_PATHS, ModelConfig, TrainConfig
 from harness.words.packing_options import PackingOptions
+from harness.words.stack import DEFAULT
 from harness.words.tolerances import BOUND_NAMES, DEFAULTS
 
 ATTENTIONS = ("auto", "reference")
-
-
-class Section(BaseModel):
-    """Unknown keys and silent conversions ("2" for 2, 1 for true) are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-def _one_of(*names: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in names:
-            raise ValueError(f"must be one of {', '.join(names)}")
-        return value
-
-    return AfterValidator(check)
 
 
 def _auto_to_none(value: Any) -> Any:
     return None if value == "auto" else value
 
 
-_SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-
-
 def _safe_name(value: str) -> str:
-    if not re.fullmatch(_SAFE_NAME, value):
+    if not re.fullmatch(SAFE_NAME, value):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
 
 
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, AfterValidator(_safe_name), Field(json_schema_extra={"pattern": f"^{_SAFE_NAME}$"})]
+Name = Annotated[str, AfterValidator(_safe_name), Field(json_schema_extra={"pattern": f"^{SAFE_NAME}$"})]
 AutoBool = Annotated[bool | None, BeforeValidator(_auto_to_none), WithJsonSchema({"enum": [True, False, "auto"]})]
 AutoCount = Annotated[
     int | None,
@@ -55,10 +40,10 @@ AutoCount = Annotated[
     BeforeValidator(_auto_to_none),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
-Packing = Annotated[str, _one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
-Dtype = Annotated[str, _one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
-Attention = Annotated[str, _one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
-BoundName = Annotated[str, _one_of(*BOUND_NAMES, "ratio_screen")]
+Packing = Annotated[str, one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
+Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
+Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
+BoundName = Annotated[str, one_of(*BOUND_NAMES, "ratio_screen")]
 _MODEL, _TRAIN, _OPTIONS = ModelConfig(), TrainConfig(), PackingOptions()
 
 
@@ -161,6 +146,7 @@ class AxisRow(OptionsSection):
     packing: Packing = Field(default="reference", description="Data path under test.")
     dtype: Dtype = Field(default="fp32", description="Compute dtype.")
     attention: Attention = Field(default="auto", description="Attention kernel.")
+    stack: Name = Field(default=DEFAULT, description="Software under test: a name under `stacks`, or `default`.")
 
 
 class LaunchSection(Section):
@@ -219,14 +205,7 @@ class XFailEntry(Section):
     )
 
 
-def _only_default(value: Any) -> Any:
-    if value not in ("default", ["default"]):
-        raise ValueError("only the stack 'default' (this environment) is supported in this version")
-    return ["default"]
-
-
 Cluster = Annotated[str, Field(min_length=1)]
-Stacks = Annotated[list[str], BeforeValidator(_only_default), WithJsonSchema({"enum": ["default", ["default"]]})]
 
 
 class MatrixFile(Section):
@@ -243,7 +222,11 @@ class MatrixFile(Section):
     constraints: list[str] | str = Field(
         default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
     )
-    stacks: Stacks = Field(default_factory=lambda: ["default"], description="Software under test.")
+    stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Software under test: name -> layer or list of layers, the upper first.",
+        json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
+    )
     cluster: Cluster = Field(
         default="local", description="Where cells run: a cluster profile by name, or its path beside this file."
     )

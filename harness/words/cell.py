@@ -12,6 +12,7 @@ from harness.words.jsonable import dumps
 from harness.words.layout import Layout
 from harness.words.packing import MicroBatch, PackingStyle, packing_style, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
+from harness.words.stack import DEFAULT
 
 DATA_PATHS = ("unpacked", "reference", "sft")
 
@@ -50,7 +51,7 @@ class CellConfig:
     micro_batch_size: int = 1
     dtype: str = "fp32"
     attention: str = "auto"  # auto | reference; resolved on the node by what is there
-    stack: str = "default"
+    stack: str = DEFAULT
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
@@ -97,7 +98,7 @@ def cell_name(config: CellConfig) -> str:
     parts += [config.variant] if config.variant else []
     parts += [config.dtype] if config.dtype != "fp32" else []
     parts += [config.attention] if config.attention != "auto" else []
-    parts += [config.stack] if config.stack != "default" else []
+    parts += [config.stack] if config.stack != DEFAULT else []
     parts += [config.fault] if config.fault else []
     return "-".join(parts)
 

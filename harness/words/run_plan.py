@@ -8,6 +8,7 @@ from typing import Any
 from harness.words.cell import CellConfig
 from harness.words.outcomes import Rejection
 from harness.words.records import SCHEMA_VERSION
+from harness.words.stack import DEFAULT, ReadyStack
 from harness.words.tolerances import ToleranceOverrides
 
 
@@ -57,7 +58,7 @@ class Allocation:
     cells: tuple[str, ...]
     nodes: int = 1
     ranks_per_node: int = 1
-    stack: str = "default"
+    stack: str = DEFAULT
     array: str = ""  # the job array it belongs to, one per shape; empty on this machine
     index: int = 0  # in the array
     time_limit_min: int | None = None  # None: no limit
@@ -73,4 +74,5 @@ class RunPlan:
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
     provenance: dict[str, Any] = field(default_factory=dict)
+    stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those that its cells use, without the default one
     schema_version: int = SCHEMA_VERSION

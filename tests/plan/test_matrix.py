@@ -75,7 +75,7 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"packing_options": {"pad_seq_to_mult": 0}}, "packing_options.pad_seq_to_mult: must be at least 1"),
         ({"constraints": 3}, "constraints: must be a list of expressions"),
         ({"constraints": ["tp < 2", "xx < 2"]}, "constraints[1]: column 1: unknown name 'xx'"),
-        ({"stacks": ["other"]}, "only the stack 'default'"),
+        ({"stacks": ["other"]}, "stacks: must be a mapping of names to definitions"),
         ({"cluster": ""}, "cluster: must not be empty"),
         ({"cluster": 3}, "cluster: must be text (found 3)"),
         ({"launch": {"cells_per_alocation": 1}}, "did you mean 'cells_per_allocation'?"),

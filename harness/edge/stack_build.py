@@ -1,0 +1,138 @@
+"""Environments made of packages with uv: kept by the content of the request, built once, never half.
+
+An environment is made under a temporary name beside its place and moved there when it is whole. Whoever comes while
+another process makes it waits for the lock and then finds it done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.edge import pythons
+from harness.edge.cache import folder, locked
+from harness.edge.run_dir import write_json
+from harness.plan.stacks import EnvironmentRequest
+from harness.words.errors import InfrastructureError
+from harness.words.jsonable import dumps
+
+FORMAT = 1  # of the environments; a new number makes all of them anew
+STAMP = "made-of.json"
+LOG_LINES = 20
+Say = Callable[[str], None]
+
+
+def place_of(request: EnvironmentRequest, python: str) -> Path:
+    """Where the environment of a request lies, or would lie. `python`: version, e.g. "3.12"."""
+    return folder() / "environments" / key_of(request, python)
+
+
+def key_of(request: EnvironmentRequest, python: str) -> str:
+    """Readable, and different for every request, Python version and platform."""
+    made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), _libc())
+    digest = hashlib.sha256(dumps(made_of).encode()).hexdigest()
+    return f"py{python}-{digest[:16]}"
+
+
+def _libc() -> str:
+    return "-".join(platform.libc_ver())
+
+
+def is_built(place: Path) -> bool:
+    """Whether there is a whole environment whose interpreter still runs."""
+    return (place / STAMP).exists() and pythons.runs(str(python_of(place)), place.name[2:].partition("-")[0])
+
+
+def python_of(place: Path) -> Path:
+    return place / "bin" / "python"
+
+
+def build(request: EnvironmentRequest, python: str, say: Say) -> Path:
+    """The environment of a request, made unless it is there. `python`: an interpreter of the version in the key.
+
+    InfrastructureError with the end of uv's output when it cannot be made.
+    """
+    version = _version(python)
+    place = place_of(request, version)
+    if is_built(place):
+        return place
+    with locked(place):
+        if is_built(place):  # another process has just made it
+            return place
+        for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a maker that was killed
+            shutil.rmtree(left)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+        say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
+        try:
+            _make(request, python, temporary)
+            write_json(temporary / STAMP, {"request": request, "python": python})
+            if place.exists():  # its interpreter no longer runs
+                shutil.rmtree(place)
+            temporary.rename(place)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return place
+
+
+def _version(python: str) -> str:
+    return ".".join(pythons.ask(python).version.split(".")[:2])
+
+
+def _make(request: EnvironmentRequest, python: str, target: Path) -> None:
+    # Relocatable, since it is moved to its place.
+    _uv(["venv", "--quiet", "--relocatable", "--python", python, str(target)], target)
+    install = ["pip", "install", "--quiet", "--python", str(python_of(target))]
+    if request.packages:
+        _uv([*install, *request.packages], target)
+    if request.no_deps:
+        _uv([*install, "--no-deps", *request.no_deps], target)
+
+
+def _uv(arguments: list[str], target: Path) -> None:
+    """Run uv. Beside the environment, so that no project file of the caller's folder has a say."""
+    argv = [find_uv(), *arguments]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        argv,
+        cwd=target.parent,
+        env=_uv_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode:
+        end = "\n".join(done.stdout.strip().splitlines()[-LOG_LINES:])
+        raise InfrastructureError(f"uv {' '.join(arguments[:2])} ended with exit code {done.returncode}:\n{end}")
+
+
+def find_uv() -> str:
+    """uv of this environment, else of PATH, else of the checkout's own setup; InfrastructureError without one."""
+    beside = Path(sys.executable).parent / "uv"
+    own = Path(__file__).resolve().parents[2] / ".venv-tools" / "uv" / "bin" / "uv"
+    for candidate in (str(beside), shutil.which("uv"), str(own)):
+        if candidate and _runs(candidate):
+            return candidate
+    raise InfrastructureError("uv is not there, and stacks of packages are made with it; install it: pip install uv")
+
+
+def _runs(uv: str) -> bool:
+    try:
+        return subprocess.run([uv, "--version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _uv_environment() -> dict[str, str]:
+    """The caller's, which holds the index and the cache; an empty cache variable breaks uv."""
+    env = pythons.clean_environment()
+    if not env.get("UV_CACHE_DIR"):
+        env.pop("UV_CACHE_DIR", None)
+    return env

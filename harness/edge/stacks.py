@@ -1,0 +1,170 @@
+"""From the stacks that a matrix asks for to stacks that agents can be started in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import harness
+from harness.edge import pythons, stack_build, stack_checkout
+from harness.edge.cache import locked
+from harness.edge.pythons import Interpreter
+from harness.edge.run_dir import RunDir
+from harness.edge.stack_build import Say
+from harness.plan.projects import PROJECTS
+from harness.plan.stacks import environment_request
+from harness.words.errors import InfrastructureError
+from harness.words.outcomes import Rejection
+from harness.words.stack import ModuleHome, ReadyStack, Stack
+
+OLDEST_PYTHON = (3, 10)
+COMPILE_TIMEOUT_S = 600.0
+_NODE_SIDE = ("words", "node", "__init__.py", "edge/__init__.py", "edge/run_dir.py")
+_SOURCE = "the stack under test"
+
+
+def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
+    """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it."""
+    ready = {}
+    for stack in stacks:
+        try:
+            ready[stack.name] = _prepare(stack, say)
+        except InfrastructureError as error:
+            say(f"stack {stack.name} cannot be made: {error}")
+            ready[stack.name] = ReadyStack(asked=stack, error=str(error))
+    return ready
+
+
+def _prepare(stack: Stack, say: Say) -> ReadyStack:
+    commits = {item.package: stack_checkout.commit_of(item, fetch=True) for item in stack.checkouts}
+    worktrees = {item.package: stack_checkout.make(item, commits[item.package], say) for item in stack.checkouts}
+    paths = _paths(worktrees)
+    homes = tuple(
+        ModuleHome(prefix=name, folders=(str(tree),))
+        for project, tree in worktrees.items()
+        for name in PROJECTS[project].modules
+    )
+    if stack.container:
+        return ReadyStack(asked=stack, python="python3", paths=paths, homes=homes, commits=commits)
+    request = environment_request(stack, torch_version())
+    if request is None:
+        python = shutil.which(stack.interpreter) or stack.interpreter
+        found = pythons.ask(python)
+        homes += _homes_of(found)
+    else:
+        place = stack_build.build(request, pythons.find(request.pythons), say)
+        found = pythons.ask(str(stack_build.python_of(place)))
+        homes += (ModuleHome(prefix="", folders=(str(place),)),)
+    ready = ReadyStack(
+        asked=stack,
+        python=found.executable,
+        paths=paths,
+        homes=homes,
+        python_version=found.version,
+        packages=dict(sorted(found.packages.items())),
+        commits=commits,
+        rejection=_rejection(found, {home.prefix for home in homes}),
+    )
+    if request is not None and ready.rejection is None:
+        _compile(ready, place)
+    return ready
+
+
+def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
+    """What the checkouts put on the module search path, the upper layer first."""
+    return tuple(
+        str(tree / folder) if folder else str(tree)
+        for project, tree in worktrees.items()
+        for folder in PROJECTS[project].folders
+    )
+
+
+def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
+    """Where a ready environment itself finds the modules, be it beside its packages or by an editable install."""
+    named = tuple(ModuleHome(prefix=name, folders=(str(Path(file).parent),)) for name, file in found.modules.items())
+    return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
+
+
+def _rejection(found: Interpreter, checked_out: set[str]) -> Rejection | None:
+    """Why the probe cannot run in an environment; None when it can."""
+    release = tuple(int(part) for part in found.version.split(".")[:2])
+    if release < OLDEST_PYTHON:
+        needed = ".".join(map(str, OLDEST_PYTHON))
+        reason = f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
+        return Rejection(rule="stack.python", reason=reason, source=_SOURCE)
+    for name in ("torch", "megatron.core"):
+        if name not in found.modules and name not in checked_out:
+            reason = f"{found.executable} has no {name}"
+            return Rejection(rule="stack.module", reason=reason, source=_SOURCE)
+    return None
+
+
+def torch_version() -> str:
+    """The version of torch beside the harness, without its build; empty when there is none."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
+    """What an agent in a stack gets beside the caller's environment: its variables, and where modules are looked for.
+
+    The checkouts come first, then what the stack's own PYTHONPATH says, then the harness.
+    """
+    own = stack.asked.env.get("PYTHONPATH", "")
+    path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
+    return {**stack.asked.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+
+
+def node_code(run: RunDir) -> Path:
+    """The run's own copy of the node side, made when the first agent needs it."""
+    target = run.root / "node-code"
+    return target if target.exists() else copy_node_code(target)
+
+
+def copy_node_code(target: Path) -> Path:
+    """A folder with the part of the harness that ranks need and nothing else: ours to put on another stack's path.
+
+    Where the harness is installed, its own folder also holds the launcher's packages, which no stack must see.
+    """
+    source = Path(harness.__file__).resolve().parent
+    for name in _NODE_SIDE:
+        place = target / "harness" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, place, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            shutil.copy2(source / name, place)
+    return target
+
+
+def _compile(stack: ReadyStack, environment: Path) -> None:
+    """Import once what runs import, with bytecode caching on, which some machines switch off: half of an import's time.
+
+    Once for every combination of environment and checkouts. A failure is not told here: the agent's own import meets
+    it too, and says it in the cells' results.
+    """
+    digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
+    stamp = environment / f"compiled-{digest}"
+    with locked(environment):
+        if stamp.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix="harness-compile-") as folder:
+            env = pythons.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
+            env.pop("PYTHONDONTWRITEBYTECODE", None)
+            subprocess.run(
+                [stack.python, "-W", "ignore", "-c", "import harness.node.agent as agent; agent.load()"],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMPILE_TIMEOUT_S,
+            )
+        stamp.touch()

@@ -1,0 +1,55 @@
+"""The software under test of a cell: what a matrix asks for, and what that became on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.words.outcomes import Rejection
+
+DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """A project's code at a ref of a git repository."""
+
+    package: str  # a key of harness.plan.projects.PROJECTS
+    repository: str  # absolute path, or URL
+    ref: str  # commit, tag or branch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A stack as its layers ask for it. At most one of packages (with python), interpreter and container."""
+
+    name: str
+    packages: tuple[str, ...] = ()  # requirements, e.g. "megatron-core==0.17.1"
+    no_deps: tuple[str, ...] = ()  # requirements installed without what they depend on
+    python: str = ""  # version of the environment made of packages, e.g. "3.12"; empty: chosen by rule
+    interpreter: str = ""  # a ready environment
+    container: str = ""  # image
+    checkouts: tuple[Checkout, ...] = ()  # the first is first on the path
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleHome:
+    """Where modules must come from: those named `prefix` or below it; an empty prefix is every other module."""
+
+    prefix: str
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyStack:
+    """A stack on this machine: how agents are started in it, and what it holds."""
+
+    asked: Stack
+    python: str = ""  # interpreter that agents are started with
+    paths: tuple[str, ...] = ()  # first on the module search path
+    homes: tuple[ModuleHome, ...] = ()
+    python_version: str = ""
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, all that the environment holds
+    commits: dict[str, str] = field(default_factory=dict)  # project -> full hash of the checked out commit
+    error: str = ""  # why it could not be made: its cells cannot be judged
+    rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
