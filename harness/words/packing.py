@@ -38,7 +38,8 @@ def packing_style(
     """The layout rules of each data path.
 
     `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): documents are
-    padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail.
+    padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl` follows
+    preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
     Packing options do not touch `unpacked`.
     """
     asked = options.pad_seq_to_mult
@@ -51,6 +52,9 @@ def packing_style(
     if data_path == "sft":
         multiple = asked or (2 * layout.cp if layout.cp > 1 else 1)
         return PackingStyle(packed=True, document_multiple=multiple, row_length=seq_length, real_lengths=False)
+    if data_path == "skyrl":
+        multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+        return PackingStyle(packed=True, document_multiple=multiple, row_length=None, real_lengths=False)
     raise ValueError(f"unknown data path {data_path!r}")
 
 

@@ -51,6 +51,7 @@ class BatchSeen:
     labels: TensorSeen | None = None
     loss_mask: TensorSeen | None = None
     position_ids: TensorSeen | None = None
+    log_probs: TensorSeen | None = None  # back from the packed form; `first` names slots: probe/log_probs.py
 
 
 @dataclass(kw_only=True)

@@ -23,7 +23,7 @@ from harness.words.packing import (
 from harness.words.packing_options import PackingOptions
 
 SEQ = 64
-PATHS = st.sampled_from(["unpacked", "reference", "sft"])
+PATHS = st.sampled_from(["unpacked", "reference", "sft", "skyrl"])
 LENGTHS = st.lists(st.integers(1, SEQ), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
@@ -60,6 +60,10 @@ def test_each_data_path_has_its_own_style() -> None:
         packed=True, document_multiple=4, row_length=SEQ, real_lengths=False
     )
     assert packing_style("sft", Layout(tp=4, sp=True), SEQ).document_multiple == 1
+    assert packing_style("skyrl", layout, SEQ) == PackingStyle(
+        packed=True, document_multiple=16, row_length=None, real_lengths=False
+    )
+    assert packing_style("skyrl", Layout(tp=4, sp=True), SEQ).document_multiple == 4
     with pytest.raises(ValueError, match="unknown data path 'thd'"):
         packing_style("thd", layout, SEQ)
 
@@ -94,7 +98,7 @@ def test_a_planned_step_holds_every_document_once_and_every_segment_is_aligned(
     for batch in batches:
         assert len(batch.rows) == micro_batch_size
         assert batch.slots == sum(row.length for row in batch.rows)
-        assert all(row.length == SEQ for row in batch.rows) or path == "reference"
+        assert all(row.length == SEQ for row in batch.rows) or style.row_length is None
         assert all(row.length <= SEQ for row in batch.rows)
         assert all(item.padded_length % style.document_multiple == 0 for item in batch.placed)
 

@@ -15,6 +15,7 @@ from harness.words.records import BatchSeen, TensorSeen
 FIRST_STAGE = ("tokens", "position_ids")
 LAST_STAGE = ("labels", "loss_mask")
 FIELDS = FIRST_STAGE + LAST_STAGE
+RETURNED = "log_probs"  # of data paths that unpack them: where a value was computed, by slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,11 @@ def check(evidence: CellEvidence) -> list[Finding]:
         for batch in record.batches if record else ():
             _sort(evidence, ending, batch, missing, content, extra)
         missing += _absent(evidence, ending)
-    findings = [_content(evidence, field, content) for field in FIELDS if any(item.field == field for item in content)]
+    findings = [
+        _content(evidence, field, content)
+        for field in (*FIELDS, RETURNED)
+        if any(item.field == field for item in content)
+    ]
     if missing:
         findings.insert(0, _folded(missing, Severity.ERROR, "missing", "present"))
     if extra:
@@ -68,6 +73,8 @@ def _sort(
             content.append(_Wrong(place=place, field=field, seen=seen))
         elif field not in useful:
             extra.append(_Wrong(place=place, field=field, seen=seen))
+    if batch.log_probs is not None and batch.log_probs.mismatches:
+        content.append(_Wrong(place=place, field=RETURNED, seen=batch.log_probs))
 
 
 def _place(ending: Ending, chunk: int, micro_batch: int) -> Place:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from harness.node.data_paths.base import DataPath
 from harness.node.data_paths.reference import ReferencePath
 from harness.node.data_paths.sft import SftPath
+from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
 
 DATA_PATHS: dict[str, type[DataPath]] = {
     "unpacked": UnpackedPath,
     "reference": ReferencePath,
     "sft": SftPath,
+    "skyrl": SkyrlPath,
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, DataPath, RankContext
 from harness.node.faults import Fault
+from harness.node.probe.log_probs import log_probs_returned
 from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
 from harness.node.recorder import Recorder
 from harness.words.records import BatchSeen, TensorSeen
@@ -23,7 +24,10 @@ def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: R
             recorder.progress("metadata", 0, number, "fetch")
             recorder.flush()
             batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
-            recorder.record.batches.append(_seen(batch, micro, context, recorder, chunk, number))
+            seen = _seen(batch, micro, context, recorder, chunk, number)
+            if context.is_last(chunk):
+                seen.log_probs = log_probs_returned(path, micro, context, batch)
+            recorder.record.batches.append(seen)
     recorder.flush()
 
 

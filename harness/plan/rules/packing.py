@@ -15,7 +15,7 @@ def seq_length_by_cp(config: CellConfig) -> str | None:
 def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
-    if not config.layout.sp or (config.data_path == "reference" and not config.options.pad_to_max_length):
+    if not config.layout.sp or config.style.row_length is None:
         return None
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
@@ -69,12 +69,23 @@ def _multiple(config: CellConfig) -> str:
         return "pad_seq_to_mult"
     if config.data_path == "reference" and config.layout.sp:
         return f"the alignment {_alignment_text(config)}"
+    if config.data_path == "skyrl":
+        tp, cp = config.layout.tp, config.layout.cp
+        return f"the alignment 2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else f"the alignment tp = {tp}"
     return f"the alignment 2 * cp = 2 * {config.layout.cp}"
 
 
 def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
     length = config.train.seq_length
     return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
+
+
+def skyrl_pads_by_itself(config: CellConfig) -> str | None:
+    options = config.options
+    if config.data_path != "skyrl" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
+        return None
+    name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
+    return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
 
 
 def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
@@ -103,6 +114,11 @@ RULES = (
         "packing.documents-aligned",
         "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
         documents_aligned,
+    ),
+    Rule(
+        "packing.skyrl-alignment",
+        "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
+        skyrl_pads_by_itself,
     ),
     Rule(
         "packing.pad-cu-seqlens-max-length",

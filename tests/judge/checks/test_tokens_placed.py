@@ -33,6 +33,18 @@ def test_wrong_content_names_document_and_token() -> None:
     assert finding.fault_class == fault_classes.TOKEN_CONTENT
 
 
+def test_a_log_prob_of_another_token_names_both_slots() -> None:
+    evidence = evidence_for(config_of("skyrl", cp=2))
+    for record in evidence.records.values():
+        record.batches[0].log_probs = _tensor()
+    assert judge(evidence).outcome is Outcome.PASS
+    [record] = at(evidence, cp=1)
+    record.batches[0].log_probs = _tensor(mismatches=5, first=[2, 3, 11, 7])
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "cp", "micro_batch", "field", "document", "token") == (1, 0, "log_probs", 2, 3)
+    assert (finding.measured, finding.bound) == (7, 11)
+
+
 def test_wrong_content_of_a_truncated_document_is_called_truncation() -> None:
     evidence = evidence_for(config_of("sft"))
     record = evidence.records[0]

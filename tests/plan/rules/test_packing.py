@@ -32,6 +32,17 @@ def test_seq_length_is_cut_in_two_chunks_per_cp_rank(data_path: str) -> None:
     assert reasons(cell(data_path, Layout(cp=4))) == {}
 
 
+def test_skyrl_derives_its_padding_and_takes_no_other() -> None:
+    layout = Layout(tp=2, cp=2, sp=True)
+    assert reasons(cell("skyrl", layout)) == {}
+    assert reasons(cell("skyrl", layout, 60)) == {
+        "packing.row-holds-alignment": "train.seq_length 60 is not divisible by the alignment 2 * cp * tp = 2 * 2 * 2 "
+        "= 8: 60 = 7 * 8 + 4; a document of 60 tokens is padded to 64 and does not fit in its row"
+    }
+    for option in ({"pad_seq_to_mult": 8}, {"pad_to_max_length": True}):
+        assert next(iter(option)) in reasons(cell("skyrl", layout, **option))["packing.skyrl-alignment"]
+
+
 def test_a_fixed_row_is_cut_over_cp_and_then_tp() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     for data_path in ("unpacked", "sft"):
