@@ -26,7 +26,7 @@ from harness.edge.local_launcher import (
 )
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
-from harness.edge.slurm_launcher import close, follow, jobs_of, submit_all
+from harness.edge.slurm_launcher import Ended, close, follow, jobs_of, submit_all
 from harness.edge.slurm_retry import allocations_of, retries
 from harness.edge.slurm_state import SlurmClient
 from harness.edge.stacks import prepare
@@ -152,18 +152,26 @@ def _run_in_stack(run: RunDir, allocation: Allocation, stack: ReadyStack | None,
 
 
 def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
-    """Submit the job files that were not submitted yet and follow the jobs until all have ended."""
+    """Submit the job files that were not submitted yet and follow the jobs until all have ended.
+
+    What a job lost is submitted again at once, while the others go on.
+    """
     ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
     begin = time.perf_counter()
     listener = _Listener(run)
+
+    def submit(allocations: Sequence[Allocation]) -> dict[Allocation, str]:
+        ids = submit_all(run, plan.run_id, jobs_of(allocations)) if allocations else {}
+        return {allocation: ids[allocation.name] for allocation in allocations}
+
+    def settle(ended: Ended) -> dict[Allocation, str]:
+        again = retries(run, plan, [ended])
+        close(run, [ended])
+        return submit(again)
+
     listener.progress.start(len(ranks), ranks)
     try:
-        waiting = allocations_of(run, plan)
-        while waiting:
-            ids = submit_all(run, plan.run_id, jobs_of(waiting))
-            ended = follow(run, waiting, ids, listener, SlurmClient())
-            waiting = retries(run, plan, ended)
-            close(run, ended)
+        follow(run, submit(allocations_of(run, plan)), listener, SlurmClient(), settle)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}

@@ -103,16 +103,17 @@ def _find(name: str) -> str | None:
 
 
 def follow(
-    run: RunDir, allocations: Iterable[Allocation], ids: Mapping[str, str], listener: Listener, client: SlurmClient
-) -> list[Ended]:
-    """Pass on the agents' events until every allocation has ended; how each ended."""
-    waiting = [
-        Following(
-            allocation=allocation, job=ids[allocation.name], journal=Journal(run.agent_journal(allocation.name, 0))
-        )
-        for allocation in allocations
-    ]
-    ended: list[Ended] = []
+    run: RunDir,
+    ids: Mapping[Allocation, str],
+    listener: Listener,
+    client: SlurmClient,
+    settle: Callable[[Ended], Mapping[Allocation, str]],
+) -> None:
+    """Pass on the agents' events until every allocation has ended; `ids` holds Slurm's job id of each.
+
+    `settle` is told at once how each ended, while the others go on, and may answer with allocations to follow as well.
+    """
+    waiting = [_following(run, *item) for item in ids.items()]
     ask_s, next_ask = FIRST_ASK_S, time.monotonic()
     while waiting:
         moved = False
@@ -121,7 +122,8 @@ def follow(
             moved |= one.last_heard >= next_ask - ask_s
             if finished or _is_over(one):
                 waiting.remove(one)
-                ended.append(Ended(one.allocation, one.job, one.state, finished))
+                more = settle(Ended(one.allocation, one.job, one.state, finished))
+                waiting += [_following(run, *item) for item in more.items()]
         if time.monotonic() >= next_ask:
             states = client.states([one.job for one in waiting])
             for one in waiting:
@@ -130,7 +132,10 @@ def follow(
             ask_s = FIRST_ASK_S if moved or doubtful else min(ask_s * 1.5, LONGEST_ASK_S)
             next_ask = time.monotonic() + ask_s
         time.sleep(LOOK_S)
-    return ended
+
+
+def _following(run: RunDir, allocation: Allocation, job: str) -> Following:
+    return Following(allocation=allocation, job=job, journal=Journal(run.agent_journal(allocation.name, 0)))
 
 
 def _pass_on(one: Following, listener: Listener) -> bool:
