@@ -46,7 +46,7 @@ from harness.plan.rules.cluster import nodes_rule
 from harness.words.errors import InfrastructureError
 from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
-from harness.words.stack import ReadyStack
+from harness.words.stack import HEADS, ReadyStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
         evidence_of(plan, found, tried_again(run, plan), logs=read_log_tails(run, found)),
         today=datetime.now(timezone.utc).date().isoformat(),
         timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
-        provenance=_seen_by_ranks(found),
+        provenance={**_stacks(plan), **_seen_by_ranks(found)},
     )
 
 
@@ -239,10 +239,20 @@ def _launch_timing(run: RunDir) -> dict[str, float]:
     return timings[-1] if timings else {}
 
 
+def _stacks(plan: RunPlan) -> dict[str, Any]:
+    """What the stacks beside the default one came to."""
+    facts = {name: stack.facts() for name, stack in plan.stacks.items()}
+    return {"stacks": facts} if facts else {}
+
+
 def _seen_by_ranks(found: dict[str, Found]) -> dict[str, Any]:
     """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
     records = [record for ranks, _ in found.values() for record in ranks.values()]
-    imports = {f"{proof.module} {proof.version}": proof.path for record in records for proof in record.imports}
+    proofs = [proof for record in records for proof in record.imports if proof.module in HEADS]
+    imports: dict[str, list[str]] = {}
+    for proof in proofs:
+        paths = imports.setdefault(f"{proof.module} {proof.version}", [])
+        paths += [] if proof.path in paths else [proof.path]
     devices = sorted({record.environment.get("device", "unknown") for record in records})
     attention = sorted({record.environment.get("attention", "unknown") for record in records})
     stand_ins = sorted({name for record in records for name in record.stand_ins})

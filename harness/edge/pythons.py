@@ -12,18 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.words.errors import InfrastructureError
+from harness.words.stack import HEADS
 
-# Roots of what a stack can be asked for; each is looked for without importing the code below it.
-MODULES = (
-    "torch",
-    "megatron.core",
-    "megatron.training",
-    "megatron.legacy",
-    "megatron.bridge",
-    "transformer_engine",
-    "skyrl",
-    "skyrl_train",
-)
 _PROBE = """
 import json, sys, sysconfig
 from importlib.metadata import distributions
@@ -50,7 +40,7 @@ class Interpreter:
     version: str
     prefix: str
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version
-    modules: dict[str, str] = field(default_factory=dict)  # those of MODULES that it has -> file
+    modules: dict[str, str] = field(default_factory=dict)  # those of HEADS that it has -> file
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -64,7 +54,7 @@ _LEADS_ELSEWHERE = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRT
 
 def ask(python: str) -> Interpreter:
     """Run an interpreter and ask it; InfrastructureError when it does not run."""
-    argv = [python, "-I", "-c", _PROBE, *MODULES]
+    argv = [python, "-I", "-c", _PROBE, *HEADS]
     try:
         done = subprocess.run(
             argv, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

@@ -17,6 +17,7 @@ from harness.words.layout import Layout
 from harness.words.packing import MicroBatch, PackedParams
 from harness.words.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
 from harness.words.run_plan import PlannedCell, RunPlan
+from harness.words.stack import ReadyStack
 from harness.words.tolerances import Tolerances, tolerances_for
 
 
@@ -63,6 +64,7 @@ class CellEvidence:
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     scheduler_state: str | None = None  # of the job that ran it
     job_log: str = ""  # the end of that job's own output
+    stack: ReadyStack | None = None  # None: the default one
 
     @property
     def layout(self) -> Layout:
@@ -276,5 +278,6 @@ def evidence_of(
             logs=(logs or {}).get(cell.id, {}),
             scheduler_state=state,
             job_log=job_log,
+            stack=plan.stacks.get(cell.config.stack),
         )
     return evidence

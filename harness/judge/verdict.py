@@ -8,6 +8,7 @@ from typing import NamedTuple
 from harness.judge import fault_classes
 from harness.judge.checks.table import CHECKS
 from harness.judge.evidence import CellEvidence
+from harness.judge.wrong_code import wrong_code
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.words.records import SCHEMA_VERSION, RankRecord
 from harness.words.run_plan import XFail
@@ -31,7 +32,7 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference_outcome: Outcome
         rejection = result.rejection
         reason = f"{rejection.rule}: {rejection.reason}" if rejection else result.reason
         return CellVerdict(Outcome.REJECTED, _skipped(), [], reason, usable=False)
-    problem = _unusable(evidence)
+    problem = _unusable(evidence) or wrong_code(evidence.stack, evidence.records)
     if problem:
         return CellVerdict(Outcome.ERROR, _skipped(), [], problem, usable=False)
     no_reference = _reference_problem(evidence, today, reference_outcome)

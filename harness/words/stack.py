@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.words.outcomes import Rejection
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
+# What a stack is there for, by the module that stands for the rest and carries the version.
+HEADS = (
+    "megatron.core",
+    "megatron.training",
+    "megatron.bridge",
+    "skyrl",
+    "skyrl_train",
+    "transformer_engine",
+    "pretrain_gpt",
+    "torch",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +65,21 @@ class ReadyStack:
     commits: dict[str, str] = field(default_factory=dict)  # project -> full hash of the checked out commit
     error: str = ""  # why it could not be made: its cells cannot be judged
     rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
+
+    def facts(self) -> dict[str, Any]:
+        """For reports: what was asked for, and what it came to."""
+        asked = self.asked
+        known: dict[str, Any] = {
+            "asked": [*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)],
+            "checkouts": [
+                f"{item.package} {item.ref} = {self.commits.get(item.package, 'unknown')} of {item.repository}"
+                for item in asked.checkouts
+            ],
+            "container": asked.container,
+            "interpreter": self.python,
+            "python": self.python_version,
+            "packages": [f"{name}=={version}" for name, version in self.packages.items()],
+            "env": [f"{name}={value}" for name, value in asked.env.items()],
+            "error": self.error,
+        }
+        return {name: value for name, value in known.items() if value}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from typing import Any
 
 from harness.words.records import ImportProof
+from harness.words.stack import HEADS
 
 # Imported once by the agent before any fork; every module of the code under test that ranks use.
 WARM_MODULES = (
@@ -23,15 +24,7 @@ WARM_MODULES = (
 )
 # Imported late by some releases, in every rank: wanted in the parent too, if they are there.
 _WARM_IF_PRESENT = ("megatron.core.models.mimo",)
-_PROVEN = (
-    "torch",
-    "megatron.core",
-    "megatron.core.models.gpt.gpt_model",
-    "megatron.core.packed_seq_params",
-    "megatron.core.pipeline_parallel.schedules",
-    "megatron.core.utils",
-    "transformer_engine",
-)
+_TOPS = ("megatron", "skyrl", "skyrl_train", "transformer_engine", "pretrain_gpt", "gpt_builders", "model_provider")
 
 
 def import_all() -> None:
@@ -43,17 +36,37 @@ def import_all() -> None:
             importlib.import_module(name)
 
 
-def import_proof() -> list[ImportProof]:
-    """Version and file of every proven module that is loaded in this process."""
+def import_proof(*, every_module: bool = False) -> list[ImportProof]:
+    """Version and file of the modules under test that are loaded in this process.
+
+    Those that stand for the rest, and every one that lies elsewhere than these; with `every_module`, all. A record is
+    written often: the full list, a few hundred, belongs into the last one.
+    """
+    files = {name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in _TOPS or name == "torch"}
+    named = {name: file for name, file in files.items() if file}
     return [
-        ImportProof(module=name, version=_version(name), path=str(getattr(module, "__file__", "")))
-        for name, module in ((name, sys.modules.get(name)) for name in _PROVEN)
-        if module is not None
+        ImportProof(module=name, version=_version(name), path=file)
+        for name, file in named.items()
+        if every_module or name in HEADS or not _beside_head(name, named)
     ]
 
 
+def _file(name: str) -> str:
+    """Where a loaded module lies; empty for a namespace package, which is no code."""
+    found = getattr(sys.modules[name], "__file__", None)
+    return os.path.abspath(found) if isinstance(found, str) else ""  # noqa: PTH100 - keeps links
+
+
+def _head(name: str) -> str | None:
+    return next((head for head in HEADS if name == head or name.startswith(head + ".")), None)
+
+
+def _beside_head(name: str, files: dict[str, str]) -> bool:
+    """Whether a module lies below the folder of the module that stands for it."""
+    head = files.get(_head(name) or "")
+    return head is not None and files[name].startswith(os.path.dirname(head) + os.sep)  # noqa: PTH120 - text
+
+
 def _version(name: str) -> str:
-    package: Any = sys.modules[name.split(".")[0]]
-    if name.startswith("megatron.core"):
-        package = sys.modules["megatron.core"]
-    return str(getattr(package, "__version__", "unknown"))
+    head = sys.modules.get(_head(name) or name.split(".")[0])
+    return str(getattr(head, "__version__", "unknown"))
