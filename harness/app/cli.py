@@ -61,6 +61,8 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         later = verbs.add_parser(name, help=text)
         later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
         _run_parent(later)
+        if name == "resume":
+            later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
     logs = verbs.add_parser("logs", help="show where logs lie and how they end")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
@@ -161,7 +163,9 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         return verbs.verify(arguments.matrix)
     if arguments.verb == "schema":
         return verbs.schema()
-    on_run = {"report": verbs.report, "resume": verbs.resume, "status": verbs.status, "cancel": verbs.cancel}
+    if arguments.verb == "resume":
+        return verbs.resume(arguments.run, arguments.run_dir, errors=arguments.errors)
+    on_run = {"report": verbs.report, "status": verbs.status, "cancel": verbs.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
     if arguments.verb == "logs":

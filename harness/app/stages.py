@@ -16,6 +16,7 @@ from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress, say
 from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
+from harness.edge.job_endings import read_job_endings
 from harness.edge.local_launcher import (
     Listener,
     default_parallel_ranks,
@@ -26,8 +27,9 @@ from harness.edge.local_launcher import (
 )
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
-from harness.edge.slurm_launcher import Ended, close, follow, jobs_of, submit_all
-from harness.edge.slurm_retry import allocations_of, retries
+from harness.edge.slurm_follower import Follower
+from harness.edge.slurm_launcher import close, close_refused, jobs_of, submit_all, unfinished
+from harness.edge.slurm_retry import allocations_of, retry
 from harness.edge.slurm_state import SlurmClient
 from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
@@ -85,7 +87,8 @@ def plan_run(request: Request) -> Planned:
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
     if cluster.kind == "slurm":
         plan = replace(plan, allocations=plan_allocations(expansion, cluster, matrix.launch))
-    return Planned(matrix=matrix, plan=replace(plan, tolerances=matrix.tolerances), cluster=cluster, cluster_file=file)
+    plan = replace(plan, tolerances=matrix.tolerances, cluster=request.cluster, max_attempts=matrix.launch.max_attempts)
+    return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)
 
 
 def prepare_stacks(planned: Planned) -> Planned:
@@ -159,28 +162,33 @@ def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
     ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
     begin = time.perf_counter()
     listener = _Listener(run)
-
-    def submit(allocations: Sequence[Allocation]) -> dict[Allocation, str]:
-        ids = submit_all(run, plan.run_id, jobs_of(allocations)) if allocations else {}
-        return {allocation: ids[allocation.name] for allocation in allocations}
-
-    def settle(ended: Ended) -> dict[Allocation, str]:
-        again = retries(run, plan, [ended])
-        close(run, [ended])
-        return submit(again)
-
     listener.progress.start(len(ranks), ranks)
     try:
-        follow(run, submit(allocations_of(run, plan)), listener, SlurmClient(), settle)
+        client = SlurmClient()
+        follower = Follower(run, listener, client)
+        _submit_and_follow(run, plan, unfinished(run, allocations_of(run, plan)), follower)
+        for ended in follower.ended():
+            again = retry(run, plan, ended, client)
+            close(run, ended)
+            _submit_and_follow(run, plan, again, follower)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
 
 
+def _submit_and_follow(run: RunDir, plan: RunPlan, allocations: Sequence[Allocation], follower: Follower) -> None:
+    ids, refused = submit_all(run, plan.run_id, jobs_of(allocations))
+    close_refused(run, refused)
+    follower.add([one for one in allocations if one.name in ids], ids)
+
+
 def submit_plan(run: RunDir, plan: RunPlan) -> dict[str, str]:
     """Submit the job files that were not submitted yet and follow nothing; Slurm's job id by allocation."""
-    return submit_all(run, plan.run_id, jobs_of(allocations_of(run, plan)))
+    ids, refused = submit_all(run, plan.run_id, jobs_of(allocations_of(run, plan)))
+    if refused:
+        raise InfrastructureError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    return ids
 
 
 class _Listener:
@@ -211,7 +219,13 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     timing = _launch_timing(run)
     return build_report(
         plan,
-        evidence_of(plan, found, tried_again(run, plan), logs=read_log_tails(run, found)),
+        evidence_of(
+            plan,
+            found,
+            tried_again(run, plan),
+            logs=read_log_tails(run, found),
+            jobs=read_job_endings(run, found),
+        ),
         today=datetime.now(timezone.utc).date().isoformat(),
         timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
         provenance={**_stacks(plan), **_seen_by_ranks(found)},

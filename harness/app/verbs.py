@@ -193,13 +193,30 @@ def report(name: str, run_parent: Path) -> int:
     return _judge_and_report(directory, read_plan(directory))
 
 
-def resume(name: str, run_parent: Path) -> int:
-    """Go on with a run on a cluster whose launcher ended; nothing is submitted twice."""
+def resume(name: str, run_parent: Path, *, errors: bool = False) -> int:
+    """Go on with a run on a cluster whose launcher ended; nothing is submitted twice.
+
+    `errors`: cells that ended as ERROR by then run once more, as a new attempt.
+    """
     from harness.edge.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
     _need_cluster(directory)
-    return _follow(directory, read_plan(directory))
+    plan_ = read_plan(directory)
+    if errors:
+        _run_errors_again(directory, plan_)
+    return _follow(directory, plan_)
+
+
+def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
+    from harness.app import stages
+    from harness.edge.slurm_retry import again
+    from harness.words.outcomes import Outcome
+
+    cells = [cell for cell in stages.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
+    wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their reference
+    made = again(directory, plan_, wanted)
+    print(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")
 
 
 def status(name: str, run_parent: Path) -> int:

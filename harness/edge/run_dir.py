@@ -2,8 +2,8 @@
 
 reports/<run_id>/
   matrix.resolved.yaml  plan.json  events.jsonl
-  submissions/<allocation>.{json,sbatch,log}
-  agents/<allocation>.<node>.jsonl
+  submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
+  agents/<allocation>.<node>.{jsonl,heartbeat}
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
   report.json  junit.xml  report.md  report.html
 """

@@ -8,13 +8,14 @@ Every attempt is kept. A cell that passes on a later one is FLAKY, and its earli
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from harness.edge.journal import read_events
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
 from harness.edge.sbatch_template import Job
-from harness.edge.slurm_launcher import Ended
+from harness.edge.slurm_follower import Ended
+from harness.edge.slurm_state import SlurmClient
 from harness.edge.submissions import read_order, render, write_order
 from harness.plan.cluster import ClusterProfile
 from harness.words.cell import CellConfig
@@ -23,7 +24,6 @@ from harness.words.records import CellResult
 from harness.words.run_plan import Allocation, RunPlan
 
 RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
-MOST_ATTEMPTS = 3
 _CUT_OFF = ("missing", "killed")  # endings of ranks that a lost node explains
 
 
@@ -33,19 +33,45 @@ def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
     return [*plan.allocations, *(from_jsonable(Allocation, values) for values in retries)]
 
 
-def retries(run: RunDir, plan: RunPlan, ended: Iterable[Ended]) -> list[Allocation]:
-    """Allocations, written and recorded but not submitted, for the cells that infrastructure cut off."""
+def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
+    """The allocation, written and recorded but not submitted, for the cells that infrastructure cut off; if any."""
+    cells = _cut_off(run, one, plan.max_attempts)
+    name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
     known = {allocation.name for allocation in allocations_of(run, plan)}
+    if not cells or name in known:  # a launcher that was killed may have made it already
+        return []
+    why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
+    why += ": the run directory's disk was full" if one.state.disk_full else ""
+    return [_write(run, plan, one.allocation, name, cells, why, _failed_nodes(one, client))]
+
+
+def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocation]:
+    """Allocations, written and recorded but not submitted, for cells that the user wants to run once more.
+
+    Only those whose newest attempt is over; however many attempts they have had.
+    """
     made = []
-    for one in ended:
-        cells = _cut_off(run, one)
-        name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
-        if cells and name not in known:  # a launcher that was killed may have made it already
-            made.append(_write(run, plan, one, name, cells))
+    left = set(wanted)
+    for allocation in reversed(allocations_of(run, plan)):  # a retry comes after the allocation that it repeats
+        order = read_order(run, allocation.name)
+        over = (cell for cell in order if cell in left and run.attempt(cell, order[cell]).result.exists())
+        cells = {cell: order[cell] + 1 for cell in over}
+        left -= set(order)
+        if cells:
+            name = f"{allocation.name}-again{max(cells.values())}"
+            made.append(_write(run, plan, allocation, name, cells, "asked for by hand"))
     return made
 
 
-def _cut_off(run: RunDir, one: Ended) -> dict[str, int]:
+def _failed_nodes(one: Ended, client: SlurmClient) -> tuple[str, ...]:
+    """Nodes to keep away from: the one of a job that had one; of several, those that Slurm does not use now."""
+    if one.state.state not in ("NODE_FAIL", "BOOT_FAIL") or not one.state.nodes:
+        return ()
+    nodes = one.state.nodes if one.allocation.nodes == 1 else client.unusable(one.state.nodes)
+    return (nodes,) if nodes else ()
+
+
+def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
     """Cells to run again with the number of their next attempt; none unless Slurm states an infrastructure cause."""
     if one.finished or not (one.state.state in RETRIED or one.state.disk_full):
         return {}
@@ -56,25 +82,29 @@ def _cut_off(run: RunDir, one: Ended) -> dict[str, int]:
         lost = result is None or (
             result.status != "completed" and any(ending.ended in _CUT_OFF for ending in result.ranks)
         )
-        if lost and attempt < MOST_ATTEMPTS:
+        if lost and attempt < most:
             again[cell] = attempt + 1
     return again
 
 
-def _write(run: RunDir, plan: RunPlan, one: Ended, name: str, cells: dict[str, int]) -> Allocation:
-    allocation = replace(one.allocation, name=name, array=name, index=0, cells=tuple(cells))
+def _write(
+    run: RunDir,
+    plan: RunPlan,
+    earlier: Allocation,
+    name: str,
+    cells: dict[str, int],
+    why: str,
+    exclude: tuple[str, ...] = (),
+) -> Allocation:
+    allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
     profile = from_jsonable(ClusterProfile, loads((run.root / "cluster.json").read_text(encoding="utf-8")))
     for cell, attempt in cells.items():
         config = loads(run.attempt(cell, 1).config.read_text(encoding="utf-8"))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))
-    order = loads(run.submission(one.allocation.name).read_text(encoding="utf-8"))
+    order = loads(run.submission(earlier.name).read_text(encoding="utf-8"))
     write_order(run, allocation, cells, parallel_ranks=order["parallel_ranks"])
-    # Slurm keeps a failed node out by itself; a job of several nodes could not start if all of them were excluded.
-    failed = one.state.state in ("NODE_FAIL", "BOOT_FAIL") and allocation.nodes == 1
-    job = Job(name=name, allocations=(allocation,), exclude=(one.state.nodes,) if failed and one.state.nodes else ())
+    job = Job(name=name, allocations=(allocation,), exclude=exclude)
     text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")
     write_atomic(run.submission(name, ".sbatch"), text)
-    why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
-    why += ": the run directory's disk was full" if one.state.disk_full else ""
     append_line(run.events, {"time": time.time(), "event": "retry", "why": why, "allocation": allocation})
     return allocation

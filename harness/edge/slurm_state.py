@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.words.errors import DiskFullError
@@ -17,6 +17,8 @@ TERMINAL = frozenset(
     + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
 )
 _MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
+_NO_NODES = "None assigned"  # sacct, of a job that never started
+_UNUSABLE = "down,drain,fail,no_respond"
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
 
@@ -50,8 +52,12 @@ class SlurmClient:
         self.calls = 0
         self._accounting_from = 0.0  # when sacct may be asked, on the monotonic clock
 
-    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """State of every asked job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention."""
+    def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
+        """State of every asked job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
+
+        Of `silent` jobs the controller must say that they run: accounting that was away when a job ended shows it
+        as RUNNING for ever.
+        """
         found: dict[str, JobState] = {}
         answered = True
         if jobs and time.monotonic() >= self._accounting_from:
@@ -60,17 +66,24 @@ class SlurmClient:
                 self._accounting_from = time.monotonic() + ACCOUNTING_AGAIN_S
             found = parse_sacct(text or "")
         # sacct lags behind, and shows the old end of a requeued job until it runs again; squeue knows the last minutes.
-        doubtful = [job for job in jobs if job not in found or found[job].state in _MAY_BE_REQUEUED]
+        unsure = [job for job in silent if job in found and not found[job].ended]
+        doubtful = [job for job in jobs if job not in found or found[job].state in _MAY_BE_REQUEUED or job in unsure]
         if doubtful:
             text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(doubtful)])
             answered = text is not None
             queue = parse_squeue(text or "")
+            if answered:
+                found = {job: state for job, state in found.items() if job not in unsure}
             found |= {job: queue[job] for job in doubtful if job in queue and not (job in found and queue[job].ended)}
         return {job: found.get(job, JobState(answered=answered)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         if jobs:
             self._call(["scancel", *jobs])
+
+    def unusable(self, nodes: str) -> str:
+        """Those of a node list ("n[1-4]") that cannot run jobs now, as a list for --exclude; empty when all can."""
+        return ",".join((self._call(["sinfo", "-h", "-N", "-n", nodes, "-t", _UNUSABLE, "-o", "%N"]) or "").split())
 
     def _call(self, argv: list[str]) -> str | None:
         """Standard output, or None when the command fails or hangs: the state stays unknown then.
@@ -100,8 +113,9 @@ def parse_sacct(text: str) -> dict[str, JobState]:
         if len(fields) != 4 or not fields[1]:
             continue
         state = fields[1].split()[0]
+        nodes = fields[3] if fields[3] != _NO_NODES else ""
         for job in members(fields[0]):
-            found[job] = JobState(state=state, exit_code=fields[2], nodes=fields[3], source="sacct")
+            found[job] = JobState(state=state, exit_code=fields[2], nodes=nodes, source="sacct")
     return found
 
 

@@ -8,6 +8,7 @@ same in 1.5.0 to 1.5.4; a test compares what sbatch received with what was rende
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from harness.edge.run_dir import needs_room
 from harness.words.errors import InfrastructureError
+
+_AWAY = re.compile("Unable to contact slurm controller|Socket timed out|Connection refused|Slurm backup controller")
+
+
+class ControllerAwayError(InfrastructureError):
+    """sbatch could not reach Slurm's controller, or did not hear whether it took the job."""
 
 
 class _JobFileExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -35,7 +42,8 @@ class _JobFileExecutor(SlurmExecutor):  # type: ignore[misc]
 def submit(text: str, folder: Path) -> str:
     """Submit a job file's text; returns the job id. submitit keeps its copy of the file below `folder`.
 
-    InfrastructureError when there is no Slurm here or sbatch refuses, with what it said; DiskFullError.
+    InfrastructureError when there is no Slurm here or sbatch refuses, with what it said: ControllerAwayError when
+    another try may do. DiskFullError.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise InfrastructureError("sbatch and srun are not on PATH: this machine is no Slurm login node")
@@ -44,4 +52,5 @@ def submit(text: str, folder: Path) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             return str(_JobFileExecutor(folder, text)._submit_command("").job_id)
     except (FailedJobError, FailedSubmissionError) as error:
-        raise InfrastructureError(f"sbatch refused the job file: {error}") from error
+        kind = ControllerAwayError if _AWAY.search(str(error)) else InfrastructureError
+        raise kind(f"sbatch refused the job file: {error}") from error

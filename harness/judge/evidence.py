@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
-from harness.judge.failures import FailureClass, FailureEvidence, LogTail, classify
+from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.places import Place
 from harness.words.layout import Layout
 from harness.words.packing import MicroBatch, PackedParams
@@ -62,8 +62,7 @@ class CellEvidence:
     tolerances: Tolerances
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
-    scheduler_state: str | None = None  # of the job that ran it
-    job_log: str = ""  # the end of that job's own output
+    job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
 
     @property
@@ -126,7 +125,7 @@ class CellEvidence:
         if self.cause is None:
             return None
         endings = tuple(self.endings)
-        state, job_log = self.scheduler_state, self.job_log
+        state, job_log = self.job.state, self.job.log
         return classify(FailureEvidence(endings=endings, logs=self.logs, scheduler_state=state, job_log=job_log))
 
     @cached_property
@@ -256,18 +255,17 @@ def evidence_of(
     retried: frozenset[str],
     *,
     logs: Mapping[str, Mapping[int, LogTail]] | None = None,
-    jobs: Mapping[str, tuple[str | None, str]] | None = None,
+    jobs: Mapping[str, JobEnding] | None = None,
 ) -> dict[str, CellEvidence]:
     """Evidence of every planned cell, linked to its reference; `found` holds the records and result that exist.
 
     `retried` names cells of which an earlier attempt ended for an infrastructure cause. `logs` holds the ends of the
-    logs of failed ranks by cell and rank, `jobs` the scheduler's state and the end of the job's output by cell.
+    logs of failed ranks by cell and rank, `jobs` how the job of each cell ended, where that is known.
     """
     evidence: dict[str, CellEvidence] = {}
     cells = sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None)
     for cell in cells:
         records, result = found.get(cell.id, ({}, None))
-        state, job_log = (jobs or {}).get(cell.id, (None, ""))
         evidence[cell.id] = CellEvidence(
             cell=cell,
             records=records,
@@ -276,8 +274,7 @@ def evidence_of(
             tolerances=tolerances_for(cell.config.dtype, plan.tolerances),
             retried=cell.id in retried,
             logs=(logs or {}).get(cell.id, {}),
-            scheduler_state=state,
-            job_log=job_log,
+            job=(jobs or {}).get(cell.id, JobEnding()),
             stack=plan.stacks.get(cell.config.stack),
         )
     return evidence

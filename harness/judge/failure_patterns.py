@@ -96,7 +96,7 @@ TIME_LIMIT = Pattern(
     domain=INFRASTRUCTURE,
     role=ROOT,
     retry=NEVER,
-    advice="Raise the time of the cluster profile, or put fewer cells in an allocation.",
+    advice="Raise launch.time_limit_min or the time of the cluster profile, or lower launch.cells_per_allocation.",
     log=r"DUE TO TIME LIMIT",
     states=("TIMEOUT", "DEADLINE"),
 )
@@ -106,7 +106,7 @@ CANCELLED = Pattern(
     domain=INFRASTRUCTURE,
     role=ROOT,
     retry=NEVER,
-    advice="Somebody cancelled the job: resume the run if that was not wanted.",
+    advice="Somebody cancelled the job: if that was not wanted, run its cells again with harness resume RUN --errors.",
     log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
     states=("CANCELLED",),
 )
@@ -182,7 +182,7 @@ DISK = Pattern(
     domain=INFRASTRUCTURE,
     role=ROOT,
     retry=NEVER,
-    advice="Free space or quota where the run directory and the temporary files are, then resume the run.",
+    advice="Free space or quota where the run directory and the temporary files are, then harness resume RUN --errors.",
     exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
     log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
 )

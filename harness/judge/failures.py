@@ -29,6 +29,15 @@ class LogTail:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobEnding:
+    """How the scheduler's job of a cell ended. The job runs many cells."""
+
+    state: str | None = None  # as sacct and squeue name it; None: not known
+    log: str = ""  # the end of its own output, where slurmstepd and srun write
+    path: str = ""  # of that output, relative to the run directory
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailureEvidence:
     """What is known about one attempt of a cell that failed.
 

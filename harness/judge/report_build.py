@@ -75,6 +75,8 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
             "ranks": rank_views(evidence),
             "failure": failure_view(evidence),
         }
+    elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can
+        views = {"failure": failure_view(evidence)}
     return ReportCell(
         id=cell.id,
         axes=cell.axes,
@@ -83,7 +85,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         lanes=verdict.lanes,
         findings=verdict.findings,
         timing=_timing(evidence),
-        reproduce=cell.reproduce or f"harness run {shlex.quote(plan.matrix_file)} --only {cell.id}",
+        reproduce=cell.reproduce or _reproduce(plan, cell.id),
         role=cell.role,
         group=cell.group,
         reference=cell.reference,
@@ -92,6 +94,12 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         line=cell.line,
         **views,
     )
+
+
+def _reproduce(plan: RunPlan, cell: str) -> str:
+    """The command that runs one cell as this run did."""
+    cluster = ["--cluster", plan.cluster] if plan.cluster else []
+    return shlex.join(["harness", "run", plan.matrix_file, *cluster, "--only", cell])
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:

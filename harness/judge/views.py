@@ -125,13 +125,15 @@ def failure_view(evidence: CellEvidence) -> FailureView | None:
         return None
     ending = cause.ending
     attempt = evidence.result.attempt if evidence.result else 1
+    log = f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log"
+    without_log = ending.rank not in evidence.logs and not evidence.records  # the cell never began
     return FailureView(
         rank=ending.rank,
         place=ending.place,
         ended=ending.ended,
         message=cause.message,
         traceback=ending.failure.traceback if ending.failure else "",
-        log=f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log",
+        log=evidence.job.path if without_log else log,
         failure_class=known.name,
         title=known.title,
         domain=known.domain,

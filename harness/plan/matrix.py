@@ -56,6 +56,7 @@ class Launch:
     cells_per_allocation: int | None = None
     throttle: int = 64  # jobs of one array at once
     time_limit_min: int | None = None  # None: the most that the cluster profile allows
+    max_attempts: int = 3  # of one cell, when the cluster ends it
     nodes_per_cell: int = 1
 
 

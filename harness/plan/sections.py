@@ -166,6 +166,9 @@ class LaunchSection(Section):
     time_limit_min: Count | None = Field(
         default=None, description="Minutes of one job; absent: the most that the cluster profile allows."
     )
+    max_attempts: Count = Field(
+        default=3, description="Attempts of one cell in all, when node failure, boot failure or preemption ends it."
+    )
     nodes_per_cell: Count = Field(
         default=1, description="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks."
     )

@@ -73,6 +73,8 @@ class RunPlan:
     expansion: Expansion
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
+    cluster: str | None = None  # as --cluster named it; None: as the matrix says
+    max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those that its cells use, without the default one
     schema_version: int = SCHEMA_VERSION

@@ -26,7 +26,7 @@ def test_sacct_states_lose_their_remarks() -> None:
     found = parse_sacct("12_0|CANCELLED by 0|0:0|n1\n12_1|COMPLETED|0:0|n[2-3]\n12_[2-3%1]|PENDING|0:0|None assigned\n")
     assert found["12_0"] == JobState(state="CANCELLED", exit_code="0:0", nodes="n1", source="sacct")
     assert found["12_1"].ended
-    assert not found["12_3"].ended
+    assert (found["12_3"].ended, found["12_3"].nodes) == (False, "")
 
 
 def test_an_empty_or_strange_answer_says_nothing() -> None:
@@ -81,3 +81,21 @@ def test_a_completed_job_costs_one_call() -> None:
     client = Scripted(sacct="5|COMPLETED|0:0|n3\n")
     assert client.states(["5"])["5"].ended
     assert client.calls == 1
+
+
+def test_the_controller_decides_on_a_job_whose_agent_is_silent() -> None:
+    """Accounting that was away when a job ended shows it as RUNNING for ever."""
+    stale = "3|RUNNING|0:0|n1\n4|RUNNING|0:0|n2\n5|RUNNING|0:0|n3\n"
+    client = Scripted(sacct=stale, squeue="4|FAILED|n2\n5|RUNNING|n3\n")
+    states = client.states(["3", "4", "5"], silent={"3", "4", "5"})
+    assert [states[job].state for job in ("3", "4", "5")] == ["UNKNOWN", "FAILED", "RUNNING"]
+    assert client.states(["3"])["3"].state == "RUNNING"
+
+
+def test_a_silent_job_keeps_its_state_while_the_controller_is_away() -> None:
+    assert Scripted(sacct="3|RUNNING|0:0|n1\n").states(["3"], silent={"3"})["3"].state == "RUNNING"
+
+
+def test_nodes_to_keep_away_from_become_a_list_for_exclude() -> None:
+    assert Scripted(sinfo="n1\nn3\n").unusable("n[1-4]") == "n1,n3"
+    assert Scripted().unusable("n[1-4]") == ""

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from harness.judge.failures import JobEnding
 from harness.judge.report_build import build_report
 from harness.judge.report_model import Report, ReportCell
 from harness.words.outcomes import Outcome
@@ -50,6 +53,26 @@ def test_a_cell_carries_what_a_reader_needs(broken_report: Report) -> None:
     assert cell.timing == {"wall_s": 3.5, "steps_s": 2.5, "overhead_s": 1.0}
     assert cell.reference == _cell(broken_report, "tp1-pp1-cp1-unpacked").id
     assert cell.line == 12
+
+
+def test_the_command_that_reproduces_a_cell_names_the_cluster_and_is_quoted() -> None:
+    plan, evidence = run_of([config_of("sft")])
+    plan = replace(plan, cluster="./my cluster.yaml")
+    cell = build_report(plan, evidence, today=TODAY, timing={}).cells[-1]
+    assert cell.reproduce == f"harness run matrices/smoke.yaml --cluster './my cluster.yaml' --only {cell.id}"
+
+
+def test_a_cell_that_never_began_is_explained_by_its_job() -> None:
+    plan, evidence = run_of([config_of("sft")])
+    lost = evidence[plan.expansion.cells[1].id]
+    lost.records.clear()
+    assert _cell(build_report(plan, evidence, today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure is None
+    lost.job = JobEnding(state="TIMEOUT", log="slurmstepd: error", path="submissions/1n1r.7_0.err")
+    lost.__dict__.pop("failure_class", None)
+    failure = _cell(build_report(plan, evidence, today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure
+    assert failure is not None
+    assert (failure.failure_class, failure.evidence) == ("time-limit", "job state TIMEOUT")
+    assert failure.log == "submissions/1n1r.7_0.err"
 
 
 def test_the_rank_picture_shows_which_rank_saw_what(broken_report: Report) -> None:

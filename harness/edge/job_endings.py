@@ -1,0 +1,35 @@
+"""How the jobs of a run ended, as the launcher noted it, and what they printed: evidence beside the rank records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.edge.evidence_files import newest
+from harness.edge.journal import read_events
+from harness.edge.run_dir import RunDir
+from harness.edge.run_logs import tail
+from harness.edge.submissions import read_order
+from harness.judge.failures import JobEnding
+
+
+def read_job_endings(run: RunDir, found: Mapping[str, object]) -> dict[str, JobEnding]:
+    """How the job ended that ran each cell's newest attempt, for the jobs that are known to have ended.
+
+    `found` names the cells.
+    """
+    attempts = {cell: newest(run, cell) for cell in found}
+    endings: dict[str, JobEnding] = {}
+    for event in read_events(run.events):
+        if event["event"] == "job_ended":
+            ending = _ending(run, event["state"], event["array"], event["job"])
+            order = read_order(run, event["allocation"])
+            endings |= {cell: ending for cell, attempt in order.items() if attempts.get(cell) == attempt}
+    return endings
+
+
+def _ending(run: RunDir, state: str, array: str, job: str) -> JobEnding:
+    logs = [Path(f"{run.submission(array, '')}.{job}{suffix}") for suffix in (".out", ".err")]
+    written = [path for path in logs if path.exists() and path.stat().st_size]
+    shown = str(written[-1].relative_to(run.root)) if written else ""
+    return JobEnding(state=state or None, log="\n".join(map(tail, written)), path=shown)
