@@ -15,6 +15,7 @@ from harness.words.outcomes import Lane
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
+SECRET = "hunter2-hunter2"
 FILES = ("report.json", "junit.xml", "report.md", "report.html", "plan.json", "matrix.resolved.yaml", "events.jsonl")
 
 
@@ -22,7 +23,9 @@ FILES = ("report.json", "junit.xml", "report.md", "report.html", "plan.json", "m
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A finished run: its directory and what the command printed."""
     folder = tmp_path_factory.mktemp("app")
-    done = harness("run", write_matrix(folder), cwd=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", SECRET)
+        done = harness("run", write_matrix(folder), cwd=folder)
     return only_run(folder / "reports"), done
 
 
@@ -43,6 +46,16 @@ def test_a_clean_run_passes_and_says_so(finished: tuple[Path, subprocess.Complet
     assert "PASS: 5 PASS" in done.stdout
     assert "exit code 0" in done.stdout
     assert all((run / name).stat().st_size for name in FILES)
+
+
+def test_no_secret_of_the_environment_is_written_anywhere(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run, done = finished
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 40
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET not in done.stdout + done.stderr
 
 
 def test_the_report_follows_the_contract(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
