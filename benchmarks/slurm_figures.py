@@ -1,0 +1,120 @@
+"""What the benchmarks on the test cluster share: a figure with its limit, and runs of `harness` against a lab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from harness.edge.journal import read_events  # noqa: E402
+from tests.slurm.cluster import Cluster  # noqa: E402
+from tests.slurm.lab import SlurmLab  # noqa: E402
+
+ON_LAB = ("one.yaml", "--cluster", "slurm-lab")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Measured values of one quantity. Its median is held to the limit, or its largest value where `worst` says so."""
+
+    name: str
+    values: Sequence[float]
+    unit: str = "s"
+    limit: float | None = None  # the most it may be; None: only shown
+    worst: bool = False
+    note: str = ""
+
+    @property
+    def measured(self) -> float:
+        return max(self.values) if self.worst else statistics.median(self.values)
+
+    @property
+    def ok(self) -> bool:
+        return self.limit is None or self.measured <= self.limit
+
+    def line(self) -> str:
+        how = ("largest" if self.worst else "median") + f" of {len(self.values)}"
+        spread = f"{how}, {min(self.values):.3g} to {max(self.values):.3g}" if len(self.values) > 1 else "one value"
+        held = "" if self.limit is None else f"; limit {self.limit:g}: {'ok' if self.ok else 'MISSED'}"
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.name}: {self.measured:.3g} {self.unit}".rstrip() + f" ({spread}){held}{note}"
+
+
+def exit_code(figures: Sequence[Figure]) -> int:
+    """1 when a limit is missed."""
+    return int(not all(figure.ok for figure in figures))
+
+
+@contextlib.contextmanager
+def started_lab() -> Iterator[SlurmLab]:
+    """A cluster in a temporary folder; its clients, in this process too, know it by SLURM_CONF."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    lab = SlurmLab(folder)
+    try:
+        lab.start()
+        os.environ |= {**lab.environment, "PYTHONPATH": str(ROOT)}  # what is measured, in jobs too, is this checkout
+        yield lab
+    finally:
+        lab.stop()
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def new_run(lab: SlurmLab, matrix: str) -> Iterator[Cluster]:
+    """`harness` against the lab with a matrix, in a folder of its own. At the end no job of it is left."""
+    with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
+        try:
+            yield Cluster(lab, Path(folder), matrix)
+        finally:
+            lab.output("scancel", "--user=root")
+            wait_until(lambda: lab.output("squeue", "-h") == "", 60, "no job is left")
+
+
+@contextlib.contextmanager
+def held_jobs(lab: SlurmLab) -> Iterator[None]:
+    """Jobs are taken but not started: on a real cluster they would not run on the machine that submits them."""
+    lab.output("scontrol", "update", "partitionname=main", "state=down")
+    try:
+        yield
+    finally:
+        lab.output("scontrol", "update", "partitionname=main", "state=up")
+
+
+def wait_until(predicate: Callable[[], Answer], seconds: float, what: str) -> Answer:
+    """Poll until the predicate is true and return its value. TimeoutError after `seconds`.
+
+    Unlike SlurmLab.wait_for it does not mind a node that was killed on purpose.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := predicate():
+            return value
+        time.sleep(0.02)
+    raise TimeoutError(f"not within {seconds:g} s: {what}")
+
+
+def events(cluster: Cluster) -> list[dict[str, Any]]:
+    """The run's journal so far."""
+    return read_events(cluster.directory / "events.jsonl")
+
+
+def ranks_of_cells(cluster: Cluster) -> dict[str, int]:
+    """Number of ranks of every planned cell."""
+    found = {}
+    for path in cluster.directory.glob("cells/*/attempt-1/config.json"):
+        layout = json.loads(path.read_text())["layout"]
+        found[path.parent.parent.name] = layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"]
+    return found
