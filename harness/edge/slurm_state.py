@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -20,7 +21,9 @@ _MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
 _NO_NODES = "None assigned"  # sacct, of a job that never started
 _UNUSABLE = "down,drain,fail,no_respond"
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
+_WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # else the list of an array's pending members is cut after 64 characters
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
+_SPAN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,12 @@ class SlurmClient:
         self.calls += 1
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CALL_TIMEOUT_S
+                argv,
+                env={**os.environ, **_WHOLE_LISTS},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=CALL_TIMEOUT_S,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
@@ -131,14 +139,16 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 
 
 def members(job: str) -> list[str]:
-    """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself."""
+    """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself.
+
+    What Slurm cut off ("7_[0,2,32...]") is left out.
+    """
     pending = _MEMBERS.fullmatch(job)
     if pending is None:
         return [job]
     root, listed = pending.groups()
     found = []
-    for part in listed.split(","):
-        first, _, last = part.partition("-")
-        last, _, step = last.partition(":")
+    for span in filter(None, map(_SPAN.fullmatch, listed.split(","))):
+        first, last, step = span.groups()
         found += [f"{root}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
     return found

@@ -16,6 +16,7 @@ from harness.edge.slurm_state import JobState, SlurmClient, members, parse_sacct
         ("1_[1%1]", ["1_1"]),
         ("7_[0-2,5,8-9]", ["7_0", "7_1", "7_2", "7_5", "7_8", "7_9"]),
         ("7_[0-8:4]", ["7_0", "7_4", "7_8"]),
+        ("7_[0,4-5,32...]", ["7_0", "7_4", "7_5"]),
     ],
 )
 def test_pending_array_members_are_told_apart(shown: str, meant: list[str]) -> None:
