@@ -109,6 +109,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if getattr(megatron_utils, "tex", None) is None:
         tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
         rows.append((megatron_utils, "tex", tex))
+        rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
     return rows
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+_LEAST_LIMIT = 4 * 2**30  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +36,30 @@ def synchronize(device: Device) -> None:
         torch.cuda.synchronize()
 
 
+def limit_memory(local_world_size: int) -> int:
+    """Let no rank on the CPU allocate more than its share of the machine, at least 4 GiB; returns the limit in bytes.
+
+    A garbage max_seqlen makes a rotary table of any size: without a limit the kernel kills whom it likes.
+    """
+    total = _kibibytes("/proc/meminfo", "MemTotal")
+    limit = max(total // local_world_size, _LEAST_LIMIT)
+    inherited = _kibibytes("/proc/self/status", "VmData")  # of the parent, mostly shared with it
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = inherited + limit if hard == resource.RLIM_INFINITY else min(inherited + limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return limit
+
+
+def _kibibytes(file: str, name: str) -> int:
+    """A field of a file of /proc, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{file} has no {name}")
+    return int(found.group(1)) * 1024
+
+
 def peak_memory_bytes(device: Device) -> int:
     """Peak of allocated GPU memory, or of this process's resident memory on the CPU."""
     if device.kind == "cuda":
         return torch.cuda.max_memory_allocated()
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -16,7 +16,7 @@ class Document:
     """One document of one step."""
 
     index: int  # position in the step, the document's name in records and reports
-    length: int  # tokens after truncation to seq_length; each token has one label
+    length: int  # labels, and tokens before each, after truncation: with the last token a document fills seq_length
     original_length: int
     masked: bool = False  # every label is masked out of the loss
     copy_of: int | None = None  # index of the document whose content this one repeats
@@ -64,7 +64,7 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
         documents.append(
             Document(
                 index=index,
-                length=min(config.lengths[source], seq_length),
+                length=min(config.lengths[source], seq_length - 1),
                 original_length=config.lengths[source],
                 masked=source in config.masked,
                 copy_of=cycle + config.repeat[0] if copied and config.repeat else None,
@@ -81,5 +81,5 @@ def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq
     for index in range(count):
         drawn = int(generator.lognormvariate(mu, config.lognormal_sigma))
         length = min(max(drawn, config.min_seq_len), config.max_seq_len)
-        documents.append(Document(index=index, length=min(length, seq_length), original_length=length))
+        documents.append(Document(index=index, length=min(length, seq_length - 1), original_length=length))
     return documents

@@ -28,8 +28,13 @@ class PackingStyle:
 
     packed: bool
     document_multiple: int  # every document is padded to a multiple of this many tokens
+    last_token_slots: int = 0  # 1: a document's last token, which has no label of its own, takes a slot too
     row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata tells real lengths beside padded ones
+
+    def size(self, document: Document) -> int:
+        """Slots of a document with its padding, unless it also takes the tail of its row."""
+        return align_up(document.length + self.last_token_slots, self.document_multiple)
 
 
 def packing_style(
@@ -37,9 +42,10 @@ def packing_style(
 ) -> PackingStyle:
     """The layout rules of each data path.
 
-    `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): documents are
-    padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl` follows
-    preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
+    `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): all length + 1 tokens
+    of a document are in the row, and the last one's label, the next document's first target, is masked out; documents
+    are padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl`
+    follows preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
     Packing options do not touch `unpacked`.
     """
     asked = options.pad_seq_to_mult
@@ -51,7 +57,9 @@ def packing_style(
         return PackingStyle(packed=True, document_multiple=multiple, row_length=row_length, real_lengths=True)
     if data_path == "sft":
         multiple = asked or (2 * layout.cp if layout.cp > 1 else 1)
-        return PackingStyle(packed=True, document_multiple=multiple, row_length=seq_length, real_lengths=False)
+        return PackingStyle(
+            packed=True, document_multiple=multiple, last_token_slots=1, row_length=seq_length, real_lengths=False
+        )
     if data_path == "skyrl":
         multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         return PackingStyle(packed=True, document_multiple=multiple, row_length=None, real_lengths=False)
@@ -198,7 +206,7 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     groups: list[list[Document]] = []
     used = 0
     for document in documents:
-        size = align_up(document.length, style.document_multiple)
+        size = style.size(document)
         if groups and style.packed and used + size <= seq_length:
             groups[-1].append(document)
             used += size
@@ -221,7 +229,7 @@ def _place(documents: Sequence[Document], style: PackingStyle) -> Row:
     placed = []
     start = 0
     for index, document in enumerate(documents):
-        size = align_up(document.length, style.document_multiple)
+        size = style.size(document)
         if style.row_length is not None and index == len(documents) - 1:
             size = style.row_length - start
         placed.append(PlacedDocument(document=document, start=start, padded_length=size))

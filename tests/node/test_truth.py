@@ -44,7 +44,23 @@ def test_context_ranks_together_hold_every_slot_once() -> None:
 def test_the_first_difference_names_document_and_position_and_skips_padding() -> None:
     owners = torch.tensor([[[0, 0], [0, 1], [PAD, 2], [1, 0]]])
     expected = torch.tensor([[5, 6, 0, 7]])
-    assert first_difference(expected, expected, owners, all_slots=True) == (0, None)
-    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, all_slots=False) == (0, None)
-    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, all_slots=True) == (1, [PAD, 2, 0, 9])
-    assert first_difference(torch.tensor([[5, 1, 9, 2]]), expected, owners, all_slots=False) == (2, [0, 1, 6, 1])
+    everywhere, real = torch.ones(1, 4, dtype=torch.bool), owners[..., 0] != PAD
+    assert first_difference(expected, expected, owners, everywhere) == (0, None)
+    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, real) == (0, None)
+    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, everywhere) == (1, [PAD, 2, 0, 9])
+    assert first_difference(torch.tensor([[5, 1, 9, 2]]), expected, owners, real) == (2, [0, 1, 6, 1])
+
+
+def test_truncation_keeps_the_head_of_a_document() -> None:
+    truth = StepTruth(config(), 0, 0)
+    cut = [
+        (micro, item)
+        for micro in truth.micro_batches
+        for item in micro.plan.placed
+        if item.document.original_length > item.document.length
+    ]
+    assert cut
+    for micro, item in cut:
+        whole = truth.content(item.document)
+        assert len(whole) == item.document.original_length + 1
+        assert torch.equal(micro.tokens[item.start :][: item.document.length], whole[: item.document.length])

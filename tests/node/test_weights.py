@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.node.probe.weights import Shard, content_tokens, draw
+from harness.node.probe.weights import END, PADDING, Shard, content_tokens, draw
 from tests.node.conftest import config
 
 
@@ -39,4 +39,6 @@ def test_contents_are_the_same_in_every_layout_and_differ_between_documents_and_
     assert torch.equal(content_tokens(one, 0, 3, 20), content_tokens(other, 0, 3, 20))
     assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 0, 4, 20))
     assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 1, 3, 20))
-    assert content_tokens(one, 0, 3, 200).max() < one.model.vocab
+    ids = content_tokens(one, 0, 3, 2000)
+    assert set(ids[:-1].tolist()) == set(range(END + 1, one.model.vocab))
+    assert ids[-1] == END > PADDING

@@ -25,7 +25,7 @@ def test_the_adversarial_mix_has_the_lengths_that_show_bugs(cp: int) -> None:
     assert any(length > 8 * cp and length % 2 for length in lengths)
     assert any(seq_length // 2 < length < seq_length for length in lengths)
     truncated = [document for document in documents if document.original_length > seq_length]
-    assert [document.length for document in truncated] == [seq_length]
+    assert [document.length for document in truncated] == [seq_length - 1]
     assert [document.index for document in documents if document.masked] == [6]
     (copy,) = [document for document in documents if document.copy_of is not None]
     assert copy.length == documents[copy.copy_of or 0].length
@@ -37,7 +37,7 @@ def test_the_adversarial_mix_gives_valid_documents_at_every_size(cp: int, seq_le
     documents = documents_of_step(adversarial_mix(seq_length, cp), seed=1, step=0, count=count, seq_length=seq_length)
     assert [document.index for document in documents] == list(range(count))
     for document in documents:
-        assert 1 <= document.length == min(document.original_length, seq_length)
+        assert 1 <= document.length == min(document.original_length, seq_length - 1)
         if document.copy_of is not None:
             original = documents[document.copy_of]
             assert original.index < document.index
@@ -56,9 +56,9 @@ def test_the_adversarial_mix_is_the_same_in_every_step() -> None:
 
 def test_lengths_of_a_file_go_on_from_step_to_step_and_round_again() -> None:
     config = DocumentsConfig(mode="file", lengths=(5, 70, 9))
-    assert draw(config, count=2, step=0) == [5, 64]
+    assert draw(config, count=2, step=0) == [5, 63]
     assert draw(config, count=2, step=1) == [9, 5]
-    assert draw(config, count=2, step=2) == [64, 9]
+    assert draw(config, count=2, step=2) == [63, 9]
 
 
 @given(
@@ -75,7 +75,7 @@ def test_drawn_lengths_stay_between_their_bounds(low: int, width: int, sigma: fl
     )
     documents = documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
     assert all(low <= document.original_length <= high for document in documents)
-    assert all(document.length == min(document.original_length, 64) for document in documents)
+    assert all(document.length == min(document.original_length, 63) for document in documents)
     assert documents == documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
 
 

@@ -24,7 +24,7 @@ from harness.words.packing_options import PackingOptions
 
 SEQ = 64
 PATHS = st.sampled_from(["unpacked", "reference", "sft", "skyrl"])
-LENGTHS = st.lists(st.integers(1, SEQ), min_size=1, max_size=16)
+LENGTHS = st.lists(st.integers(1, SEQ - 1), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
     st.sampled_from([1, 2, 4]),
@@ -57,7 +57,7 @@ def test_each_data_path_has_its_own_style() -> None:
         packed=True, document_multiple=8, row_length=None, real_lengths=True
     )
     assert packing_style("sft", layout, SEQ) == PackingStyle(
-        packed=True, document_multiple=4, row_length=SEQ, real_lengths=False
+        packed=True, document_multiple=4, last_token_slots=1, row_length=SEQ, real_lengths=False
     )
     assert packing_style("sft", Layout(tp=4, sp=True), SEQ).document_multiple == 1
     assert packing_style("skyrl", layout, SEQ) == PackingStyle(

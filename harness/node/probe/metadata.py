@@ -5,6 +5,7 @@ It runs first, so that a data path that crashes or hangs the training still gets
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, DataPath, RankContext
@@ -12,6 +13,7 @@ from harness.node.faults import Fault
 from harness.node.probe.log_probs import log_probs_returned
 from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
 from harness.node.recorder import Recorder
+from harness.words.packing import PAD
 from harness.words.records import BatchSeen, TensorSeen
 
 
@@ -37,6 +39,12 @@ def _seen(
     cp, cp_rank = context.config.layout.cp, context.place.cp
     owners = micro.local(micro.owners, cp, cp_rank)
 
+    def counted(name: str) -> Tensor:
+        """Slots at which a field has a meaning: masked labels have none, and the mask has one everywhere."""
+        if name == "loss_mask":
+            return torch.ones(owners.shape[:-1], dtype=torch.bool)
+        return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD
+
     def against(name: str) -> TensorSeen | None:
         found: Tensor | None = getattr(batch, name)
         if found is None:
@@ -45,7 +53,7 @@ def _seen(
         shape, dtype = list(found.shape), str(found.dtype)
         if shape != list(expected.shape):
             return TensorSeen(shape=shape, dtype=dtype, mismatches=expected.numel())
-        count, first = first_difference(found.cpu(), expected, owners, all_slots=name == "loss_mask")
+        count, first = first_difference(found.cpu(), expected, owners, counted(name))
         return TensorSeen(shape=shape, dtype=dtype, mismatches=count, first=first)
 
     return BatchSeen(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from harness.node import cpu_stand_ins
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, choose_device, peak_memory_bytes
+from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes
 from harness.node.faults import fault_named
 from harness.node.probe import model
 from harness.node.probe.imports import import_proof
@@ -33,10 +33,12 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     """
     begin = time.perf_counter()
     torch.set_num_threads(1)
-    device = choose_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    neighbours = int(os.environ["LOCAL_WORLD_SIZE"])
+    device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours)
+    recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         recorder.record.stand_ins = cpu_stand_ins.install()
-    recorder.record.environment = _environment(config, device)
+        recorder.record.environment["memory_limit_bytes"] = str(limit_memory(neighbours))
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.node.probe.weights import content_tokens
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
-from harness.words.packing import PAD, MicroBatch
+from harness.words.packing import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,13 @@ class StepTruth:
         return [self._micro(plan) for plan in self.plans]
 
     def _content(self, document: Document) -> Tensor:
-        """[length + 1] token ids; labels are the tokens shifted by one. A copy has its original's content."""
+        """[length + 1] token ids; labels are the tokens shifted by one. Truncation keeps the head."""
+        return self.content(document)[: document.length + 1]
+
+    def content(self, document: Document) -> Tensor:
+        """[original_length + 1] token ids, before truncation. A copy has its original's content."""
         index = document.index if document.copy_of is None else document.copy_of
-        return content_tokens(self.config, self.step, index, document.length + 1)
+        return content_tokens(self.config, self.step, index, document.original_length + 1)
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
         tokens = torch.zeros(plan.slots, dtype=torch.int64)
@@ -62,18 +66,12 @@ class StepTruth:
         )
 
 
-def first_difference(
-    found: Tensor, expected: Tensor, owners: Tensor, *, all_slots: bool
-) -> tuple[int, list[int] | None]:
-    """How many slots differ, and the first as [document, position, expected, found].
+def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
+    """How many of the `counted` slots differ, and the first as [document, position, expected, found].
 
-    All tensors have the same [rows, slots] shape (owners one more dimension); padding slots count only with
-    `all_slots`.
+    All tensors have the same [rows, slots] shape (owners one more dimension).
     """
-    wrong = found != expected
-    if not all_slots:
-        wrong &= owners[..., 0] != PAD
-    places = wrong.nonzero()
+    places = ((found != expected) & counted).nonzero()
     if not len(places):
         return 0, None
     row, slot = (int(value) for value in places[0])

@@ -15,6 +15,7 @@ from harness.words.cell import CellConfig
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 TIED_NAME = "embedding.word_embeddings.weight"
+PADDING, END = 0, 1  # token ids that stand nowhere inside a document: upstream masks labels that equal padding
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
@@ -73,10 +74,12 @@ def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def content_tokens(config: CellConfig, step: int, document: int, length: int) -> Tensor:
-    """[length] int64 token ids of a document, the same whatever the layout and data path."""
+    """[length] int64 token ids of a document, the same whatever the layout and data path; the last is END."""
     digest = hashlib.sha256(f"content/{config.train.seed}/{step}/{document}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return torch.randint(0, config.model.vocab, (length,), generator=generator)
+    ids = torch.randint(END + 1, config.model.vocab, (length,), generator=generator)
+    ids[-1] = END
+    return ids
 
 
 def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int) -> None:
