@@ -25,7 +25,7 @@ PROJECTS: dict[str, Project] = {
             "model_provider",
         ),
         folders=("",),
-        needs=("numpy", "packaging", "six", "regex", "einops"),
+        needs=("numpy", "packaging", "six", "regex", "einops", "pyyaml", "pydantic"),
     ),
     "megatron-bridge": Project(modules=("megatron.bridge",), folders=("src",), needs=()),
     "skyrl": Project(modules=("skyrl",), folders=("",), needs=()),
@@ -33,4 +33,4 @@ PROJECTS: dict[str, Project] = {
 }
 
 # Imported by modules that runs use, but not declared by the distribution (megatron.training of the core wheels).
-UNDECLARED: dict[str, tuple[str, ...]] = {"megatron-core": ("six", "regex")}
+UNDECLARED: dict[str, tuple[str, ...]] = {"megatron-core": ("six", "regex", "pyyaml")}
