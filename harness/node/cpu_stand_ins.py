@@ -66,8 +66,9 @@ def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _nothing() -> Any:
+    """A function that does nothing; one of its own per name, since torch._dynamo files functions by identity."""
+    return lambda *args, **kwargs: None
 
 
 def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
@@ -87,8 +88,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
     rows: list[tuple[Any, str, Any]] = [
         (cuda, "current_device", lambda: _CPU),
-        (cuda, "synchronize", _nothing),
-        (cuda, "set_device", _nothing),
+        (cuda, "synchronize", _nothing()),
+        (cuda, "set_device", _nothing()),
         (cuda, "current_stream", lambda *a, **k: _Idle()),
         (cuda, "stream", lambda *a, **k: _Idle()),
         (cuda, "Stream", _Idle),
@@ -98,8 +99,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "set_rng_state", set_state),
         (random, "get_rng_state", get_state),
         (random, "set_rng_state", set_state),
-        (cuda.nvtx, "range_push", _nothing),
-        (cuda.nvtx, "range_pop", _nothing),
+        (cuda.nvtx, "range_push", _nothing()),
+        (cuda.nvtx, "range_pop", _nothing()),
         (torch.Tensor, "type", _cuda_type_name),
         (torch.Tensor, "cuda", lambda self, *a, **k: self),
         (torch.nn.Module, "cuda", lambda self, *a, **k: self),
