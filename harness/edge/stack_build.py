@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness.edge import pythons
 from harness.edge.cache import folder, locked
+from harness.edge.pythons import Interpreter
 from harness.edge.run_dir import write_json
 from harness.plan.stacks import EnvironmentRequest
 from harness.words.errors import InfrastructureError
@@ -44,44 +45,56 @@ def _libc() -> str:
     return "-".join(platform.libc_ver())
 
 
-def is_built(place: Path) -> bool:
-    """Whether there is a whole environment whose interpreter still runs."""
-    return (place / STAMP).exists() and pythons.runs(str(python_of(place)), place.name[2:].partition("-")[0])
+def built(request: EnvironmentRequest) -> Path | None:
+    """The whole environment of a request that is there already, of the Python it prefers; None without one."""
+    places = (place_of(request, python) for python in request.pythons)
+    return next((place for place in places if (place / STAMP).exists()), None)
 
 
 def python_of(place: Path) -> Path:
     return place / "bin" / "python"
 
 
-def build(request: EnvironmentRequest, python: str, say: Say) -> Path:
-    """The environment of a request, made unless it is there. `python`: an interpreter of the version in the key.
+def build(request: EnvironmentRequest, say: Say) -> Interpreter:
+    """The environment of a request, made unless it is there and runs.
 
     InfrastructureError with the end of uv's output when it cannot be made.
     """
-    version = _version(python)
+    place = built(request)
+    if place is not None and (found := _asked(place)):
+        return found
+    python = pythons.find(request.pythons)
+    version = ".".join(pythons.ask(python).version.split(".")[:2])
     place = place_of(request, version)
-    if is_built(place):
-        return place
     with locked(place):
-        if is_built(place):  # another process has just made it
-            return place
-        for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a maker that was killed
-            shutil.rmtree(left)
-        temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-        say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
-        try:
-            _make(request, python, temporary)
-            write_json(temporary / STAMP, {"request": request, "python": python})
-            if place.exists():  # its interpreter no longer runs
-                shutil.rmtree(place)
-            temporary.rename(place)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return place
+        found = _asked(place) if (place / STAMP).exists() else None  # another process may just have made it
+        if found is None:
+            say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
+            _build(request, python, place)
+            found = pythons.ask(str(python_of(place)))
+    return found
 
 
-def _version(python: str) -> str:
-    return ".".join(pythons.ask(python).version.split(".")[:2])
+def _asked(place: Path) -> Interpreter | None:
+    """None when the interpreter that the environment was made with is gone."""
+    try:
+        return pythons.ask(str(python_of(place)))
+    except InfrastructureError:
+        return None
+
+
+def _build(request: EnvironmentRequest, python: str, place: Path) -> None:
+    for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a maker that was killed
+        shutil.rmtree(left)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        _make(request, python, temporary)
+        write_json(temporary / STAMP, {"request": request, "python": python})
+        if place.exists():  # its interpreter no longer runs
+            shutil.rmtree(place)
+        temporary.rename(place)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _make(request: EnvironmentRequest, python: str, target: Path) -> None:

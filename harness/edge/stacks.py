@@ -58,9 +58,8 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
         found = pythons.ask(python)
         homes += _homes_of(found)
     else:
-        place = stack_build.build(request, pythons.find(request.pythons), say)
-        found = pythons.ask(str(stack_build.python_of(place)))
-        homes += (ModuleHome(prefix="", folders=(str(place),)),)
+        found = stack_build.build(request, say)
+        homes += (ModuleHome(prefix="", folders=(found.prefix,)),)
     ready = ReadyStack(
         asked=stack,
         python=found.executable,
@@ -72,7 +71,7 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
         rejection=_rejection(found, {home.prefix for home in homes}),
     )
     if request is not None and ready.rejection is None:
-        _compile(ready, place)
+        _compile(ready, Path(found.prefix))
     return ready
 
 

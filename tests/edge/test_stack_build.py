@@ -1,0 +1,108 @@
+"""Environments made with the real uv, of a package so small that it takes a moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.edge import stack_build
+from harness.edge.stack_build import build, built, key_of, place_of
+from harness.plan.stacks import EnvironmentRequest
+from harness.words.errors import InfrastructureError
+
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+SIX = EnvironmentRequest(pythons=(VERSION,), packages=("six==1.16.0",))
+_BUILD = """
+import sys
+from harness.edge.stack_build import build
+from harness.plan.stacks import EnvironmentRequest
+build(EnvironmentRequest(pythons=(sys.argv[1],), packages=("six==1.16.0",)), print)
+"""
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_environment_holds_what_was_asked_for_and_nothing_of_ours() -> None:
+    said: list[str] = []
+    found = build(SIX, said.append)
+    assert found.packages == {"six": "1.16.0"}
+    assert found.prefix == str(place_of(SIX, VERSION))
+    assert said == [f"building an environment with Python {VERSION}: six==1.16.0"]
+    imports = subprocess.run([found.executable, "-c", "import pydantic"], cwd="/", capture_output=True, text=True)
+    assert "No module named 'pydantic'" in imports.stderr
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_second_asking_builds_nothing() -> None:
+    first = build(SIX, print)
+    stamp = place_of(SIX, VERSION) / stack_build.STAMP
+    before = stamp.stat().st_mtime_ns
+    assert build(SIX, lambda text: pytest.fail(text)) == first
+    assert stamp.stat().st_mtime_ns == before
+
+
+def test_launchers_that_ask_at_the_same_time_build_once(kept: Path) -> None:
+    env = {**os.environ, "HARNESS_STACKS": str(kept)}
+    argv = [sys.executable, "-c", _BUILD, VERSION]
+    makers = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = "".join(maker.communicate()[0] for maker in makers)
+    assert [maker.returncode for maker in makers] == [0, 0, 0]
+    assert said.count("building an environment") == 1
+
+
+def test_what_a_killed_maker_left_is_not_used_and_goes_away(kept: Path) -> None:
+    place = place_of(SIX, VERSION)
+    half = place.with_name(f".{place.name}.1.tmp")
+    for folder in (place, half):
+        (folder / "bin").mkdir(parents=True)
+    assert built(SIX) is None
+    assert build(SIX, print).packages == {"six": "1.16.0"}
+    assert not half.exists()
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_environment_whose_interpreter_is_gone_is_made_anew() -> None:
+    python = Path(build(SIX, print).executable)
+    python.unlink()
+    assert build(SIX, print).packages == {"six": "1.16.0"}
+    assert python.exists()
+
+
+def test_what_cannot_be_made_says_why_and_leaves_nothing(kept: Path) -> None:
+    wrong = replace(SIX, packages=("six==99.0",))
+    with pytest.raises(InfrastructureError, match=r"(?s)uv pip install ended with exit code 1.*six==99\.0"):
+        build(wrong, print)
+    assert built(wrong) is None
+    assert [path.name for path in (kept / "environments").iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_packages_without_their_dependencies_come_alone() -> None:
+    request = replace(SIX, packages=(), no_deps=("python-dateutil==2.9.0.post0",))
+    assert build(request, print).packages == {"python-dateutil": "2.9.0.post0"}
+
+
+def test_every_part_of_a_request_is_in_its_key() -> None:
+    others = [
+        replace(SIX, packages=("six==1.17.0",)),
+        replace(SIX, packages=(), no_deps=("six==1.16.0",)),
+        replace(SIX, packages=("six==1.16.0", "regex")),
+    ]
+    keys = [key_of(request, VERSION) for request in (SIX, *others)] + [key_of(SIX, "3.10")]
+    assert len(set(keys)) == 5
+    assert key_of(replace(SIX, pythons=("3.10", VERSION)), VERSION) == keys[0]
+
+
+def test_without_uv_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
+    with pytest.raises(InfrastructureError, match=r"uv is not there.*pip install uv"):
+        stack_build.find_uv()
+
+
+def test_an_empty_cache_variable_does_not_reach_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", "")
+    assert "UV_CACHE_DIR" not in stack_build._uv_environment()
