@@ -31,6 +31,7 @@ from harness.edge.slurm_follower import Follower
 from harness.edge.slurm_launcher import close, close_refused, jobs_of, submit_all, unfinished
 from harness.edge.slurm_retry import allocations_of, retry
 from harness.edge.slurm_state import SlurmClient
+from harness.edge.stack_forecast import Forecast, forecasts
 from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
 from harness.judge.evidence import evidence_of
@@ -45,10 +46,11 @@ from harness.plan.cost import JobCost, job_costs
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
 from harness.plan.rules.cluster import nodes_rule
+from harness.plan.rules.stack import container_rule
 from harness.words.errors import InfrastructureError
 from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
-from harness.words.stack import HEADS, ReadyStack
+from harness.words.stack import HEADS, ReadyStack, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +94,36 @@ def plan_run(request: Request) -> Planned:
 
 
 def prepare_stacks(planned: Planned) -> Planned:
-    """The stacks that the planned cells use, made unless they are there."""
-    used = dict.fromkeys(cell.config.stack for cell in planned.plan.expansion.cells)
-    asked = [planned.matrix.stacks[name] for name in used if name in planned.matrix.stacks]
-    return replace(planned, plan=replace(planned.plan, stacks=prepare(asked, say)))
+    """The stacks that the planned cells use, made unless they are there; allocations for those that can be used."""
+    stacks = prepare(asked_stacks(planned.plan.expansion, planned.matrix), say)
+    return replace(planned, plan=_in_stacks(planned.plan, stacks))
+
+
+def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
+    """The plan as `prepare_stacks` would make it, as far as it can be known, and what would be made."""
+    found = forecasts(asked_stacks(planned.plan.expansion, planned.matrix))
+    stacks = {
+        item.stack: item.ready or ReadyStack(asked=planned.matrix.stacks[item.stack], error="unknown") for item in found
+    }
+    return replace(planned, plan=_in_stacks(planned.plan, stacks)), found
+
+
+def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
+    """The stacks, beside the default one, that some cell uses."""
+    used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
+    return [matrix.stacks[name] for name in used if name in matrix.stacks]
+
+
+def _in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
+    usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
+    return replace(plan, stacks=stacks, allocations=tuple(usable))
 
 
 def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
-    """The cells of a matrix on a cluster; those whose ranks its jobs cannot hold are rejected."""
-    rules = (nodes_rule(cluster, matrix.launch.nodes_per_cell),) if cluster.kind == "slurm" else ()
-    return expand(matrix, rules)
+    """The cells of a matrix on a cluster; those that cannot run there are rejected."""
+    slurm = cluster.kind == "slurm"
+    rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
+    return expand(matrix, (rule,))
 
 
 def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:
@@ -125,6 +147,10 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)
     write_json(run.plan, plan)
+    for cell in plan.expansion.cells:
+        stack = plan.stacks.get(cell.config.stack)
+        if stack is not None and not stack.usable:
+            end_without_agent(run, cell.id, stack)
 
 
 def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> None:
@@ -136,18 +162,15 @@ def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> Non
     try:
         for allocation in plan.allocations:
             write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks or default_parallel_ranks())
-            _run_in_stack(run, allocation, plan.stacks.get(allocation.stack), listener)
+            _run_agent(run, allocation, plan.stacks.get(allocation.stack), listener)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
 
 
-def _run_in_stack(run: RunDir, allocation: Allocation, stack: ReadyStack | None, listener: Listener) -> None:
-    """An agent that fails ends its own cells only: other stacks are judged."""
-    if stack is not None and (stack.error or stack.rejection):
-        end_without_agent(run, allocation, stack)
-        return
+def _run_agent(run: RunDir, allocation: Allocation, stack: ReadyStack | None, listener: Listener) -> None:
+    """An agent that fails ends its own cells only: those of other stacks are judged."""
     try:
         run_allocation(run, allocation, listener, stack)
     except InfrastructureError as error:

@@ -13,6 +13,7 @@ from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, 
 
 if TYPE_CHECKING:
     from harness.app import stages
+    from harness.edge.stack_forecast import Forecast
     from harness.words.run_plan import RunPlan
 
 _NO_DETACH = Problem(
@@ -104,21 +105,28 @@ def _judge_and_report(directory: RunDir, plan_: RunPlan) -> int:
 
 def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
     """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
+    from harness.app import stages
     from harness.edge.expected_start import expected_start
     from harness.edge.local_launcher import agent_command, cores
     from harness.plan.plan_text import plan_text
 
+    planned, stacks = stages.foresee_stacks(planned)
     plan_ = planned.plan
-    print(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs))
+    print(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=_lines_of(stacks)))
     if planned.cluster.kind == "local":
         for allocation in plan_.allocations:
-            print(f"{allocation.name}: {shlex.join(agent_command(directory, allocation.name))}")
+            command = agent_command(directory, allocation.name, plan_.stacks.get(allocation.stack))
+            print(f"{allocation.name}: {shlex.join(command)}")
         return EXIT_PASS
     print("Nothing is submitted. Job files:")
     for path in _write_submissions(planned, directory):
         start = expected_start(path)
         print(f"  {_shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
+
+
+def _lines_of(stacks: Sequence[Forecast]) -> list[str]:
+    return [line for stack in stacks for line in stack.lines()]
 
 
 def _write_submissions(planned: stages.Planned, directory: RunDir) -> list[Path]:
@@ -139,6 +147,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     from harness.edge.cluster_file import cluster_of
     from harness.edge.local_launcher import cores
     from harness.edge.matrix_file import read_matrix
+    from harness.edge.stack_forecast import forecasts
     from harness.plan.allocations import plan_allocations
     from harness.plan.cost import job_costs
     from harness.plan.plan_text import plan_json, plan_text
@@ -149,10 +158,11 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     slurm = profile.kind == "slurm"
     allocations = plan_allocations(expansion, profile, matrix.launch) if slurm else None
     jobs = job_costs(expansion, allocations, profile) if allocations else ()
+    stacks = forecasts(stages.asked_stacks(expansion, matrix))
     if as_json:
-        print(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs))
+        print(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
     else:
-        print(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs))
+        print(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=_lines_of(stacks)))
     return EXIT_PASS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from harness.edge.journal import Journal
 from harness.edge.pythons import clean_environment
 from harness.edge.run_dir import RunDir, write_json
-from harness.edge.stacks import agent_environment, node_code
+from harness.edge.stacks import agent_environment, copy_node_code
 from harness.words.errors import InfrastructureError
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
@@ -60,7 +60,7 @@ def run_allocation(run: RunDir, allocation: Allocation, listener: Listener, stac
             agent_command(run, allocation.name, stack),
             # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
             cwd=run.root if stack else None,
-            env=clean_environment(agent_environment(stack, node_code(run))) if stack else None,
+            env=clean_environment(agent_environment(stack, copy_node_code(run.node_code))) if stack else None,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -78,25 +78,25 @@ def run_allocation(run: RunDir, allocation: Allocation, listener: Listener, stac
         raise InfrastructureError(f"the agent ended with exit code {agent.returncode}; see {log}\n{_tail(log)}")
 
 
-def end_without_agent(run: RunDir, allocation: Allocation, stack: ReadyStack) -> None:
-    """Results for the cells of a stack that could not be made, or that the probe cannot run in."""
-    status = "rejected" if stack.rejection else "error"
-    reason = stack.rejection.reason if stack.rejection else f"stack {stack.asked.name} cannot be made: {stack.error}"
-    _end(run, allocation, status, reason, stack.rejection)
+def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
+    """The result of a cell whose stack could not be made, or is one that the probe cannot run in."""
+    if stack.rejection:
+        _end(run, cell, "rejected", stack.rejection.reason, stack.rejection)
+    else:
+        _end(run, cell, "error", f"stack {stack.asked.name} cannot be made: {stack.error}", None)
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str) -> None:
     """Results for the cells that an agent which died has left without one."""
-    _end(run, allocation, "error", reason, None)
-
-
-def _end(run: RunDir, allocation: Allocation, status: str, reason: str, rejection: Rejection | None) -> None:
-    now = time.time()
     for cell in allocation.cells:
-        attempt = run.attempt(cell)
-        if not attempt.result.exists():
-            result = CellResult(cell=cell, attempt=1, status=status, reason=reason, rejection=rejection)
-            write_json(attempt.result, replace(result, started=now, finished=now))
+        if not run.attempt(cell).result.exists():
+            _end(run, cell, "error", reason, None)
+
+
+def _end(run: RunDir, cell: str, status: str, reason: str, rejection: Rejection | None) -> None:
+    now = time.time()
+    result = CellResult(cell=cell, attempt=1, status=status, reason=reason, rejection=rejection)
+    write_json(run.attempt(cell).result, replace(result, started=now, finished=now))
 
 
 def _stop(agent: subprocess.Popen[bytes]) -> None:

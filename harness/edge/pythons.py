@@ -70,6 +70,11 @@ def ask(python: str) -> Interpreter:
         raise InfrastructureError(f"{python} is no Python: it says {lines[-1][:200]!r}") from error
 
 
+def release_of(python: str) -> str:
+    """E.g. "3.12"."""
+    return ".".join(ask(python).version.split(".")[:2])
+
+
 def find(versions: tuple[str, ...]) -> str:
     """An interpreter of the first of the versions that any here has; InfrastructureError naming what was tried."""
     tried = []

@@ -5,6 +5,7 @@ reports/<run_id>/
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<allocation>.<node>.{jsonl,heartbeat}
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
+  node-code/harness/
   report.json  junit.xml  report.md  report.html
 """
 
@@ -128,6 +129,11 @@ class RunDir:
     @property
     def matrix(self) -> Path:
         return self.root / "matrix.resolved.yaml"
+
+    @property
+    def node_code(self) -> Path:
+        """The run's own copy of what ranks need of the harness, for stacks that it is not installed in."""
+        return self.root / "node-code"
 
     def submission(self, allocation: str, suffix: str = ".json") -> Path:
         return self.root / "submissions" / f"{safe_name(allocation)}{suffix}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,11 @@ def render_job(
     command: Sequence[str],
     python: str,
     template: Path,
+    env: Mapping[str, str] | None = None,
 ) -> str:
     """The whole text that sbatch gets. `command`: the harness command that made it; `python`: interpreter on the nodes.
+
+    `env`: variables of agents in a stack of its own; None in the harness's environment.
 
     The same text for the same arguments. InputError for a template with mistakes, and for a value that cannot be
     written safely.
@@ -79,7 +82,7 @@ def render_job(
         "environment": [Ready(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
         "setup": [Ready(_safe(line, "setup")) for line in profile.setup],
         "srun": Ready(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
-        "payload": Ready(shlex.quote(_payload(job, run, python))),
+        "payload": Ready(shlex.quote(_payload(job, run, python, env))),
         "job": job,
         "profile": profile,
         "run_id": run_id,
@@ -170,12 +173,19 @@ def _srun(profile: ClusterProfile, run: RunDir) -> list[str]:
     return [_safe(word, "srun") for word in (*words, *profile.srun_flags)]
 
 
-def _payload(job: Job, run: RunDir, python: str) -> str:
-    """What bash runs on every node; the SLURM variables are expanded there, not in the batch script."""
+def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None) -> str:
+    """What bash runs on every node; the SLURM variables are expanded there, not in the batch script.
+
+    In a stack of its own the variables are set here, inside the container, whose own would win over the job's; and in
+    the run directory, since `python -m` looks for modules in the current folder first.
+    """
     first = job.allocations[0]
-    words = [shlex.quote(_safe(word, "payload")) for word in (python, "-m", "harness.node.agent", str(run.root))]
+    begin = [] if env is None else ["env", "-u", "PYTHONHOME", *(f"{name}={value}" for name, value in env.items())]
+    argv = (*begin, python, "-m", "harness.node.agent", str(run.root))
+    words = [shlex.quote(_safe(word, "payload")) for word in argv]
+    folder = "" if env is None else f"cd {shlex.quote(str(run.root))} && "
     member = f'{safe_name(first.array)}-"$SLURM_ARRAY_TASK_ID"' if job.is_array else safe_name(first.name)
-    return " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
+    return folder + " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
 
 
 def _own_flag(flag: str) -> str:

@@ -64,7 +64,7 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
     if place is not None and (found := _asked(place)):
         return found
     python = pythons.find(request.pythons)
-    version = ".".join(pythons.ask(python).version.split(".")[:2])
+    version = pythons.release_of(python)
     place = place_of(request, version)
     with locked(place):
         found = _asked(place) if (place / STAMP).exists() else None  # another process may just have made it

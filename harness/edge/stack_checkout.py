@@ -25,12 +25,21 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
         if not path.exists():
             raise InfrastructureError(f"no git repository at {path}")
         return path
-    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:16]
-    mirror = folder() / "mirrors" / f"{checkout.package}-{digest}.git"
+    mirror = _mirror_place(checkout)
     if fetch:
         with locked(mirror):
             _mirror(checkout, mirror)
     return mirror
+
+
+def repository_place(checkout: Checkout) -> Path | None:
+    """Where the mirror of a URL lies, or would lie; None for a repository of this machine."""
+    return _mirror_place(checkout) if is_url(checkout.repository) else None
+
+
+def _mirror_place(checkout: Checkout) -> Path:
+    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:16]
+    return folder() / "mirrors" / f"{checkout.package}-{digest}.git"
 
 
 def _mirror(checkout: Checkout, mirror: Path) -> None:

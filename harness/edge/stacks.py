@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import harness
 from harness.edge import pythons, stack_build, stack_checkout
 from harness.edge.cache import locked
 from harness.edge.pythons import Interpreter
-from harness.edge.run_dir import RunDir
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import environment_request
@@ -44,35 +44,36 @@ def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
 def _prepare(stack: Stack, say: Say) -> ReadyStack:
     commits = {item.package: stack_checkout.commit_of(item, fetch=True) for item in stack.checkouts}
     worktrees = {item.package: stack_checkout.make(item, commits[item.package], say) for item in stack.checkouts}
-    paths = _paths(worktrees)
-    homes = tuple(
-        ModuleHome(prefix=name, folders=(str(tree),))
-        for project, tree in worktrees.items()
-        for name in PROJECTS[project].modules
-    )
     if stack.container:
-        return ReadyStack(asked=stack, python="python3", paths=paths, homes=homes, commits=commits)
+        return ready_stack(stack, "python3", worktrees, commits)
     request = environment_request(stack, torch_version())
     if request is None:
-        python = shutil.which(stack.interpreter) or stack.interpreter
-        found = pythons.ask(python)
-        homes += _homes_of(found)
+        found = pythons.ask(shutil.which(stack.interpreter) or stack.interpreter)
+        homes = _homes_of(found)
     else:
         found = stack_build.build(request, say)
-        homes += (ModuleHome(prefix="", folders=(found.prefix,)),)
-    ready = ReadyStack(
-        asked=stack,
-        python=found.executable,
-        paths=paths,
-        homes=homes,
+        homes = (ModuleHome(prefix="", folders=(found.prefix,)),)
+    over = ready_stack(stack, found.executable, worktrees, commits)
+    ready = replace(
+        over,
+        homes=(*over.homes, *homes),
         python_version=found.version,
         packages=dict(sorted(found.packages.items())),
-        commits=commits,
-        rejection=_rejection(found, {home.prefix for home in homes}),
+        rejection=_rejection(found, {home.prefix for home in over.homes}),
     )
     if request is not None and ready.rejection is None:
         _compile(ready, Path(found.prefix))
     return ready
+
+
+def ready_stack(stack: Stack, python: str, worktrees: dict[str, Path], commits: dict[str, str]) -> ReadyStack:
+    """A stack whose interpreter and worktrees are where they shall be, without what the environment holds."""
+    homes = [
+        ModuleHome(prefix=name, folders=(str(tree),))
+        for project, tree in worktrees.items()
+        for name in PROJECTS[project].modules
+    ]
+    return ReadyStack(asked=stack, python=python, paths=_paths(worktrees), homes=tuple(homes), commits=commits)
 
 
 def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
@@ -120,12 +121,6 @@ def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
     own = stack.asked.env.get("PYTHONPATH", "")
     path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
     return {**stack.asked.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
-
-
-def node_code(run: RunDir) -> Path:
-    """The run's own copy of the node side, made when the first agent needs it."""
-    target = run.root / "node-code"
-    return target if target.exists() else copy_node_code(target)
 
 
 def copy_node_code(target: Path) -> Path:

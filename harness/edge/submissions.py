@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from harness.edge.run_dir import RunDir, write_atomic, write_json
 from harness.edge.sbatch_template import Job, render_job
+from harness.edge.stacks import agent_environment, copy_node_code
 from harness.plan.allocations import arrays
-from harness.plan.cluster import ClusterProfile
+from harness.plan.cluster import ClusterProfile, Container
 from harness.plan.matrix import Launch
 from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation, RunPlan
+from harness.words.stack import ReadyStack
 
 
 def jobs_of(plan: RunPlan, launch: Launch) -> list[Job]:
@@ -30,6 +33,8 @@ def write_submissions(
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.root / "cluster.json", profile, indent=2)
     write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
+    if plan.stacks:
+        copy_node_code(run.node_code)
     for allocation in plan.allocations:
         ranks = parallel_ranks(allocation, profile, launch)
         write_order(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
@@ -39,8 +44,20 @@ def write_submissions(
 
 
 def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
-    """The text of one job file of a plan."""
+    """The text of one job file of a plan. A stack of its own runs in the profile's container only if it is one."""
     own = "python3" if profile.container else sys.executable
+    stack = plan.stacks.get(job.allocations[0].stack)
+    if stack is not None:
+        return render_job(
+            job,
+            _in_container(profile, stack),
+            run=run,
+            run_id=plan.run_id,
+            command=plan.command,
+            python=stack.python,
+            template=template,
+            env=agent_environment(stack, run.node_code),
+        )
     return render_job(
         job,
         profile,
@@ -50,6 +67,16 @@ def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, templa
         python=profile.python or own,
         template=template,
     )
+
+
+def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
+    """The profile with the container of a stack: its image, and the worktrees beside the profile's own mounts."""
+    if not stack.asked.container:
+        return replace(profile, container=None)
+    own = profile.container or Container(image="")
+    trees = dict.fromkeys(folder for home in stack.homes for folder in home.folders)
+    mounts = (*own.mounts, *(f"{tree}:{tree}" for tree in trees))
+    return replace(profile, container=replace(own, image=stack.asked.container, mounts=mounts))
 
 
 def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:

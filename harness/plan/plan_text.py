@@ -14,11 +14,18 @@ MAX_ROWS = 50
 _ALWAYS = ("tp", "pp", "cp", "packing")
 
 
-def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1, jobs: Sequence[JobCost] = ()) -> str:
+def plan_text(
+    expansion: Expansion,
+    *,
+    all_rows: bool = False,
+    cores: int = 1,
+    jobs: Sequence[JobCost] = (),
+    stacks: Sequence[str] = (),
+) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
     At most 50 rows of each kind unless `all_rows`; what is left out is counted. `cores`: of the machine that will run;
-    `jobs`: those of the cluster that will run instead.
+    `jobs`: those of the cluster that will run instead. `stacks`: a line for each thing that is kept or to make.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -31,6 +38,7 @@ def plan_text(expansion: Expansion, *, all_rows: bool = False, cores: int = 1, j
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
         lines += [f"  {_count(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
+    lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
     lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost)])]
     return "\n".join(lines)
 
@@ -41,6 +49,7 @@ def plan_json(
     cores: int = 1,
     allocations: Sequence[Allocation] | None = None,
     jobs: Sequence[JobCost] = (),
+    stacks: Sequence[Any] = (),
 ) -> str:
     """The same as JSON text, never shortened. `allocations`: those of a cluster."""
     values = {
@@ -60,6 +69,7 @@ def plan_json(
         "allocations": plan_allocations(expansion) if allocations is None else allocations,
         "cost": estimate(expansion, cores=cores),
         "jobs": [_job_json(job) for job in jobs],
+        "stacks": stacks,
     }
     return dumps(values, indent=2)
 

@@ -66,6 +66,11 @@ class ReadyStack:
     error: str = ""  # why it could not be made: its cells cannot be judged
     rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
 
+    @property
+    def usable(self) -> bool:
+        """Whether agents can be started in it."""
+        return not self.error and self.rejection is None
+
     def facts(self) -> dict[str, Any]:
         """For reports: what was asked for, and what it came to."""
         asked = self.asked

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.plan.matrix import Launch
 from harness.words.errors import InputError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.run_plan import Allocation, RunPlan
+from harness.words.stack import ModuleHome, ReadyStack, Stack
 from tests.plan.helpers import expand_axes
 
 LAB = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8)
@@ -73,3 +75,41 @@ def test_cells_run_side_by_side_only_on_the_cores_of_one_node() -> None:
     gpus = replace(LAB, gpus_per_node=8)
     assert [parallel_ranks(a, p, Launch()) for a, p in ((one, LAB), (two, LAB), (one, gpus))] == [8, 2, 2]
     assert [parallel_ranks(one, LAB, Launch(parallel_ranks=ranks)) for ranks in (1, 4)] == [2, 4]
+
+
+def in_stack(stack: ReadyStack) -> RunPlan:
+    """The plan with all of its cells in a stack."""
+    made = plan()
+    return replace(
+        made,
+        stacks={"s": stack},
+        allocations=tuple(replace(item, stack="s", array=f"{item.array}-s") for item in made.allocations),
+    )
+
+
+def test_a_job_in_a_stack_runs_its_interpreter_with_its_path_and_variables(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    asked = Stack(name="s", packages=("six",), env={"A": "b c"})
+    stack = ReadyStack(asked=asked, python="/env/bin/python", paths=("/trees/lm",))
+    profile = replace(LAB, container=Container(image="image-of-the-cluster"))
+    text = write_submissions(run, in_stack(stack), profile, TEMPLATE, LAUNCH)[0].read_text()
+    payload = shlex.split(shlex.split(text[text.index("exec srun") :].replace("\\\n", " "))[-1])
+    assert payload[:4] == ["cd", str(run.root), "&&", "exec"]
+    assert payload[4:7] == ["env", "-u", "PYTHONHOME"]
+    assert {"A=b c", f"PYTHONPATH=/trees/lm:{run.node_code}", "PYTHONNOUSERSITE=1"} <= set(payload)
+    assert payload[payload.index("-m") - 1 :][:4] == ["/env/bin/python", "-m", "harness.node.agent", str(run.root)]
+    assert "container" not in text
+    assert (run.node_code / "harness" / "node" / "agent.py").exists()
+
+
+def test_a_container_stack_runs_in_its_image_with_its_worktrees_mounted(tmp_path: Path) -> None:
+    asked = Stack(name="s", container="nvcr/pytorch:25.10")
+    homes = (ModuleHome(prefix="megatron.core", folders=("/trees/lm",)),)
+    stack = ReadyStack(asked=asked, python="python3", paths=("/trees/lm",), homes=homes)
+    profile = replace(LAB, container=Container(image="image-of-the-cluster", mounts=("/data:/data",)))
+    run = RunDir(tmp_path / "r")
+    text = write_submissions(run, in_stack(stack), profile, TEMPLATE, LAUNCH)[0].read_text()
+    assert "--container-image=nvcr/pytorch:25.10" in text
+    assert f"--container-mounts={run.root}:{run.root},/data:/data,/trees/lm:/trees/lm" in text
+    assert "image-of-the-cluster" not in text
+    assert "python3 -m harness.node.agent" in text

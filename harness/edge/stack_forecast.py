@@ -1,0 +1,104 @@
+"""What preparing the stacks of a matrix would do on this machine, for `harness plan` and `--dry-run`. Makes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.edge import pythons, stack_build, stack_checkout
+from harness.edge.stacks import ready_stack, torch_version
+from harness.plan.stacks import EnvironmentRequest, environment_request
+from harness.words.errors import InfrastructureError
+from harness.words.stack import Checkout, ReadyStack, Stack
+
+KEPT, TO_MAKE, IMPOSSIBLE = "kept", "to make", "impossible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A layer that has to be there before agents can start."""
+
+    what: str
+    where: str
+    state: str  # kept | to make | impossible
+    why: str = ""  # it is impossible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    stack: str
+    parts: tuple[Part, ...]
+    ready: ReadyStack | None = None  # as it would be; None when something about it cannot be known yet
+
+    def lines(self) -> list[str]:
+        return [
+            f"{self.stack}: {part.what}, {part.state}" + (f": {part.why}" if part.why else f" in {part.where}")
+            for part in self.parts
+        ]
+
+
+def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
+    return [_forecast(stack) for stack in stacks]
+
+
+def _forecast(stack: Stack) -> Forecast:
+    checkouts = {item.package: _checkout(item) for item in stack.checkouts}
+    parts = [part for part, _ in checkouts.values()]
+    commits = {package: commit for package, (_, commit) in checkouts.items() if commit}
+    request = environment_request(stack, torch_version())
+    if stack.container:
+        base, python = Part(what=f"container {stack.container}", where="the cluster", state=KEPT), "python3"
+    elif request is None:
+        base, python = _interpreter(stack.interpreter)
+    else:
+        base, python = _environment(request)
+    parts.append(base)
+    known = python and len(commits) == len(checkouts)
+    worktrees = {
+        item.package: stack_checkout.place_of(item, commits[item.package]) for item in stack.checkouts if known
+    }
+    ready = ready_stack(stack, python, worktrees, commits) if known else None
+    return Forecast(stack=stack.name, parts=tuple(parts), ready=ready)
+
+
+def _checkout(checkout: Checkout) -> tuple[Part, str]:
+    """The part and the commit; an empty commit where it cannot be known without fetching."""
+    what = f"{checkout.package} at {checkout.ref} of {checkout.repository}"
+    mirror = stack_checkout.repository_place(checkout)
+    if mirror is not None and not mirror.exists():
+        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), ""
+    try:
+        commit = stack_checkout.commit_of(checkout, fetch=False)
+    except InfrastructureError as error:
+        if mirror is not None:  # it may be there after a fetch
+            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), ""
+        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
+    place = stack_checkout.place_of(checkout, commit)
+    state = KEPT if stack_checkout.is_made(place) else TO_MAKE
+    return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit
+
+
+def _interpreter(interpreter: str) -> tuple[Part, str]:
+    what = f"interpreter {interpreter}"
+    try:
+        found = pythons.ask(shutil.which(interpreter) or interpreter)
+    except InfrastructureError as error:
+        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
+    return Part(what=f"{what} (Python {found.version})", where=found.prefix, state=KEPT), found.executable
+
+
+def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
+    packages = ", ".join((*request.packages, *request.no_deps))
+    place, state = stack_build.built(request), KEPT
+    if place is None:
+        try:
+            python = pythons.find(request.pythons)
+            stack_build.find_uv()
+        except InfrastructureError as error:
+            return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
+        place, state = stack_build.place_of(request, pythons.release_of(python)), TO_MAKE
+    version = Path(place).name.removeprefix("py").partition("-")[0]
+    part = Part(what=f"environment of {packages} with Python {version}", where=str(place), state=state)
+    return part, str(stack_build.python_of(place))

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from harness.plan.rules.stack import container_rule
+from harness.words.cell import CellConfig
+from harness.words.layout import Layout
+from harness.words.stack import Stack
+
+STACKS = {
+    "image": Stack(name="image", container="registry/image:25.10"),
+    "wheel": Stack(name="wheel", packages=("six",)),
+}
+
+
+def reason(stack: str) -> str | None:
+    return container_rule(STACKS).predicate(CellConfig(layout=Layout(), data_path="sft", stack=stack))
+
+
+def test_a_container_is_rejected_on_this_machine() -> None:
+    assert reason("image") == (
+        "stack image is container registry/image:25.10, and cells run on this machine, not on a cluster"
+    )
+
+
+def test_other_stacks_are_not() -> None:
+    assert [reason("wheel"), reason("default")] == [None, None]
