@@ -17,6 +17,7 @@ from harness.edge.console import Progress, say
 from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
 from harness.edge.job_endings import read_job_endings
+from harness.edge.journal import read_events
 from harness.edge.local_launcher import (
     Listener,
     default_parallel_ranks,
@@ -48,7 +49,7 @@ from harness.plan.matrix import Matrix, resolved
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.words.errors import InfrastructureError
-from harness.words.jsonable import loads
+from harness.words.jsonable import dumps, loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
 from harness.words.stack import HEADS, ReadyStack, Stack
 
@@ -215,16 +216,18 @@ def submit_plan(run: RunDir, plan: RunPlan) -> dict[str, str]:
 
 
 class _Listener:
-    """Writes the agents' events into the run's journal and shows them."""
+    """Writes the agents' events into the run's journal, once however often the run is resumed, and shows them."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
+        self._known = {dumps(event) for event in read_events(run.events)}
         self.progress = Progress()
         self.import_s = 0.0
         self._begun: dict[str, float] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
-        append_line(self.run.events, event)
+        if dumps(event) not in self._known:
+            append_line(self.run.events, event)
         if event["event"] == "loaded":
             self.import_s = event["import_s"]
         elif event["event"] == "cell_started":

@@ -25,6 +25,8 @@ from harness.words.run_plan import Allocation
 
 Listener = Callable[[dict[str, Any]], None]
 CONTROLLER_AWAY_S = (2.0, 5.0, 10.0, 20.0, 30.0)  # pauses before submitting again
+BEGUN_S = 5.0  # for the sbatch of a launcher that was killed, which may be at work still
+LOOK_S = 0.2
 
 
 def jobs_of(allocations: Iterable[Allocation]) -> list[Job]:
@@ -37,7 +39,7 @@ def submit_all(run: RunDir, run_id: str, jobs: Iterable[Job]) -> tuple[dict[str,
     allocations that sbatch refused, what it said.
 
     A submission that was begun and not recorded is looked for by its job name first. InfrastructureError when sbatch
-    accepts nothing at all.
+    accepts nothing at all, or when Slurm cannot be asked for such a submission: to make it again could make two jobs.
     """
     ids = submitted(run)
     refused: dict[str, str] = {}
@@ -46,9 +48,10 @@ def submit_all(run: RunDir, run_id: str, jobs: Iterable[Job]) -> tuple[dict[str,
         if job.allocations[0].name in ids:
             continue
         name = job_name(run_id, job.allocations[0].array)
+        number = _find(name, BEGUN_S) if job.name in begun else None
         append_line(run.events, {"time": time.time(), "event": "submitting", "job": job.name})
         try:
-            number = (_find(name) if job.name in begun else None) or _submit(run, job, name)
+            number = number or _submit(run, job, name)
         except DiskFullError:
             raise
         except InfrastructureError as error:
@@ -68,15 +71,14 @@ def submit_all(run: RunDir, run_id: str, jobs: Iterable[Job]) -> tuple[dict[str,
 def _submit(run: RunDir, job: Job, name: str) -> str:
     """Submit one job file; again for a while when the controller does not answer, unless it has the job already."""
     text = run.submission(job.name, ".sbatch").read_text(encoding="utf-8")
+    tried = False
     for pause_s in CONTROLLER_AWAY_S:
         try:
-            return submit(text, run.root / "submissions" / "submitit")
+            return (_find(name) if tried else None) or submit(text, run.root / "submissions" / "submitit")
         except ControllerAwayError:
+            tried = True
             time.sleep(pause_s)
-            number = _find(name)
-            if number is not None:
-                return number
-    return submit(text, run.root / "submissions" / "submitit")
+    return _find(name) or submit(text, run.root / "submissions" / "submitit")
 
 
 def submitted(run: RunDir) -> dict[str, str]:
@@ -88,11 +90,26 @@ def submitted(run: RunDir) -> dict[str, str]:
     return ids
 
 
-def _find(name: str) -> str | None:
-    """Number of a job of that name that Slurm still knows; None when there is none."""
-    argv = ["squeue", "-h", "-t", "all", "-o", "%A", f"--name={name}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=CALL_TIMEOUT_S)
-    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
+def _find(name: str, patience_s: float = 0.0) -> str | None:
+    """Number of a job of that name that Slurm still knows; None when there is none, also after `patience_s`.
+
+    ControllerAwayError when Slurm cannot be asked.
+    """
+    argv = ["squeue", "-h", "-t", "all", "-o", "%F", f"--name={name}"]  # %F: of an array its own number, not a member's
+    unknown = f"cannot ask Slurm whether it has job {name}; resume later"
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=CALL_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ControllerAwayError(unknown) from error
+        if done.returncode != 0:
+            raise ControllerAwayError(
+                f"cannot ask Slurm whether it has job {name}; resume later: {done.stderr.strip()}"
+            )
+        if done.stdout.split() or time.monotonic() > until:
+            return done.stdout.split()[0] if done.stdout.split() else None
+        time.sleep(LOOK_S)
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:

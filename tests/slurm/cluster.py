@@ -115,6 +115,11 @@ class Cluster:
 
         self.lab.wait_for(there, 240, f"{cell} in step {step}")
 
+    def until_accounted(self, job: str, end: str) -> None:
+        """Wait until accounting says how a job ended, "STATE|EXIT": a moment after its agent or squeue has said so."""
+        ask = ("sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", job)
+        self.lab.wait_for(lambda: self.lab.output(*ask) == end, 60, f"sacct says {end} of job {job}")
+
     def begun(self) -> bool:
         return any((self.folder / "reports").glob("*/plan.json"))
 

@@ -80,7 +80,7 @@ def test_a_run_stopped_by_a_full_disk_is_finished_by_resume_once_there_is_room(c
     assert "Traceback" not in output
     lab.wait_for(lambda: lab.output("squeue", "-h") == "", 240, "the agent's end")
     job = cluster.jobs()[cluster.allocation(HANGS)]
-    assert lab.output("sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", job) == "FAILED|28:0"
+    cluster.until_accounted(job, "FAILED|28:0")
     assert not (cluster.directory / "report.json").exists()
     assert_whole(cluster.directory)
     assert finished(cluster) == before

@@ -31,7 +31,7 @@ def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_got_what_was_rendered(clu
         rendered = next((cluster.directory / "submissions").glob(f"{name.rpartition('-')[0]}*.sbatch")).read_text()
         received = cluster.lab.output("scontrol", "write", "batch_script", job.partition("_")[0], "-")
         assert received == rendered.strip()
-        assert cluster.lab.output("sacct", "-n", "-X", "-P", "-o", "State", "-j", job) == "COMPLETED"
+        cluster.until_accounted(job, "COMPLETED|0:0")
     wide = next(cell for cell in report.cells if cell.layout.world_size == 16)
     assert len({rank.place for rank in wide.ranks}) == 16
 

@@ -41,7 +41,7 @@ def test_at_the_time_limit_cells_that_ended_are_judged_and_the_others_are_errors
     lab.output("scontrol", "update", f"jobid={job}", "timelimit=1")
     output, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 3, output
-    assert lab.output("sacct", "-n", "-X", "-P", "-o", "State", "-j", job) == "TIMEOUT"
+    cluster.until_accounted(job, "TIMEOUT|0:0")
     cells = cluster.cells()
     assert {name for name, cell in cells.items() if cell.outcome is Outcome.PASS} == {ENDED, CONTROL}
     for name in (HANGS, LAST):
