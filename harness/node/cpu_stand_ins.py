@@ -18,6 +18,8 @@ from harness.words.packing import zigzag
 _CPU = torch.device("cpu")
 _DEVICE_TYPES = (str, torch.device)
 _installed: list[str] = []
+# Of no device there is; Megatron's validate_args asks for the architecture when sequence parallel is on.
+_PROPERTIES = types.SimpleNamespace(name="CPU", major=9, minor=0, multi_processor_count=1, total_memory=0)
 
 
 def _is_cuda(value: Any) -> bool:
@@ -92,6 +94,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "set_device", _nothing()),
         (cuda, "current_stream", lambda *a, **k: _Idle()),
         (cuda, "stream", lambda *a, **k: _Idle()),
+        (cuda, "get_device_properties", lambda *a, **k: _PROPERTIES),
+        (cuda, "get_device_capability", lambda *a, **k: (_PROPERTIES.major, _PROPERTIES.minor)),
         (cuda, "Stream", _Idle),
         (cuda, "Event", _Idle),
         (cuda, "manual_seed", lambda seed: torch.default_generator.manual_seed(seed)),
