@@ -11,7 +11,15 @@ from pathlib import Path
 
 # What a rank's process may import, and what therefore runs inside somebody else's container on Python 3.10.
 NODE_SIDE = ("harness/words/", "harness/node/", "harness/edge/run_dir.py")
-NODE_PACKAGES = {"torch", "numpy", "megatron", "transformer_engine", "transformer_engine_torch", "triton"}
+NODE_PACKAGES = {
+    "torch",
+    "numpy",
+    "megatron",
+    "transformer_engine",
+    "transformer_engine_torch",
+    "triton",
+    "pretrain_gpt",
+}
 NEWER_THAN_PYTHON_310 = {"tomllib"}
 
 # plan and judge are pure: values in, values out.

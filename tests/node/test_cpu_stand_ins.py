@@ -35,3 +35,14 @@ assert torch.ones(1).cuda().device.type == "cpu"
 assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_stand_ins_are_told_apart_by_torch_dynamo() -> None:
+    """Dynamo files torch's functions by identity and refuses one that has two names with different rules."""
+    program = """
+from harness.node.cpu_stand_ins import install
+install()
+import torch._dynamo.trace_rules as rules
+assert rules.get_torch_obj_rule_map()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
