@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MATRIX = """\
@@ -19,10 +20,13 @@ constraints: ["tp == pp"]
 """
 
 
-def harness(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in `cwd`; output captured, never raising."""
+def harness(
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in `cwd` with `env` beside this process's; output captured, never raising."""
     command = [sys.executable, "-m", "harness", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
+    whole = {**os.environ, **(env or {})}
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=900)
 
 
 def write_matrix(folder: Path, text: str = MATRIX, name: str = "small.yaml") -> Path:

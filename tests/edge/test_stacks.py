@@ -1,0 +1,165 @@
+"""From stacks that are asked for to stacks that agents start in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.edge import stacks
+from harness.edge.stack_forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
+from harness.edge.stacks import agent_environment, copy_node_code, prepare
+from harness.words.stack import Checkout, ModuleHome, ReadyStack, Stack
+from tests.edge.test_stack_checkout import git, repository
+
+pytestmark = pytest.mark.usefixtures("kept")
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def prepared(stack: Stack) -> ReadyStack:
+    return prepare([stack], print)[stack.name]
+
+
+def speaking(path: Path, version: str, *modules: str) -> str:
+    """A stand-in for an interpreter of another machine: it only says what it is."""
+    found = {name: f"/opt/env/{name}/__init__.py" for name in modules}
+    says = {"executable": str(path), "version": version, "prefix": "/opt/env", "packages": {}, "modules": found}
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(says)}\nEND\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
+    python = speaking(tmp_path / "python", "3.11.2", "torch", "megatron.core")
+    ready = prepared(Stack(name="s", interpreter=python))
+    assert (ready.usable, ready.python, ready.python_version) == (True, python, "3.11.2")
+    assert ready.homes == (
+        ModuleHome(prefix="torch", folders=("/opt/env/torch",)),
+        ModuleHome(prefix="megatron.core", folders=("/opt/env/megatron.core",)),
+        ModuleHome(prefix="", folders=("/opt/env",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "rule", "reason"),
+    [
+        ("3.9.18", ("torch", "megatron.core"), "stack.python", "is Python 3.9.18, and the probe needs 3.10 or newer"),
+        ("3.12.1", ("megatron.core",), "stack.module", "has no torch"),
+        ("3.12.1", ("torch",), "stack.module", "has no megatron.core"),
+    ],
+)
+def test_what_the_probe_cannot_run_in_is_rejected_with_the_reason(
+    tmp_path: Path, version: str, modules: tuple[str, ...], rule: str, reason: str
+) -> None:
+    ready = prepared(Stack(name="s", interpreter=speaking(tmp_path / "python", version, *modules)))
+    assert not ready.usable
+    assert ready.rejection is not None
+    assert (ready.rejection.rule, ready.rejection.reason) == (rule, f"{tmp_path}/python {reason}")
+
+
+def test_a_checkout_may_bring_what_the_environment_lacks(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="old")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+    ready = prepared(Stack(name="s", interpreter=python, checkouts=(checkout,)))
+    assert ready.usable
+    assert ready.commits == {"megatron-lm": git(source, "rev-parse", "old")}
+    (tree,) = ready.paths
+    assert (Path(tree) / "code.py").read_text() == "# first\n"
+    assert ready.homes[0] == ModuleHome(prefix="megatron.core", folders=(tree,))
+
+
+def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Path) -> None:
+    gone = Stack(name="gone", interpreter="/nowhere/python")
+    there = Stack(name="there", interpreter=speaking(tmp_path / "python", "3.12.1", "torch", "megatron.core"))
+    said: list[str] = []
+    ready = prepare([gone, there], said.append)
+    assert "/nowhere/python does not run" in ready["gone"].error
+    assert ready["there"].usable
+    assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
+
+
+def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
+    asked = Stack(
+        name="s", packages=("a==1",), checkouts=(Checkout(package="megatron-lm", repository="/lm", ref="main"),)
+    )
+    ready = ReadyStack(asked=asked, python="/p", packages={"a": "1", "torch": "2"}, commits={"megatron-lm": "0123"})
+    assert ready.facts() == {
+        "asked": ["a==1"],
+        "checkouts": ["megatron-lm main = 0123 of /lm"],
+        "interpreter": "/p",
+        "packages": ["a==1", "torch==2"],
+    }
+
+
+def test_checkouts_come_before_what_the_stack_puts_on_the_path_and_the_harness_last() -> None:
+    asked = Stack(name="s", packages=("six",), env={"PYTHONPATH": "/own", "A": "1"})
+    env = agent_environment(ReadyStack(asked=asked, paths=("/lm", "/bridge/src")), Path("/run/node-code"))
+    assert env["PYTHONPATH"] == "/lm:/bridge/src:/own:/run/node-code"
+    assert env["A"] == "1"
+
+
+def test_the_node_code_is_all_that_ranks_need_and_nothing_of_the_launcher(tmp_path: Path) -> None:
+    """In an interpreter without any package: every module but those that need torch is imported."""
+    target = copy_node_code(tmp_path / "code")
+    assert sorted(path.name for path in (target / "harness").iterdir()) == ["__init__.py", "edge", "node", "words"]
+    assert sorted(path.name for path in (target / "harness" / "edge").iterdir()) == ["__init__.py", "run_dir.py"]
+    words = [f"harness.words.{path.stem}" for path in (target / "harness" / "words").glob("[a-z]*.py")]
+    names = [*words, "harness.edge.run_dir", "harness.node.agent"]
+    script = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    bare = subprocess.run([sys.executable, "-S", "-c", script], cwd="/", env=env, capture_output=True, text=True)
+    assert bare.returncode == 0, bare.stderr
+
+
+def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, kept: Path) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    asked = [
+        Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
+        Stack(name="tree", checkouts=(checkout,), interpreter=sys.executable),
+        Stack(name="gone", interpreter="/nowhere/python"),
+        Stack(
+            name="lost",
+            packages=("six",),
+            python=HERE,
+            checkouts=(Checkout(package="skyrl", repository="/x", ref="y"),),
+        ),
+        Stack(name="image", container="nvcr/x"),
+    ]
+    found = {forecast.stack: forecast for forecast in forecasts(asked)}
+    states = {name: [part.state for part in forecast.parts] for name, forecast in found.items()}
+    assert states == {
+        "wheel": [TO_MAKE],
+        "tree": [TO_MAKE, KEPT],
+        "gone": [IMPOSSIBLE],
+        "lost": [IMPOSSIBLE, TO_MAKE],
+        "image": [KEPT],
+    }
+    assert not kept.exists()
+    assert found["wheel"].lines()[0].startswith("wheel: environment of six==1.16.0, torch")
+    assert found["lost"].lines()[0] == "lost: skyrl at y of /x, impossible: no git repository at /x"
+    commit = git(source, "rev-parse", "main")[:12]
+    assert f"({commit})" in found["tree"].lines()[0]
+
+
+def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+    stack = Stack(name="s", interpreter=python, checkouts=(checkout,), env={"A": "1"})
+    (before,) = forecasts([stack])
+    ready = prepared(stack)
+    assert before.ready is not None
+    assert (before.ready.python, before.ready.paths, before.ready.commits) == (ready.python, ready.paths, ready.commits)
+    (after,) = forecasts([stack])
+    assert [part.state for part in after.parts] == [KEPT, KEPT]
+
+
+def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
+    assert stacks.torch_version() == "2.15.0"
