@@ -68,7 +68,6 @@ def measure(lab: SlurmLab, runs: int) -> list[Figure]:
             name="time against cells_per_allocation: 1",
             values=[ours[0] / theirs[0] for ours, theirs in pairs],
             unit="",
-            limit=RATIO,
         ),
         Figure(name="node time that Slurm charges", values=node_seconds, unit="node-s"),
         Figure(

@@ -19,7 +19,9 @@ from harness.words.run_plan import Allocation
 
 Listener = Callable[[dict[str, Any]], None]
 LOOK_S = 0.2  # between looks at the journals
-FIRST_ASK_S = 2.0  # between questions to Slurm, growing while nothing happens
+LOOK_PER_JOB_S = 0.005  # more of it for many jobs: a shared file system answers every look at every journal
+DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
+FIRST_ASK_S = 8.0  # else, growing while no cell begins or ends
 LONGEST_ASK_S = 30.0
 SURE_AFTER_S = (
     4.0  # a job seen as ended twice, so far apart, has ended: one being requeued shows its old end for a moment
@@ -38,7 +40,8 @@ class Following:
     state: JobState = field(default_factory=JobState)
     first_ended: float | None = None  # local time at which Slurm first said that it had ended
     last_known: float = field(default_factory=time.monotonic)  # when Slurm last said that it has not ended
-    last_word: float = field(default_factory=time.monotonic)  # of its leading agent
+    last_word: float = field(default_factory=time.monotonic)  # of its leading agent, a heartbeat or an event
+    last_event: float = 0.0
     last_beat: int = 0  # modification time of the leading agent's heartbeat, ns
 
 
@@ -75,7 +78,7 @@ class Follower:
                     self.waiting.remove(one)
                     yield Ended(one.allocation, one.job, one.state, finished)
             self.questions.go_on(self.waiting)
-            time.sleep(LOOK_S)
+            time.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
 
 
 class _Questions:
@@ -85,24 +88,26 @@ class _Questions:
         self.client = client
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.asked: Future[dict[str, JobState]] | None = None
-        self.silent: frozenset[str] = frozenset()  # jobs without a heartbeat when Slurm was last asked
         self.pause_s = FIRST_ASK_S
-        self.last_asked = time.monotonic()
+        self.last_asked = (
+            time.monotonic() - FIRST_ASK_S
+        )  # the first question comes at once: a job may have ended before we came
 
     def go_on(self, waiting: Sequence[Following]) -> None:
         """Take an answer that has come, or ask again when it is time."""
         now = time.monotonic()
+        silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
         if self.asked is None:
-            if waiting and now >= self.last_asked + self.pause_s:
-                self.silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
-                self.asked = self.thread.submit(self.client.states, [one.job for one in waiting], self.silent)
+            doubtful = any(one.first_ended is not None or (one.job in silent and one.last_beat) for one in waiting)
+            if waiting and now >= self.last_asked + (DOUBT_ASK_S if doubtful else self.pause_s):
+                self.asked = self.thread.submit(self.client.states, [one.job for one in waiting], silent)
         elif self.asked.done():
             states, self.asked = self.asked.result(), None
             for one in waiting:
-                _take(one, states[one.job]) if one.job in states else None
-            moved = any(one.last_word >= self.last_asked for one in waiting)
-            doubtful = any(one.first_ended is not None or (one.job in self.silent and one.last_beat) for one in waiting)
-            self.pause_s = FIRST_ASK_S if moved or doubtful else min(self.pause_s * 1.5, LONGEST_ASK_S)
+                if one.job in states:  # others are followed only since Slurm was asked
+                    _take(one, states[one.job])
+            moved = any(one.last_event >= self.last_asked for one in waiting)
+            self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
             self.last_asked = now
 
 
@@ -110,7 +115,7 @@ def _pass_on(one: Following, listener: Listener) -> bool:
     """New events to the listener; whether the leading agent says that it has finished."""
     finished = False
     for event in one.journal.new_events():
-        one.last_word = time.monotonic()
+        one.last_word = one.last_event = time.monotonic()
         finished |= event["event"] == "finished"
         listener(event)
     heartbeat = one.journal.path.with_suffix(".heartbeat")
