@@ -18,14 +18,7 @@ from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tr
 from harness.edge.html_report import render_html
 from harness.edge.job_endings import read_job_endings
 from harness.edge.journal import read_events
-from harness.edge.local_launcher import (
-    Listener,
-    default_parallel_ranks,
-    end_unfinished,
-    end_without_agent,
-    run_allocation,
-    write_order,
-)
+from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
 from harness.edge.slurm_follower import Follower
@@ -161,21 +154,11 @@ def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> Non
     listener = _Listener(run)
     listener.progress.start(len(ranks), ranks)
     try:
-        for allocation in plan.allocations:
-            write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks or default_parallel_ranks())
-            _run_agent(run, allocation, plan.stacks.get(allocation.stack), listener)
+        run_allocations(run, plan.allocations, plan.stacks, listener, parallel_ranks)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
-
-
-def _run_agent(run: RunDir, allocation: Allocation, stack: ReadyStack | None, listener: Listener) -> None:
-    """An agent that fails ends its own cells only: those of other stacks are judged."""
-    try:
-        run_allocation(run, allocation, listener, stack)
-    except InfrastructureError as error:
-        end_unfinished(run, allocation, str(error))
 
 
 def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
@@ -229,7 +212,7 @@ class _Listener:
         if dumps(event) not in self._known:
             append_line(self.run.events, event)
         if event["event"] == "loaded":
-            self.import_s = event["import_s"]
+            self.import_s = max(self.import_s, event["import_s"])
         elif event["event"] == "cell_started":
             self._begun[event["cell"]] = event["time"]
             self.progress.cell_started(event["cell"])

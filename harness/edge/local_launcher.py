@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from harness.edge.journal import Journal
 from harness.edge.pythons import clean_environment
 from harness.edge.run_dir import RunDir, write_json
 from harness.edge.stacks import agent_environment, copy_node_code
-from harness.words.errors import InfrastructureError
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
 from harness.words.run_plan import Allocation
@@ -24,6 +23,7 @@ from harness.words.stack import ReadyStack
 Listener = Callable[[dict[str, Any]], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
+MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 
 
 def cores() -> int:
@@ -48,34 +48,75 @@ def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_r
     write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
 
 
-def run_allocation(run: RunDir, allocation: Allocation, listener: Listener, stack: ReadyStack | None = None) -> None:
-    """Start the allocation's agent, in its stack, and pass its journal's events on until it ends.
+def run_allocations(
+    run: RunDir,
+    allocations: Sequence[Allocation],
+    stacks: Mapping[str, ReadyStack],
+    listener: Listener,
+    parallel_ranks: int | None = None,
+) -> None:
+    """Run allocations, each in its stack, and pass on what their agents say until all have ended.
 
-    InfrastructureError when the agent fails; KeyboardInterrupt passes through after the agent was stopped.
+    Some side by side, since an agent that imports keeps one core busy; they share the ranks that may run at once. An
+    agent that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped.
     """
-    log = run.submission(allocation.name, ".log")
-    journal = Journal(run.agent_journal(allocation.name, 0))
-    with log.open("wb") as stream:
-        agent = subprocess.Popen(
-            agent_command(run, allocation.name, stack),
-            # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
-            cwd=run.root if stack else None,
-            env=clean_environment(agent_environment(stack, copy_node_code(run.node_code))) if stack else None,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
+    ranks = parallel_ranks or default_parallel_ranks()
+    at_once = max(1, min(len(allocations), cores(), ranks, MOST_AGENTS))
+    for allocation in allocations:
+        write_order(run, allocation, attempt=1, parallel_ranks=max(1, ranks // at_once))
+    if any(allocation.stack in stacks for allocation in allocations):
+        copy_node_code(run.node_code)
+    waiting, running = list(allocations), list[_Agent]()
     try:
-        while agent.poll() is None:
-            for event in journal.new_events():
-                listener(event)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                allocation = waiting.pop(0)
+                running.append(_Agent(run, allocation, stacks.get(allocation.stack)))
+            for agent in list(running):
+                ended = agent.process.poll() is not None  # asked first: its last words come before its end
+                for event in agent.journal.new_events():
+                    listener(event)
+                if ended:
+                    running.remove(agent)
+                    agent.close()
             time.sleep(POLL_S)
     finally:
-        _stop(agent)
-    for event in journal.new_events():
-        listener(event)
-    if agent.returncode:
-        raise InfrastructureError(f"the agent ended with exit code {agent.returncode}; see {log}\n{_tail(log)}")
+        for agent in running:
+            agent.stop()
+
+
+class _Agent:
+    """The agent process of an allocation."""
+
+    def __init__(self, run: RunDir, allocation: Allocation, stack: ReadyStack | None) -> None:
+        self.run, self.allocation = run, allocation
+        self.log = run.submission(allocation.name, ".log")
+        self.journal = Journal(run.agent_journal(allocation.name, 0))
+        with self.log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                agent_command(run, allocation.name, stack),
+                # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
+                cwd=run.root if stack else None,
+                env=clean_environment(agent_environment(stack, run.node_code)) if stack else None,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    def close(self) -> None:
+        """After the end of an agent that failed: results for the cells that it left without one."""
+        if self.process.returncode:
+            why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{_tail(self.log)}"
+            end_unfinished(self.run, self.allocation, why)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
@@ -97,16 +138,6 @@ def _end(run: RunDir, cell: str, status: str, reason: str, rejection: Rejection 
     now = time.time()
     result = CellResult(cell=cell, attempt=1, status=status, reason=reason, rejection=rejection)
     write_json(run.attempt(cell).result, replace(result, started=now, finished=now))
-
-
-def _stop(agent: subprocess.Popen[bytes]) -> None:
-    if agent.poll() is None:
-        agent.terminate()
-        try:
-            agent.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
 
 
 def _tail(log: Path, lines: int = 15) -> str:

@@ -39,7 +39,10 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
     """Counts of a plan and its estimated wall time on `cores` processor cores."""
     configs = [cell.config for cell in expansion.cells]
     worlds = [config.layout.world_size for config in configs]
-    busy = sum(_cpu_seconds(config) / min(cores, world) for config, world in zip(configs, worlds))
+    stacks = len({config.stack for config in configs})
+    imports = "one import" if stacks == 1 else f"{stacks} imports"
+    busy = stacks * IMPORT_S / min(cores, stacks)
+    busy += sum(_cpu_seconds(config) / min(cores, world) for config, world in zip(configs, worlds))
     return Cost(
         cells=len(configs),
         rejected=len(expansion.rejected),
@@ -47,8 +50,8 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
         largest_world=max(worlds),
         ranks=sum(worlds),
         rank_steps=sum(config.train.steps * world for config, world in zip(configs, worlds)),
-        seconds=IMPORT_S + busy,
-        basis=f"one import, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
+        seconds=busy,
+        basis=f"{imports}, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
     )
 
 

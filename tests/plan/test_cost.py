@@ -4,7 +4,7 @@ import pytest
 
 from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile
-from harness.plan.cost import cell_seconds, estimate, job_costs, refuse_above, step_flops
+from harness.plan.cost import IMPORT_S, cell_seconds, estimate, job_costs, refuse_above, step_flops
 from harness.plan.matrix import Launch
 from harness.words.cell import CellConfig, ModelConfig
 from harness.words.errors import InputError
@@ -25,6 +25,18 @@ def test_more_cores_and_fewer_steps_cost_less_time() -> None:
     fewer = expand_axes({"pp": [2, 4], "packing": "sft"}, train={"steps": 1})
     assert estimate(fewer, cores=1).seconds < estimate(made, cores=1).seconds
     assert "cores: 4" in estimate(made, cores=4).basis
+
+
+def test_every_stack_imports_for_itself_side_by_side_as_cores_allow() -> None:
+    stacks = {name: {"packages": ["six"]} for name in ("a", "b")}
+    one, two = (
+        expand_axes({"packing": "unpacked", "stack": names}, stacks={name: stacks[name] for name in names})
+        for names in (["a"], ["a", "b"])
+    )
+    cell = estimate(one, cores=1).seconds - IMPORT_S
+    assert estimate(two, cores=1).seconds == pytest.approx(2 * (IMPORT_S + cell))
+    assert estimate(two, cores=2).seconds == pytest.approx(IMPORT_S + 2 * cell)
+    assert estimate(two, cores=2).basis.startswith("2 imports, ")
 
 
 def test_step_flops_count_six_per_parameter_and_slot() -> None:
