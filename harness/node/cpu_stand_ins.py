@@ -7,6 +7,7 @@ Never installed where CUDA is used. Measured against megatron-core 0.13 to 0.19 
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -111,8 +112,11 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (megatron_random, "_get_cuda_rng_state", get_state),
         (megatron_random, "_set_cuda_rng_state", set_state),
     ]
+    tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
+    schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded when the data path wants it
+    if schedule is not None and getattr(schedule, "tex", None) is None:
+        rows.append((schedule, "tex", tex))
     if getattr(megatron_utils, "tex", None) is None:
-        tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
         rows.append((megatron_utils, "tex", tex))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
     return rows

@@ -14,7 +14,7 @@ from harness.words.packing import MicroBatch, PackingStyle, packing_style, plan_
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.stack import DEFAULT
 
-DATA_PATHS = ("unpacked", "reference", "sft", "skyrl")
+DATA_PATHS = ("unpacked", "reference", "sft", "scheduler", "skyrl")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ class PackingStyle:
     last_token_slots: int = 0  # 1: a document's last token, which has no label of its own, takes a slot too
     row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata tells real lengths beside padded ones
+    split_last: bool = False  # how more rows are made: `_split_last`; else `_split_widest`
 
     def size(self, document: Document) -> int:
         """Slots of a document with its padding, unless it also takes the tail of its row."""
@@ -46,6 +47,7 @@ def packing_style(
     of a document are in the row, and the last one's label, the next document's first target, is masked out; documents
     are padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl`
     follows preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
+    `scheduler` follows DpBalancedScheduler, which is given documents that are padded already, as for the reference.
     Packing options do not touch `unpacked`.
     """
     asked = options.pad_seq_to_mult
@@ -59,6 +61,11 @@ def packing_style(
         multiple = asked or (2 * layout.cp if layout.cp > 1 else 1)
         return PackingStyle(
             packed=True, document_multiple=multiple, last_token_slots=1, row_length=seq_length, real_lengths=False
+        )
+    if data_path == "scheduler":
+        multiple = asked or layout.alignment
+        return PackingStyle(
+            packed=True, document_multiple=multiple, row_length=None, real_lengths=False, split_last=True
         )
     if data_path == "skyrl":
         multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
@@ -200,8 +207,8 @@ def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
 def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
     """Rows of at most seq_length slots holding the documents in order (next fit).
 
-    The number of rows is made a multiple of `multiple` by splitting the rows with most documents, as
-    Megatron-LM's DpBalancedScheduler does. ValueError if there are too few documents for that.
+    The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
+    for that.
     """
     groups: list[list[Document]] = []
     used = 0
@@ -213,16 +220,34 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
         else:
             groups.append([document])
             used = size
+    made = len(groups)
     while len(groups) % multiple:
-        widest = max(range(len(groups)), key=lambda index: len(groups[index]))
-        if len(groups[widest]) < 2:
+        if not (_split_last(groups, made) if style.split_last else _split_widest(groups)):
             raise ValueError(
                 f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
                 f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
             )
-        half = len(groups[widest]) // 2
-        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
     return [_place(group, style) for group in groups]
+
+
+def _split_widest(groups: list[list[Document]]) -> bool:
+    """Halve the row with most documents; False when every row has only one."""
+    widest = max(range(len(groups)), key=lambda index: len(groups[index]))
+    half = len(groups[widest]) // 2
+    if half:
+        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
+    return half > 0
+
+
+def _split_last(groups: list[list[Document]], made: int) -> bool:
+    """Give the last document of the last row that has several a row of its own at the end; never of the first row.
+
+    Of the first `made` rows only; megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
+    """
+    last = next((index for index in range(made - 1, 0, -1) if len(groups[index]) > 1), None)
+    if last is not None:
+        groups.append([groups[last].pop()])
+    return last is not None
 
 
 def _place(documents: Sequence[Document], style: PackingStyle) -> Row:

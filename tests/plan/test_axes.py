@@ -98,7 +98,10 @@ def test_model_and_train_keys_can_be_axes() -> None:
         ({"tp": [1, "two"]}, "matrix.tp[1]: must be an integer (found 'two')"),
         ({"tp": True}, "matrix.tp: must be an integer (found true)"),
         ({"tp": 0}, "matrix.tp: must be at least 1 (found 0)"),
-        ({"packing": ["thd"]}, "matrix.packing[0]: must be one of unpacked, reference, sft, skyrl (found 'thd')"),
+        (
+            {"packing": ["thd"]},
+            "matrix.packing[0]: must be one of unpacked, reference, sft, scheduler, skyrl (found 'thd')",
+        ),
         ({"tp": 1, "tensor_model_parallel_size": 1}, "given twice"),
         ({"layout": [{"tp": 1}, {"pp": 2}]}, "must set the same axes"),
         ({"layout": [{"tp": 1}], "tp": 2}, "already set by 'matrix.layout'"),

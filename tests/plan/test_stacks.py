@@ -138,12 +138,14 @@ def test_known_failures_and_exclusions_may_name_a_stack() -> None:
         (
             Stack(name="s", packages=(CORE,)),
             "2.15.0",
-            EnvironmentRequest(pythons=("3.12", "3.13"), packages=(CORE, "regex", "six", "torch==2.15.0")),
+            EnvironmentRequest(pythons=("3.12", "3.13"), packages=(CORE, "pyyaml", "regex", "six", "torch==2.15.0")),
         ),
         (
             Stack(name="s", packages=("megatron-core==0.16.1", "torch==2.9.0"), python="3.11"),
             "2.15.0",
-            EnvironmentRequest(pythons=("3.11",), packages=("megatron-core==0.16.1", "regex", "six", "torch==2.9.0")),
+            EnvironmentRequest(
+                pythons=("3.11",), packages=("megatron-core==0.16.1", "pyyaml", "regex", "six", "torch==2.9.0")
+            ),
         ),
         (
             Stack(name="s", packages=("six",), no_deps=("megatron-bridge==0.6.2",)),

@@ -23,7 +23,7 @@ from harness.words.packing import (
 from harness.words.packing_options import PackingOptions
 
 SEQ = 64
-PATHS = st.sampled_from(["unpacked", "reference", "sft", "skyrl"])
+PATHS = st.sampled_from(["unpacked", "reference", "sft", "scheduler", "skyrl"])
 LENGTHS = st.lists(st.integers(1, SEQ - 1), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
@@ -64,6 +64,9 @@ def test_each_data_path_has_its_own_style() -> None:
         packed=True, document_multiple=16, row_length=None, real_lengths=False
     )
     assert packing_style("skyrl", Layout(tp=4, sp=True), SEQ).document_multiple == 4
+    assert packing_style("scheduler", layout, SEQ) == PackingStyle(
+        packed=True, document_multiple=8, row_length=None, real_lengths=False, split_last=True
+    )
     with pytest.raises(ValueError, match="unknown data path 'thd'"):
         packing_style("thd", layout, SEQ)
 
@@ -200,3 +203,17 @@ def test_a_segment_that_does_not_divide_is_refused_with_its_arithmetic() -> None
 def test_interleaving_wants_micro_batches_in_groups_of_pp() -> None:
     assert row_multiple(Layout(pp=4, vpp=2, dp=3), 2) == 24
     assert row_multiple(Layout(pp=4, dp=3), 2) == 6
+
+
+def rows_of(lengths: list[int], multiple: int) -> list[list[int]]:
+    style = packing_style("scheduler", Layout(), SEQ)
+    rows = pack(documents_of(lengths), style, seq_length=SEQ, multiple=multiple)
+    return [[item.document.index for item in row.placed] for row in rows]
+
+
+def test_the_scheduler_moves_last_documents_to_rows_of_their_own_and_leaves_the_first_row() -> None:
+    assert rows_of([20] * 8, 1) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert rows_of([20] * 8, 4) == [[0, 1, 2], [3, 4, 5], [6], [7]]
+    assert rows_of([20] * 8, 6) == [[0, 1, 2], [3], [6], [7], [5], [4]]
+    with pytest.raises(ValueError, match="8 documents make 6 rows"):
+        rows_of([20] * 8, 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.node.data_paths.base import DataPath
 from harness.node.data_paths.reference import ReferencePath
+from harness.node.data_paths.scheduler import SchedulerPath
 from harness.node.data_paths.sft import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
@@ -12,5 +13,6 @@ DATA_PATHS: dict[str, type[DataPath]] = {
     "unpacked": UnpackedPath,
     "reference": ReferencePath,
     "sft": SftPath,
+    "scheduler": SchedulerPath,
     "skyrl": SkyrlPath,
 }

@@ -67,7 +67,7 @@ def _multiple(config: CellConfig) -> str:
     """Where the multiple of a cell's documents comes from."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
-    if config.data_path == "reference" and config.layout.sp:
+    if config.data_path in ("reference", "scheduler") and config.layout.sp:
         return f"the alignment {_alignment_text(config)}"
     if config.data_path == "skyrl":
         tp, cp = config.layout.tp, config.layout.cp
@@ -106,6 +106,19 @@ def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
     return f"packing {config.data_path} does not pad cu_seqlens, and no data path of this version does"
 
 
+def scheduler_makes_micro_batches(config: CellConfig) -> str | None:
+    size = config.micro_batch_size
+    if config.data_path != "scheduler" or size == 1:
+        return None
+    return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
+
+
+def scheduler_leaves_rows_as_they_are(config: CellConfig) -> str | None:
+    if config.data_path != "scheduler" or not config.options.pad_to_max_length:
+        return None
+    return "pad_to_max_length is true, and the scheduler does not pad rows"
+
+
 RULES = (
     Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
     Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
@@ -115,6 +128,8 @@ RULES = (
         "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
         documents_aligned,
     ),
+    Rule("packing.scheduler-micro-batch", "Megatron-LM DpBalancedScheduler", scheduler_makes_micro_batches),
+    Rule("packing.scheduler-rows", "Megatron-LM DpBalancedScheduler", scheduler_leaves_rows_as_they_are),
     Rule(
         "packing.skyrl-alignment",
         "SkyRL preprocess_packed_seqs: align_size from TP and CP only",

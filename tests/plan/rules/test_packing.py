@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +85,13 @@ def test_the_reference_path_also_needs_whole_tokens_per_tp_rank() -> None:
     assert reasons(cell("reference", layout, pad_seq_to_mult=8)) == {}
 
 
+def test_the_scheduler_makes_its_own_rows_one_per_micro_batch() -> None:
+    assert reasons(cell("scheduler", Layout(dp=2))) == {}
+    assert reasons(cell("scheduler", Layout(), pad_to_max_length=True)).keys() == {"packing.scheduler-rows"}
+    two = replace(cell("scheduler", Layout()), micro_batch_size=2)
+    assert reasons(two).keys() == {"packing.scheduler-micro-batch"}
+
+
 def test_padded_cu_seqlens_need_fixed_rows_and_metadata_and_a_data_path_that_pads() -> None:
     rules = {"packing.pad-cu-seqlens-max-length", "packing.pad-cu-seqlens-metadata", "packing.pad-cu-seqlens-path"}
     assert reasons(cell("reference", Layout(), pad_cu_seqlens=True)).keys() == rules
@@ -96,7 +105,7 @@ def test_padded_cu_seqlens_need_fixed_rows_and_metadata_and_a_data_path_that_pad
     cp=st.integers(1, 4),
     sp=st.booleans(),
     seq_length=st.integers(8, 128),
-    data_path=st.sampled_from(["unpacked", "reference", "sft"]),
+    data_path=st.sampled_from(["unpacked", "reference", "sft", "scheduler"]),
     multiple=st.none() | st.integers(1, 16),
     fixed=st.booleans(),
 )

@@ -1,0 +1,107 @@
+"""Megatron-LM's THD scheduler: wrap_data_iterator and get_batch_on_this_rank_for_sequence_packing, unmodified.
+
+| software under test | where |
+|---|---|
+| Megatron-LM main from 2026-08 (a9381be598) | megatron.core.datasets.data_schedule |
+| megatron-core wheels up to 0.19 | not there: rejected |
+
+Documents enter one by one, padded, in the form of upstream's VarlenDataset: on tensor-parallel rank 0 of the first and
+last stage, each data-parallel replica a share of the step's documents in order. DpBalancedScheduler sends them to the
+replica that its packs fall to, and tells middle stages the metadata. No configuration of main knows the scheduler's
+fields yet, so the few that it reads are handed over by themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import megatron.core.package_info as package_info
+import torch
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.truth import StepTruth
+from harness.words.documents import Document
+
+MODULE = "megatron.core.datasets.data_schedule"
+_NEEDED = ("wrap_data_iterator", "get_batch_on_this_rank_for_sequence_packing")
+
+
+class SchedulerPath:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.upstream: Any = importlib.import_module(MODULE)
+        self.iterators: list[Any] = []  # one per chunk, of the step that chunk 0 last asked for
+
+    @staticmethod
+    def unavailable() -> str | None:
+        try:
+            module = importlib.import_module(MODULE)
+        except ImportError as error:
+            return f"megatron-core {package_info.__version__} has no importable {MODULE}: {error}"
+        missing = [name for name in _NEEDED if not hasattr(module, name)]
+        return f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}" if missing else None
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
+        """Upstream schedules a step once, for all chunks; it is collective over the whole layout."""
+        if chunk == 0:
+            self.iterators = self._scheduled(truth)
+        chosen: Iterator[Any] | None = self.iterators[chunk]
+        return chosen
+
+    def _scheduled(self, truth: StepTruth) -> list[Any]:
+        """ValueError when what upstream returns beside the iterators is not the plan's."""
+        layout, place = truth.config.layout, self.context.place
+        documents = share(truth.config.documents_of(truth.step), layout.dp, place.dp)
+        reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
+        source = (self._sample(truth, document) for document in documents) if reads else None
+        config = SimpleNamespace(
+            sequence_packing_scheduler="dp_balanced",
+            max_seqlen_per_dp_cp_rank=truth.config.train.seq_length // layout.cp,
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            microbatch_group_size_per_vp_stage=layout.pp,
+        )
+        wanted = [source] * layout.vpp if layout.vpp > 1 else source
+        iterators, count, tokens, squares = self.upstream.wrap_data_iterator(wanted, config, len(documents))
+        _hold_against_plan(truth, count, tokens, squares)
+        return list(iterators) if layout.vpp > 1 else [iterators]
+
+    def _sample(self, truth: StepTruth, document: Document) -> dict[str, Tensor]:
+        """One document padded to the alignment, as upstream's VarlenDataset returns it."""
+        size, real = truth.config.style.size(document), document.length
+        ids = truth.content(document)[: real + 1]
+        tokens, labels = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        mask = torch.zeros(size, dtype=torch.float32)
+        tokens[:real], labels[:real] = ids[:-1], ids[1:]
+        mask[:real] = 0.0 if document.masked else 1.0
+        sample = {"tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": torch.arange(size)}
+        sample |= {"original_seq_len": torch.tensor([real]), "padded_seq_len": torch.tensor([size])}
+        return {name: value.to(self.context.device.torch_device) for name, value in sample.items()}
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        vpp = self.context.config.layout.vpp
+        stage = {"vpp_size": vpp, "vp_stage": chunk} if vpp > 1 else {}
+        found = self.upstream.get_batch_on_this_rank_for_sequence_packing(iterator, **stage)
+        tokens, labels, loss_mask, _, position_ids, params, _ = found
+        return Batch(tokens=tokens, labels=labels, loss_mask=loss_mask, position_ids=position_ids, params=params)
+
+
+def share(documents: list[Document], dp: int, replica: int) -> list[Document]:
+    """The documents that one replica reads: contiguous, so that upstream's global order is that of the step."""
+    return documents[replica * len(documents) // dp : (replica + 1) * len(documents) // dp]
+
+
+def _hold_against_plan(truth: StepTruth, count: Any, tokens: Any, squares: Any) -> None:
+    """Micro-batches of this replica; sum L and sum L^2 over all replicas, of padded lengths as upstream counts them."""
+    step = truth.config.micro_batches(truth.step)
+    lengths = [item.padded_length for replica in step for micro in replica for item in micro.placed]
+    for name, found, expected in (
+        ("the number of micro-batches", count, len(truth.plans)),
+        ("the sum of lengths", tokens, sum(lengths)),
+        ("the sum of squared lengths", squares, sum(length**2 for length in lengths)),
+    ):
+        if found != expected:
+            raise ValueError(f"wrap_data_iterator returned {found} as {name}, expected {expected}")
