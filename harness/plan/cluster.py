@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.section import Section
+from harness.plan.section import SECRET_WORDS, Section, is_secret_name
 from harness.plan.sections import Count, Name
 
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "API")
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _SECRET_NAME = rf"[A-Za-z0-9_]*(?:{'|'.join(SECRET_WORDS)})[A-Za-z0-9_]*"
 # NAME=value with a written-out value; NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
@@ -45,10 +44,6 @@ SRUN_OWN = dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "kill-on-bad-exi
 def has_control(text: str) -> bool:
     """Whether a text could break out of a line of a job file."""
     return bool(_CONTROL.search(text))
-
-
-def is_secret_name(name: str) -> bool:
-    return any(word in name.upper() for word in SECRET_WORDS)
 
 
 def _one_line(value: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.projects import PROJECTS, UNDECLARED
-from harness.plan.section import SAFE_NAME, Section, one_of
+from harness.plan.section import SAFE_NAME, SECRET_WORDS, Section, is_secret_name, one_of
 from harness.words.stack import DEFAULT, Checkout, Stack
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
@@ -113,8 +113,20 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
                 problems.add((*at, key), "has a meaning only beside checkout")
     if layer.no_deps and layer.packages is None:
         problems.add((*at, "no_deps"), "has a meaning only beside packages")
+    _check_secrets(layer, at, problems)
     _check_python(layer, (*at, "python"), problems)
     return len(problems.found) == before
+
+
+def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
+    """Many read run directories and job files, which hold the definition."""
+    for name, value in layer.env.items():
+        if is_secret_name(name):
+            problems.add((*at, "env", name), f"names a secret ({', '.join(SECRET_WORDS)}); many read run directories")
+        elif not value.isprintable():
+            problems.add((*at, "env", name), "must be one line of text, without control characters")
+    if layer.checkout is not None and re.match(r"https?://[^/]*@", layer.checkout):
+        problems.add((*at, "checkout"), "holds credentials; many read run directories", hint="git can keep them")
 
 
 def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from harness.plan.cluster import ClusterFile, ClusterProfile, ContainerSection
+from harness.plan.projects import PROJECTS
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
@@ -26,6 +27,7 @@ from harness.plan.sections import (
     TrainSection,
     XFailEntry,
 )
+from harness.plan.stacks import StackLayer
 from harness.words.tolerances import BOUND_NAMES, DEFAULTS
 from tests.plan.helpers import matrix_of
 
@@ -55,6 +57,19 @@ def test_the_matrix_page_has_every_key_with_its_default(root: Path, section: typ
         elif isinstance(item.default, (bool, int, float)):
             text = str(item.default).lower() if isinstance(item.default, bool) else f"{item.default:g}"
             assert row[2] == f"`{text}`"
+
+
+def test_the_stacks_page_has_every_key_with_its_default(root: Path) -> None:
+    rows = rows_of((root / "docs" / "stacks.md").read_text())
+    assert list(rows) == list(StackLayer.model_fields)
+    assert all(row[2] == ("`false`" if name == "no_deps" else "none") for name, row in rows.items())
+    assert all(f"`{project}`" in rows["package"][1] for project in PROJECTS)
+
+
+def test_every_example_of_the_stacks_page_loads(root: Path) -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "stacks.md").read_text(), flags=re.S)
+    stacks = [matrix_of({"name": "t"} | YAML(typ="safe", pure=True).load(text)).stacks for text in examples]
+    assert [list(found) for found in stacks] == [["core171", "core192", "main"], ["bridge_over_main"]]
 
 
 def test_the_clusters_page_has_every_key_with_its_default(root: Path) -> None:

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
+from harness.plan.projects import UNDECLARED
 from harness.plan.stacks import EnvironmentRequest, distribution, environment_request, is_url, layers_of
 from harness.words.stack import Checkout, Stack
 from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 CORE = "megatron-core==0.17.1"
 LM = {"checkout": "/src/lm", "ref": "main", "package": "megatron-lm"}
+
+
+def needs(*packages: str) -> tuple[str, ...]:
+    """The packages with what megatron-core imports undeclared."""
+    return tuple(sorted((*packages, *UNDECLARED["megatron-core"])))
 
 
 def stack_of(definition: Any) -> Stack:
@@ -70,6 +76,9 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ({"packages": [CORE], "ref": "main"}, "stacks.s.ref: has a meaning only beside checkout"),
         ({"python": "/p", "no_deps": True}, "stacks.s.no_deps: has a meaning only beside packages"),
         ({"python": "/p", "env": {"A B": "1"}}, "must be a name of an environment variable"),
+        ({"python": "/p", "env": {"HF_TOKEN": "1"}}, "stacks.s.env.HF_TOKEN: names a secret"),
+        ({"python": "/p", "env": {"A": "1\n2"}}, "stacks.s.env.A: must be one line of text"),
+        ({**LM, "checkout": "https://me:pass@host/x.git"}, "stacks.s.checkout: holds credentials"),
         ([{"python": "/p"}, {"container": "x"}], "python and container cannot be in one stack"),
         ([{"packages": [CORE]}, {"python": "/p"}], "packages and python cannot be in one stack"),
         ([{"container": "a"}, {"container": "b"}], "stacks.s[1].container: contradicts another layer"),
@@ -138,14 +147,12 @@ def test_known_failures_and_exclusions_may_name_a_stack() -> None:
         (
             Stack(name="s", packages=(CORE,)),
             "2.15.0",
-            EnvironmentRequest(pythons=("3.12", "3.13"), packages=(CORE, "pyyaml", "regex", "six", "torch==2.15.0")),
+            EnvironmentRequest(pythons=("3.12", "3.13"), packages=needs(CORE, "torch==2.15.0")),
         ),
         (
             Stack(name="s", packages=("megatron-core==0.16.1", "torch==2.9.0"), python="3.11"),
             "2.15.0",
-            EnvironmentRequest(
-                pythons=("3.11",), packages=("megatron-core==0.16.1", "pyyaml", "regex", "six", "torch==2.9.0")
-            ),
+            EnvironmentRequest(pythons=("3.11",), packages=needs("megatron-core==0.16.1", "torch==2.9.0")),
         ),
         (
             Stack(name="s", packages=("six",), no_deps=("megatron-bridge==0.6.2",)),
