@@ -64,12 +64,16 @@ def run(
     return _judge_and_report(directory, plan_)
 
 
-def _follow(directory: RunDir, plan_: RunPlan) -> int:
+def _follow(directory: RunDir, plan_: RunPlan, *, errors: bool = False) -> int:
     """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
     from harness.app import stages
+    from harness.edge.run_lock import only_launcher
 
     try:
-        stages.launch_on_slurm(directory, plan_)
+        with only_launcher(directory):
+            if errors:
+                _run_errors_again(directory, plan_)
+            stages.launch_on_slurm(directory, plan_)
     except KeyboardInterrupt:
         print(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
@@ -213,9 +217,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False) -> int:
     directory = find_run(name, run_parent)
     _need_cluster(directory)
     plan_ = read_plan(directory)
-    if errors:
-        _run_errors_again(directory, plan_)
-    return _follow(directory, plan_)
+    return _follow(directory, plan_, errors=errors)
 
 
 def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:

@@ -1,7 +1,7 @@
 """The run directory: names, atomic writes, reads. Node and launcher both use it; only the standard library.
 
 reports/<run_id>/
-  matrix.resolved.yaml  plan.json  events.jsonl
+  matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<allocation>.<node>.{jsonl,heartbeat}
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from harness.edge.journal import read_events
 from harness.edge.run_dir import RunDir, append_line, write_json
@@ -23,10 +22,9 @@ from harness.words.errors import DiskFullError, InfrastructureError
 from harness.words.records import CellResult
 from harness.words.run_plan import Allocation
 
-Listener = Callable[[dict[str, Any]], None]
 CONTROLLER_AWAY_S = (2.0, 5.0, 10.0, 20.0, 30.0)  # pauses before submitting again
 BEGUN_S = 5.0  # for the sbatch of a launcher that was killed, which may be at work still
-LOOK_S = 0.2
+LOOK_S = 0.2  # between questions for it
 
 
 def jobs_of(allocations: Iterable[Allocation]) -> list[Job]:
@@ -39,7 +37,7 @@ def submit_all(run: RunDir, run_id: str, jobs: Iterable[Job]) -> tuple[dict[str,
     allocations that sbatch refused, what it said.
 
     A submission that was begun and not recorded is looked for by its job name first. InfrastructureError when sbatch
-    accepts nothing at all, or when Slurm cannot be asked for such a submission: to make it again could make two jobs.
+    accepts nothing at all, or when Slurm cannot be reached: to submit again without asking could make two jobs.
     """
     ids = submitted(run)
     refused: dict[str, str] = {}
@@ -52,7 +50,7 @@ def submit_all(run: RunDir, run_id: str, jobs: Iterable[Job]) -> tuple[dict[str,
         append_line(run.events, {"time": time.time(), "event": "submitting", "job": job.name})
         try:
             number = number or _submit(run, job, name)
-        except DiskFullError:
+        except (DiskFullError, ControllerAwayError):  # not this job's fault: another launcher may go on from here
             raise
         except InfrastructureError as error:
             refused |= dict.fromkeys((allocation.name for allocation in job.allocations), str(error))
@@ -107,9 +105,21 @@ def _find(name: str, patience_s: float = 0.0) -> str | None:
             raise ControllerAwayError(
                 f"cannot ask Slurm whether it has job {name}; resume later: {done.stderr.strip()}"
             )
-        if done.stdout.split() or time.monotonic() > until:
-            return done.stdout.split()[0] if done.stdout.split() else None
+        if done.stdout.split():
+            return done.stdout.split()[0]
+        if time.monotonic() > until:
+            return _find_ended(name) if patience_s else None
         time.sleep(LOOK_S)
+
+
+def _find_ended(name: str) -> str | None:
+    """Number of a job of that name that the controller has forgotten and accounting, where there is any, has not."""
+    argv = ["sacct", "-n", "-X", "-P", "-S", "now-30days", "-o", "JobID", f"--name={name}"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=CALL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.split()[0].partition("_")[0] if done.returncode == 0 and done.stdout.split() else None
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:

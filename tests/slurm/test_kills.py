@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.edge.journal import read_events
-from harness.edge.slurm_launcher import _find
+from harness.edge.slurm_launcher import _find, _find_ended
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
@@ -120,3 +120,7 @@ def test_an_array_that_runs_is_found_by_its_name_with_its_own_number(
     lab.wait_for(lambda: lab.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2, 60, "both members run")
     assert _find("mine") == number
     assert _find("nobody's") is None
+    lab.output("scancel", number)
+    lab.wait_for(lambda: _find_ended("mine"), 60, "accounting has heard of it")
+    assert _find_ended("mine") == number
+    assert _find_ended("nobody's") is None

@@ -1,0 +1,32 @@
+"""One launcher at a time for a run on a cluster: two that follow it would both submit what a job lost."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.edge.run_dir import RunDir
+from harness.words.errors import InputError, Problem
+
+
+@contextmanager
+def only_launcher(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock, which the kernel frees when this process ends; InputError when another process holds it."""
+    run.root.mkdir(parents=True, exist_ok=True)
+    with (run.root / "launcher.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            hint = "harness status shows how far it is; end that launcher to follow the run from here"
+            raise InputError(
+                Problem(message=f"another launcher follows this run: {holder}", file=str(run.root), hint=hint)
+            ) from None
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
