@@ -13,7 +13,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
 test: browser slurm lint types ## all checks: ruff, mypy, pytest
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup --durations 20
 
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
