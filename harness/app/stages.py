@@ -41,7 +41,7 @@ from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.jsonable import dumps, loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
 from harness.words.stack import HEADS, ReadyStack, Stack
@@ -89,7 +89,14 @@ def plan_run(request: Request) -> Planned:
 
 def prepare_stacks(planned: Planned) -> Planned:
     """The stacks that the planned cells use, made unless they are there; allocations for those that can be used."""
-    stacks = prepare(asked_stacks(planned.plan.expansion, planned.matrix), say)
+    matrix = planned.matrix
+    try:
+        stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say)
+    except InputError as error:
+        lines = {f"stacks.{name}": matrix.lines.get(("stacks", name)) for name in matrix.stacks}
+        raise InputError(
+            replace(problem, file=matrix.file, line=lines.get(problem.key or "")) for problem in error.problems
+        ) from error
     return replace(planned, plan=_in_stacks(planned.plan, stacks))
 
 

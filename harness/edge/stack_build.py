@@ -20,7 +20,7 @@ from harness.edge.cache import folder, locked
 from harness.edge.pythons import Interpreter
 from harness.edge.run_dir import write_json
 from harness.plan.stacks import EnvironmentRequest
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.jsonable import dumps
 
 FORMAT = 1  # of the environments; a new number makes all of them anew
@@ -127,13 +127,13 @@ def _uv(arguments: list[str], target: Path) -> None:
 
 
 def find_uv() -> str:
-    """uv of this environment, else of PATH, else of the checkout's own setup; InfrastructureError without one."""
+    """uv of this environment, else of PATH, else of the checkout's own setup; InputError without one."""
     beside = Path(sys.executable).parent / "uv"
     own = Path(__file__).resolve().parents[2] / ".venv-tools" / "uv" / "bin" / "uv"
     for candidate in (str(beside), shutil.which("uv"), str(own)):
         if candidate and _runs(candidate):
             return candidate
-    raise InfrastructureError("uv is not there, and stacks of packages are made with it; install it: pip install uv")
+    raise InputError("uv is not there, and stacks of packages are made with it; install it: pip install uv")
 
 
 def _runs(uv: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.edge.cache import folder, locked
 from harness.edge.stack_build import Say
 from harness.plan.stacks import is_url
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.stack import Checkout
 
 GIT_TIMEOUT_S = 1800.0
@@ -23,7 +23,7 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
     if not is_url(checkout.repository):
         path = Path(checkout.repository)
         if not path.exists():
-            raise InfrastructureError(f"no git repository at {path}")
+            raise InputError(f"no git repository at {path}")
         return path
     mirror = _mirror_place(checkout)
     if fetch:
@@ -56,11 +56,11 @@ def _mirror(checkout: Checkout, mirror: Path) -> None:
 
 
 def commit_of(checkout: Checkout, *, fetch: bool) -> str:
-    """The full hash of the commit; InfrastructureError when the repository has no such ref, or is not there."""
+    """The full hash of the commit; InputError when the repository has no such ref, or is not there."""
     repository = repository_of(checkout, fetch=fetch)
     commit = _commit(repository, checkout.ref) if repository.exists() else None
     if commit is None:
-        raise InfrastructureError(f"{checkout.repository} has no commit, tag or branch {checkout.ref!r}")
+        raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref!r}")
     return commit
 
 

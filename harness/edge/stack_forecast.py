@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.edge import pythons, stack_build, stack_checkout
 from harness.edge.stacks import ready_stack, torch_version
 from harness.plan.stacks import EnvironmentRequest, environment_request
-from harness.words.errors import InfrastructureError
+from harness.words.errors import HarnessError, InfrastructureError
 from harness.words.stack import Checkout, ReadyStack, Stack
 
 KEPT, TO_MAKE, IMPOSSIBLE = "kept", "to make", "impossible"
@@ -71,7 +71,7 @@ def _checkout(checkout: Checkout) -> tuple[Part, str]:
         return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), ""
     try:
         commit = stack_checkout.commit_of(checkout, fetch=False)
-    except InfrastructureError as error:
+    except HarnessError as error:
         if mirror is not None:  # it may be there after a fetch
             return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), ""
         return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
@@ -96,7 +96,7 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
         try:
             python = pythons.find(request.pythons)
             stack_build.find_uv()
-        except InfrastructureError as error:
+        except HarnessError as error:
             return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
         place, state = stack_build.place_of(request, pythons.release_of(python)), TO_MAKE
     version = Path(place).name.removeprefix("py").partition("-")[0]

@@ -19,7 +19,7 @@ from harness.edge.pythons import Interpreter
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import environment_request
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.outcomes import Rejection
 from harness.words.stack import ModuleHome, ReadyStack, Stack
 
@@ -30,7 +30,13 @@ _SOURCE = "the stack under test"
 
 
 def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
-    """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it."""
+    """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
+
+    InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there; and when
+    uv is missing. Problems are keyed stacks.<name>.
+    """
+    stacks = list(stacks)
+    _check(stacks)
     ready = {}
     for stack in stacks:
         try:
@@ -39,6 +45,23 @@ def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
             say(f"stack {stack.name} cannot be made: {error}")
             ready[stack.name] = ReadyStack(asked=stack, error=str(error))
     return ready
+
+
+def _check(stacks: Iterable[Stack]) -> None:
+    problems: list[Problem] = []
+    for stack in stacks:
+        try:
+            for checkout in stack.checkouts:
+                stack_checkout.commit_of(checkout, fetch=True)
+            request = environment_request(stack, torch_version())
+            if request is not None and stack_build.built(request) is None:
+                stack_build.find_uv()
+        except InputError as error:
+            problems += [replace(problem, key=f"stacks.{stack.name}") for problem in error.problems]
+        except InfrastructureError:
+            pass  # preparing it meets and tells it
+    if problems:
+        raise InputError(problems)
 
 
 def _prepare(stack: Stack, say: Say) -> ReadyStack:

@@ -102,6 +102,14 @@ def test_the_run_is_undecided_and_says_so(ran: Ran) -> None:
     assert ran.report.verdict == "error"
 
 
+def test_a_ref_that_is_not_there_is_bad_input_with_its_line(tmp_path: Path) -> None:
+    text = "name: t\nmatrix: {packing: reference, stack: s}\nstacks:\n  s: {checkout: ., ref: gone, package: skyrl}\n"
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path, env={"HARNESS_STACKS": str(tmp_path / "kept")})
+    assert done.returncode == 2
+    assert f"small.yaml:4: stacks.s: {tmp_path} has no commit, tag or branch 'gone'" in " ".join(done.stderr.split())
+    assert not (tmp_path / "reports").exists()
+
+
 def test_a_path_file_in_the_environment_does_not_go_unnoticed(ran: Ran, tmp_path: Path) -> None:
     """As `pip install -e` of another checkout leaves it: found before the packages of the environment."""
     (site,) = (ran.kept / "environments").glob("*/lib/python3.*/site-packages")

@@ -13,7 +13,7 @@ import pytest
 from harness.edge import stack_build
 from harness.edge.stack_build import build, built, key_of, place_of
 from harness.plan.stacks import EnvironmentRequest
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SIX = EnvironmentRequest(pythons=(VERSION,), packages=("six==1.16.0",))
@@ -99,7 +99,7 @@ def test_every_part_of_a_request_is_in_its_key() -> None:
 
 def test_without_uv_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
-    with pytest.raises(InfrastructureError, match=r"uv is not there.*pip install uv"):
+    with pytest.raises(InputError, match=r"uv is not there.*pip install uv"):
         stack_build.find_uv()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.edge.stack_checkout import commit_of, make, place_of
-from harness.words.errors import InfrastructureError
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.stack import Checkout
 
 _IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -114,18 +114,18 @@ def test_a_url_is_mirrored_and_fetched_when_it_lacks_the_ref(source: Path) -> No
 
 @pytest.mark.usefixtures("kept")
 def test_without_fetching_a_url_that_is_not_mirrored_is_said_to_be_unknown(source: Path) -> None:
-    with pytest.raises(InfrastructureError, match="has no commit, tag or branch 'main'"):
+    with pytest.raises(InputError, match="has no commit, tag or branch 'main'"):
         commit_of(checkout_of(f"file://{source}", "main"), fetch=False)
 
 
 @pytest.mark.parametrize("ref", ["no-such-branch", "0123456789", "--all"])
 @pytest.mark.usefixtures("kept")
 def test_a_ref_that_is_not_there_is_named(source: Path, ref: str) -> None:
-    with pytest.raises(InfrastructureError, match=f"has no commit, tag or branch '{ref}'"):
+    with pytest.raises(InputError, match=f"has no commit, tag or branch '{ref}'"):
         commit_of(checkout_of(source, ref), fetch=True)
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureError, match="no git repository at"):
+    with pytest.raises(InputError, match="no git repository at"):
         commit_of(checkout_of(tmp_path / "none", "main"), fetch=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge import stacks
+from harness.edge import stack_build, stacks
 from harness.edge.stack_forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
 from harness.edge.stacks import agent_environment, copy_node_code, prepare
+from harness.words.errors import InputError
 from harness.words.stack import Checkout, ModuleHome, ReadyStack, Stack
 from tests.edge.test_stack_checkout import git, repository
 
@@ -81,6 +82,26 @@ def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Pa
     assert "/nowhere/python does not run" in ready["gone"].error
     assert ready["there"].usable
     assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
+
+
+def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_made(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
+    source = repository(tmp_path / "lm")
+    wrong = [
+        Stack(name="ref", checkouts=(Checkout(package="megatron-lm", repository=str(source), ref="gone"),)),
+        Stack(name="place", checkouts=(Checkout(package="skyrl", repository="/nowhere", ref="main"),)),
+        Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
+    ]
+    with pytest.raises(InputError) as caught:
+        prepare(wrong, lambda text: pytest.fail(text))
+    assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
+        f"stacks.ref: {source} has no commit, tag or branch 'gone'",
+        "stacks.place: no git repository at /nowhere",
+        "stacks.wheel: uv is not there, and stacks of packages are made with it",
+    ]
+    assert not kept.exists()
 
 
 def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
