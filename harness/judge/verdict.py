@@ -39,8 +39,8 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference_outcome: Outcome
     findings = _findings(evidence, with_reference=not no_reference)
     lanes = _lanes(evidence, findings, bool(no_reference))
     outcome, reason = _outcome(evidence, lanes, no_reference)
-    outcome, reason = _expected(evidence.cell.xfail, outcome, reason, today)
-    return CellVerdict(outcome, lanes, findings, reason)
+    verdict = CellVerdict(outcome, lanes, findings, reason)
+    return _expected(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
 
 
 def _skipped() -> dict[Lane, LaneVerdict]:
@@ -150,15 +150,27 @@ def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_referenc
     return Outcome.PASS, ""
 
 
-def _expected(xfail: XFail | None, outcome: Outcome, reason: str, today: str) -> tuple[Outcome, str]:
+def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
     """Apply the matrix's xfail entry. ISO dates compare as text."""
-    if xfail is None:
-        return outcome, reason
     known = f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason
-    if outcome is Outcome.FAIL:
+    if verdict.outcome is Outcome.FAIL:
         if xfail.expires and xfail.expires < today:
-            return outcome, f"the xfail entry expired on {xfail.expires}: {known}"
-        return Outcome.XFAIL, known
-    if outcome is Outcome.PASS:
-        return Outcome.XPASS, f"passed, though the matrix expects a failure: {known}"
-    return outcome, reason
+            return verdict._replace(reason=f"the xfail entry expired on {xfail.expires}: {known}")
+        other = _elsewhere(xfail, verdict)
+        if other:
+            return verdict._replace(reason=f"fails, but not as the xfail entry states: {other}; expected: {known}")
+        return verdict._replace(outcome=Outcome.XFAIL, reason=known)
+    if verdict.outcome is Outcome.PASS:
+        outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
+        return verdict._replace(outcome=outcome, reason=f"passed, though the matrix expects a failure: {known}")
+    return verdict
+
+
+def _elsewhere(xfail: XFail, verdict: CellVerdict) -> str:
+    """How the failure differs from the one that the entry states; empty when it does not."""
+    failed = [lane.value for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
+    if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:
+        return f"{' and '.join(failed)} failed, not {' and '.join(xfail.lanes)}"
+    messages = [finding.message for finding in verdict.findings if finding.severity is Severity.ERROR]
+    missing = [text for text in xfail.says if not any(text in message for message in messages)]
+    return f"no finding says {' nor '.join(map(repr, missing))}" if missing else ""

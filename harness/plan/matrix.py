@@ -254,7 +254,8 @@ def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
         entry = problems.validate(XFailEntry, item, (*path, number), {})
         if entry:
             expires = entry.expires.isoformat() if isinstance(entry.expires, date) else ""
-            entries.append(XFail(pattern=entry.pattern, reason=entry.reason, link=entry.link, expires=expires))
+            plain = {name: getattr(entry, name) for name in ("pattern", "reason", "link", "strict")}
+            entries.append(XFail(**plain, expires=expires, lanes=tuple(entry.lanes), says=tuple(entry.says)))
     return tuple(entries)
 
 

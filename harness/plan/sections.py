@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.plan.section import SAFE_NAME, Section, one_of
 from harness.plan.stacks import StackLayer
 from harness.words.cell import DATA_PATHS, ModelConfig, TrainConfig
+from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
 from harness.words.stack import DEFAULT
 from harness.words.tolerances import BOUND_NAMES, DEFAULTS
@@ -197,6 +198,9 @@ def _iso_date(value: Any) -> Any:
     return value
 
 
+LaneName = Annotated[str, one_of(*(lane.value for lane in Lane)), Field(json_schema_extra={"enum": [*Lane]})]
+
+
 class XFailEntry(Section):
     """A known failure."""
 
@@ -206,6 +210,13 @@ class XFailEntry(Section):
     expires: Annotated[date, BeforeValidator(_iso_date)] | None = Field(
         default=None, description="Date after which the failure counts again."
     )
+    lanes: list[LaneName] = Field(
+        default_factory=list, description="Lanes that fail; any other set of lanes is a FAIL."
+    )
+    says: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that must each stand in a finding; else it fails elsewhere: FAIL."
+    )
+    strict: bool = Field(default=False, description="A cell that passes is a FAIL, not an XPASS.")
 
 
 Cluster = Annotated[str, Field(min_length=1)]

@@ -20,6 +20,9 @@ class XFail:
     reason: str
     link: str = ""
     expires: str = ""  # ISO date; an expired entry no longer excuses a failure
+    lanes: tuple[str, ...] = ()  # that must fail, and no others; empty: any
+    says: tuple[str, ...] = ()  # texts that must each stand in a finding: the place where it fails
+    strict: bool = False  # a pass is a failure too
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from harness.judge import fault_classes
@@ -203,6 +206,30 @@ def test_xfail_excuses_a_failure_until_it_expires() -> None:
         assert verdict.outcome is outcome
         assert "no metadata on middle stages (https://example.org/4092)" in verdict.reason
         assert verdict.findings
+
+
+@pytest.mark.parametrize(
+    ("stated", "outcome", "reason"),
+    [
+        ({"lanes": ("numerics",)}, Outcome.XFAIL, "no metadata on middle stages"),
+        ({"lanes": ("metadata", "numerics")}, Outcome.FAIL, "numerics failed, not metadata and numerics"),
+        ({"lanes": ("throughput",)}, Outcome.FAIL, "numerics failed, not throughput"),
+        ({"says": ("grad", "norm")}, Outcome.XFAIL, "no metadata on middle stages"),
+        ({"says": ("norm", "stage 7")}, Outcome.FAIL, "no finding says 'stage 7'"),
+    ],
+)
+def test_xfail_excuses_only_the_failure_that_it_states(stated: Any, outcome: Outcome, reason: str) -> None:
+    evidence = evidence_for(config_of("sft"), xfail=replace(KNOWN, **stated))
+    evidence.records[0].steps[0].grad_norm = 9.0
+    verdict = judge(evidence)
+    assert verdict.outcome is outcome
+    assert reason in verdict.reason
+
+
+def test_a_pass_is_a_failure_where_xfail_is_strict() -> None:
+    verdict = judge(evidence_for(config_of("sft"), xfail=replace(KNOWN, strict=True)))
+    assert verdict.outcome is Outcome.FAIL
+    assert "passed, though the matrix expects a failure" in verdict.reason
 
 
 def test_xfail_does_not_excuse_infrastructure_and_shows_a_pass() -> None:
