@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence, Sighting, Truth
+from harness.judge.places import Place
 from harness.words.packing import PackedParams
 from harness.words.records import SeenParams
 
@@ -86,3 +88,20 @@ def judged(evidence: CellEvidence) -> Iterator[tuple[Sighting, SeenParams, Truth
         if key not in known:
             known[key] = value_problems(seen, truth.params)
         yield sighting, seen, truth, known[key]
+
+
+def missing_class(evidence: CellEvidence, places: list[Place]) -> str:
+    """Class of packed params or offsets that are not there, after the chunks, stages or ranks that lack them."""
+    last = evidence.last_stage
+    stages = {place.at.pp for place in places}
+    if {place.leg for place in places} == {"training"}:
+        return fault_classes.LOST_IN_MODEL
+    if all(place.chunk > 0 for place in places):
+        return fault_classes.LATER_CHUNKS
+    if stages <= set(range(1, last)):
+        return fault_classes.MIDDLE_STAGES
+    if last > 0 and stages == {last}:
+        return fault_classes.LAST_STAGE
+    if all(place.at.tp > 0 for place in places):
+        return fault_classes.TP_RANKS
+    return fault_classes.MISSING

@@ -1,4 +1,4 @@
-"""matrices/releases.yaml: wheels fail where they are known to, and only there. Makes an environment for each release."""
+"""matrices/releases.yaml: wheels fail where they are known to, and only there. Makes an environment for each."""
 
 from __future__ import annotations
 

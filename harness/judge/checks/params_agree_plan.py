@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence, Truth
-from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, judged, structure
+from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, judged, missing_class, structure
 from harness.judge.places import Place, fold, listed, reach
 from harness.words.outcomes import Finding, Lane
 
@@ -22,8 +22,10 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 
 def _finding(evidence: CellEvidence, wrong: list[tuple[Place, Wrong, Truth]]) -> Finding:
-    first, where = fold([place for place, _, _ in wrong])
+    places = [place for place, _, _ in wrong]
+    first, where = fold(places)
     problem, truth = next((problem, truth) for place, problem, truth in wrong if place == first)
+    missing = missing_class(evidence, places)
     stale = _other_micro_batch(evidence, first, problem)
     notes = [f"these are the values of micro-batch {stale}"] if stale is not None else []
     if isinstance(problem.measured, list) and (truth.params and truth.params.cu_seqlens_q_padded) is None:
@@ -32,7 +34,7 @@ def _finding(evidence: CellEvidence, wrong: list[tuple[Place, Wrong, Truth]]) ->
     return Finding(
         lane=Lane.METADATA,
         check="params_agree_plan",
-        fault_class=fault_classes.STALE if stale is not None else _fault_class(problem, truth),
+        fault_class=fault_classes.STALE if stale is not None else _fault_class(problem, truth, missing),
         message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
         f"{reach(where)}{''.join('; ' + note for note in notes)}",
         where={**where, "field": problem.field},
@@ -56,8 +58,11 @@ def _other_micro_batch(evidence: CellEvidence, place: Place, problem: Wrong) -> 
     return None
 
 
-def _fault_class(problem: Wrong, truth: Truth) -> str:
+def _fault_class(problem: Wrong, truth: Truth, missing: str) -> str:
+    """`missing` is the class of offsets that are not there."""
     params = truth.params
+    if problem.field in OFFSETS and problem.measured is None:
+        return missing
     if problem.field in LONGEST or params is None:
         return fault_classes.MAX_SEQLEN
     real, padded = params.cu_seqlens_q, params.cu_seqlens_q_padded

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.judge import fault_classes
 from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence
+from harness.judge.params import missing_class
 from harness.judge.places import Place, fold, reach
 from harness.words.outcomes import Finding, Lane
 
@@ -33,7 +33,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         Finding(
             lane=Lane.METADATA,
             check="params_present",
-            fault_class=_fault_class(evidence, places),
+            fault_class=missing_class(evidence, places),
             message=f"no packed params at {first}{reach(where)}",
             where=where,
             measured=None,
@@ -65,20 +65,3 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
                     yield Place(
                         rank=rank, at=at, leg="training", step=step, micro_batch=micro_batch, chunk=chunk, layer=layer
                     )
-
-
-def _fault_class(evidence: CellEvidence, places: list[Place]) -> str:
-    """Named after the chunks, stages or ranks that lack them."""
-    last = evidence.last_stage
-    stages = {place.at.pp for place in places}
-    if {place.leg for place in places} == {"training"}:
-        return fault_classes.LOST_IN_MODEL
-    if all(place.chunk > 0 for place in places):
-        return fault_classes.LATER_CHUNKS
-    if stages <= set(range(1, last)):
-        return fault_classes.MIDDLE_STAGES
-    if last > 0 and stages == {last}:
-        return fault_classes.LAST_STAGE
-    if all(place.at.tp > 0 for place in places):
-        return fault_classes.TP_RANKS
-    return fault_classes.MISSING

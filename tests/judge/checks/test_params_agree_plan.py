@@ -84,3 +84,18 @@ def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
         alter_params(record, add_padded)
 
     assert judge(evidence).findings == []
+
+
+def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
+    """PackedSeqParams without cu_seqlens: middle stages of --sft in Megatron-LM 0.17.1, tp rank 1."""
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+
+    def empty(seen: SeenParams) -> None:
+        seen.cu_seqlens_q = seen.cu_seqlens_kv = None
+
+    for stage in (1, 2):
+        for record in at(evidence, pp=stage, tp=1):
+            alter_params(record, empty)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert (finding.where["ranks"], finding.where["field"], finding.measured) == ([3, 5], "cu_seqlens_q", None)
+    assert finding.fault_class == fault_classes.MIDDLE_STAGES
