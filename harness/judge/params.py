@@ -11,6 +11,7 @@ from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence, Sighting, Truth
 from harness.judge.places import Place
 from harness.words.packing import PackedParams
+from harness.words.packing_style import PackingStyle
 from harness.words.records import SeenParams
 
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -49,13 +50,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def form_problems(seen: SeenParams) -> list[Wrong]:
+def form_problems(seen: SeenParams, style: PackingStyle) -> list[Wrong]:
     """Element type, rank of the tensor, Python type and format: what kernels refuse or silently misread."""
     wanted: list[tuple[str, Any, Any]] = [("qkv_format", seen.qkv_format, "thd")]
     if seen.cu_seqlens_q is not None:
         wanted.append(("dtype", seen.dtype, "torch.int32"))
         wanted.append(("shape", seen.shape, [len(seen.cu_seqlens_q)]))
-    if seen.max_seqlen_q is not None:
+    if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
         wanted.append(("max_seqlen_type", seen.max_seqlen_type, "int"))
     return [Wrong(field=name, measured=found, expected=right) for name, found, right in wanted if found != right]
 

@@ -54,7 +54,8 @@ def _state(evidence: CellEvidence, sighting: Sighting) -> str:
         return "missing" if evidence.packed else "unpacked"
     if truth is None or truth.params is None:
         return "differs"
-    return "differs" if value_problems(sighting.params, truth.params) or form_problems(sighting.params) else "ok"
+    form = form_problems(sighting.params, evidence.cell.config.style)
+    return "differs" if value_problems(sighting.params, truth.params) or form else "ok"
 
 
 def throughput(evidence: CellEvidence) -> Throughput:

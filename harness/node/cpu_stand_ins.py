@@ -119,7 +119,30 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", tex))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
-    return rows
+    return rows + _transformer_engine()
+
+
+def _transformer_engine() -> list[tuple[Any, str, Any]]:
+    """Kernels of a Transformer Engine that was built without a GPU and is only there to be imported."""
+    kernels = sys.modules.get("transformer_engine_torch")
+    if kernels is None:
+        return []
+    import megatron.core.optimizer as megatron_optimizer
+    import megatron.core.optimizer.clip_grads as clip_grads
+    import megatron.core.optimizer.optimizer as base_optimizer
+    import megatron.core.utils as megatron_utils
+
+    # What Megatron itself takes where Transformer Engine is not installed.
+    return [
+        (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
+        (megatron_optimizer, "Adam", torch.optim.AdamW),
+        (megatron_optimizer, "USING_PYTORCH_OPTIMIZER", True),
+        (clip_grads, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
+        (clip_grads, "l2_norm_impl", megatron_utils.local_multi_tensor_l2_norm),
+        (clip_grads, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),
+        (base_optimizer, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
+        (base_optimizer, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),
+    ]
 
 
 def install() -> list[str]:

@@ -15,17 +15,18 @@ from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
+from harness.words.packing_style import UNPACKED
 from harness.words.stack import DEFAULT
 
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
 _OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "ep": 1, "vpp": 1, "sp": None}
-_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto", "stack": DEFAULT}
+_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto", "stack": DEFAULT, "forbidden": ""}
 # Axis -> its resolved value in a cell.
 _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
-    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "stack")},
+    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "stack", "forbidden")},
     **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
     **{name: attrgetter(name) for name in DOTTED},
     "packing": attrgetter("data_path"),
@@ -64,6 +65,7 @@ class Resolver:
             dtype=values["dtype"],
             attention=values["attention"],
             stack=values["stack"],
+            forbidden=values["forbidden"],
             model=model,
             train=train,
             documents=documents,
@@ -102,7 +104,7 @@ class Resolver:
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
         """Options of the combination; an unpacked cell keeps only those of the loss."""
-        names = _LOSS_OPTIONS if values["packing"] == "unpacked" else _OPTIONS
+        names = _LOSS_OPTIONS if values["packing"] in UNPACKED else _OPTIONS
         key = (names, *[values[name] for name in names])
         if key not in self._options:
             self._options[key] = PackingOptions(**{name: values[name] for name in names})
@@ -125,6 +127,7 @@ def reference_config(config: CellConfig, attention: str) -> CellConfig:
         config,
         layout=Layout(),
         data_path="unpacked",
+        forbidden="",
         micro_batch_size=1,
         attention=attention,
         options=PackingOptions(),

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.plan.section import SAFE_NAME, Section, one_of
 from harness.plan.stacks import StackLayer
-from harness.words.cell import DATA_PATHS, ModelConfig, TrainConfig
+from harness.words.cell import DATA_PATHS, FORBIDDEN, ModelConfig, TrainConfig
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
 from harness.words.stack import DEFAULT
@@ -42,6 +42,7 @@ AutoCount = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
 Packing = Annotated[str, one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
+Forbidden = Annotated[str, one_of("", *FORBIDDEN), Field(json_schema_extra={"enum": ["", *FORBIDDEN]})]
 Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
 Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
 BoundName = Annotated[str, one_of(*BOUND_NAMES, "ratio_screen")]
@@ -147,6 +148,9 @@ class AxisRow(OptionsSection):
     packing: Packing = Field(default="reference", description="Data path under test.")
     dtype: Dtype = Field(default="fp32", description="Compute dtype.")
     attention: Attention = Field(default="auto", description="Attention kernel.")
+    forbidden: Forbidden = Field(
+        default="", description="With packing `rules`: the combination that upstream must refuse."
+    )
     stack: Name = Field(default=DEFAULT, description="Software under test: a name under `stacks`, or `default`.")
 
 

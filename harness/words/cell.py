@@ -10,11 +10,21 @@ from typing import Any
 from harness.words.documents import Document, DocumentsConfig, documents_of_step
 from harness.words.jsonable import dumps
 from harness.words.layout import Layout
-from harness.words.packing import MicroBatch, PackingStyle, packing_style, plan_step
+from harness.words.packing import MicroBatch, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
+from harness.words.packing_style import PackingStyle, packing_style
 from harness.words.stack import DEFAULT
 
-DATA_PATHS = ("unpacked", "reference", "sft", "scheduler", "skyrl")
+FORBIDDEN = (  # cases of the data path `rules`
+    "offline-micro-batch-2",
+    "in-batch-micro-batch-1",
+    "cp-seq-length",
+    "cp-mean-loss",
+    "cp-average-in-collective",
+    "pad-cu-seqlens-free-rows",
+    "offline-and-in-batch",
+)
+DATA_PATHS = ("unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_long", "rules")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,7 @@ class CellConfig:
     dtype: str = "fp32"
     attention: str = "auto"  # auto | reference; resolved on the node by what is there
     stack: str = DEFAULT
+    forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
@@ -91,7 +102,7 @@ def cell_name(config: CellConfig) -> str:
     parts += [f"{name}{getattr(layout, name)}" for name in ("dp", "ep", "vpp") if getattr(layout, name) > 1]
     if layout.tp > 1 and not layout.sp:
         parts.append("nosp")
-    parts.append(config.data_path)
+    parts += [config.data_path] + ([config.forbidden] if config.forbidden else [])
     if config.micro_batch_size > 1:
         parts.append(f"mbs{config.micro_batch_size}")
     parts += config.options.name_parts()
@@ -106,7 +117,15 @@ def cell_name(config: CellConfig) -> str:
 def cell_id(config: CellConfig) -> str:
     """Stable id: the readable name plus eight hex digits of the resolved configuration."""
     shared = (config.layout, config.model, config.train, config.documents, config.options)
-    rest = (config.data_path, config.micro_batch_size, config.dtype, config.attention, config.stack, config.fault)
+    rest: tuple[Any, ...] = (
+        config.data_path,
+        config.micro_batch_size,
+        config.dtype,
+        config.attention,
+        config.stack,
+        config.fault,
+    )
+    rest += (config.forbidden,) if config.forbidden else ()
     digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"
 

@@ -12,65 +12,9 @@ from dataclasses import dataclass
 
 from harness.words.documents import Document
 from harness.words.layout import Layout
-from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
+from harness.words.packing_style import PackingStyle, align_up
 
 PAD = -1  # document index of a padding slot
-
-
-def align_up(value: int, multiple: int) -> int:
-    """Smallest multiple of `multiple` that is >= value."""
-    return -(-value // multiple) * multiple
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackingStyle:
-    """How a data path lays documents into rows."""
-
-    packed: bool
-    document_multiple: int  # every document is padded to a multiple of this many tokens
-    last_token_slots: int = 0  # 1: a document's last token, which has no label of its own, takes a slot too
-    row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
-    real_lengths: bool  # metadata tells real lengths beside padded ones
-    split_last: bool = False  # how more rows are made: `_split_last`; else `_split_widest`
-
-    def size(self, document: Document) -> int:
-        """Slots of a document with its padding, unless it also takes the tail of its row."""
-        return align_up(document.length + self.last_token_slots, self.document_multiple)
-
-
-def packing_style(
-    data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
-) -> PackingStyle:
-    """The layout rules of each data path.
-
-    `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): all length + 1 tokens
-    of a document are in the row, and the last one's label, the next document's first target, is masked out; documents
-    are padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl`
-    follows preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
-    `scheduler` follows DpBalancedScheduler, which is given documents that are padded already, as for the reference.
-    Packing options do not touch `unpacked`.
-    """
-    asked = options.pad_seq_to_mult
-    if data_path == "unpacked":
-        return PackingStyle(packed=False, document_multiple=1, row_length=seq_length, real_lengths=False)
-    if data_path == "reference":
-        row_length = seq_length if options.pad_to_max_length else None
-        multiple = asked or layout.alignment
-        return PackingStyle(packed=True, document_multiple=multiple, row_length=row_length, real_lengths=True)
-    if data_path == "sft":
-        multiple = asked or (2 * layout.cp if layout.cp > 1 else 1)
-        return PackingStyle(
-            packed=True, document_multiple=multiple, last_token_slots=1, row_length=seq_length, real_lengths=False
-        )
-    if data_path == "scheduler":
-        multiple = asked or layout.alignment
-        return PackingStyle(
-            packed=True, document_multiple=multiple, row_length=None, real_lengths=False, split_last=True
-        )
-    if data_path == "skyrl":
-        multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
-        return PackingStyle(packed=True, document_multiple=multiple, row_length=None, real_lengths=False)
-    raise ValueError(f"unknown data path {data_path!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +31,13 @@ class Row:
     """One row of the batch dimension before rows of a micro-batch are merged."""
 
     placed: tuple[PlacedDocument, ...]
+    tail: int = 0  # slots after the last document that are a segment of their own
 
     @property
     def length(self) -> int:
         """Physical length in slots."""
         last = self.placed[-1]
-        return last.start + last.padded_length
+        return last.start + last.padded_length + self.tail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +57,21 @@ class PackedParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackMetadata:
+    """What Megatron-Bridge notes of all rows of a packed file, so that metadata can have one shape everywhere."""
+
+    most_documents: int  # in a row
+    longest: int  # document with its padding, slots
+    shortest_row: int  # documents with their padding, slots
+
+
+@dataclass(frozen=True, kw_only=True)
 class MicroBatch:
     """Rows that go through the model together; packed rows are merged into one stream of shape (1, slots)."""
 
     rows: tuple[Row, ...]
     style: PackingStyle
+    metadata: PackMetadata | None = None  # of the step, where the style has fixed_entries
 
     @property
     def placed(self) -> list[PlacedDocument]:
@@ -149,10 +104,14 @@ class MicroBatch:
         if not self.style.packed:
             return None
         real, padded = [0], [0]
-        for item in self.placed:
-            real.append(real[-1] + item.document.length)
-            padded.append(padded[-1] + item.padded_length)
-        longest = max(item.padded_length for item in self.placed)
+        for length, padded_length in self._segments():
+            real.append(real[-1] + length)
+            padded.append(padded[-1] + padded_length)
+        longest = max(padded_length for _, padded_length in self._segments())
+        if self.metadata is not None:  # 0, each document, the tail: GPTSFTPackedDataset.collate_fn
+            missing = self.metadata.most_documents + 2 - len(padded)
+            real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
+            longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
         beside = outer if self.style.real_lengths else None
@@ -165,12 +124,22 @@ class MicroBatch:
             max_seqlen_kv=longest,
         )
 
+    def _segments(self) -> list[tuple[int, int]]:
+        """(real, padded length) of every segment of the merged stream: documents, and rows' tails."""
+        segments = []
+        for row in self.rows:
+            segments += [(item.document.length, item.padded_length) for item in row.placed]
+            segments += [(0, row.tail)] if row.tail else []
+        return segments
+
     def slot_owners(self) -> list[tuple[int, int]]:
         """(document index or PAD, position within the segment) of every slot of the merged stream."""
         owners = []
-        for item in self.placed:
-            for position in range(item.padded_length):
-                owners.append((item.document.index if position < item.document.length else PAD, position))
+        for row in self.rows:
+            for item in row.placed:
+                for position in range(item.padded_length):
+                    owners.append((item.document.index if position < item.document.length else PAD, position))
+            owners += [(PAD, position) for position in range(row.tail)]
         return owners
 
     def local_slots(self, cp: int, cp_rank: int) -> list[list[int]]:
@@ -179,8 +148,8 @@ class MicroBatch:
         Packed: one merged row, zigzag per document. Unpacked: one list per row, zigzag over the whole row.
         """
         if self.style.packed:
-            bounds = [item.start for item in self.placed] + [self.slots]
-            return [zigzag(bounds, cp, cp_rank)]
+            lengths = (padded_length for _, padded_length in self._segments())
+            return [zigzag([0, *itertools.accumulate(lengths)], cp, cp_rank)]
         length = self.rows[0].length
         return [zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))]
 
@@ -205,11 +174,25 @@ def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
 
 
 def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
-    """Rows of at most seq_length slots holding the documents in order (next fit).
+    """Rows of at most seq_length slots holding the documents in order (next fit), or as `longest_first` says.
 
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
     for that.
     """
+    groups = (
+        _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
+    )
+    made = len(groups)
+    while len(groups) % multiple:
+        if not (_split_last(groups, made) if style.split_last else _split_widest(groups)):
+            raise ValueError(
+                f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
+                f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
+            )
+    return [_place(group, style, seq_length) for group in groups]
+
+
+def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
     groups: list[list[Document]] = []
     used = 0
     for document in documents:
@@ -220,14 +203,23 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
         else:
             groups.append([document])
             used = size
-    made = len(groups)
-    while len(groups) % multiple:
-        if not (_split_last(groups, made) if style.split_last else _split_widest(groups)):
-            raise ValueError(
-                f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
-                f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
-            )
-    return [_place(group, style) for group in groups]
+    return groups
+
+
+def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
+    """Longest first into the first row with room; equally long documents keep their order."""
+    groups: list[list[Document]] = []
+    free: list[int] = []
+    sizes = [(style.size(document), document) for document in documents]
+    for size, document in sorted(sizes, key=lambda item: -item[0]):
+        place = next((index for index, room in enumerate(free) if room >= size), None)
+        if place is None:
+            place = len(groups)
+            groups.append([])
+            free.append(seq_length)
+        groups[place].append(document)
+        free[place] -= size
+    return groups
 
 
 def _split_widest(groups: list[list[Document]]) -> bool:
@@ -250,16 +242,25 @@ def _split_last(groups: list[list[Document]], made: int) -> bool:
     return last is not None
 
 
-def _place(documents: Sequence[Document], style: PackingStyle) -> Row:
+def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> Row:
     placed = []
     start = 0
     for index, document in enumerate(documents):
         size = style.size(document)
-        if style.row_length is not None and index == len(documents) - 1:
+        if style.row_length is not None and not style.tail_segment and index == len(documents) - 1:
             size = style.row_length - start
         placed.append(PlacedDocument(document=document, start=start, padded_length=size))
         start += size
-    return Row(placed=tuple(placed))
+    filled = style.row_length or min(align_up(start, style.tail_multiple), seq_length)
+    return Row(placed=tuple(placed), tail=filled - start if style.tail_segment else 0)
+
+
+def _metadata(rows: Sequence[Row]) -> PackMetadata:
+    return PackMetadata(
+        most_documents=max(len(row.placed) for row in rows),
+        longest=max(item.padded_length for row in rows for item in row.placed),
+        shortest_row=min(row.length - row.tail for row in rows),
+    )
 
 
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:
@@ -272,8 +273,9 @@ def plan_step(
 ) -> list[list[MicroBatch]]:
     """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size."""
     rows = pack(documents, style, seq_length=seq_length, multiple=row_multiple(layout, micro_batch_size))
+    metadata = _metadata(rows) if style.fixed_entries else None
     blocks = [
-        MicroBatch(rows=tuple(rows[start : start + micro_batch_size]), style=style)
+        MicroBatch(rows=tuple(rows[start : start + micro_batch_size]), style=style, metadata=metadata)
         for start in range(0, len(rows), micro_batch_size)
     ]
     return [blocks[dp :: layout.dp] for dp in range(layout.dp)]

@@ -55,6 +55,18 @@ class BatchSeen:
 
 
 @dataclass(kw_only=True)
+class Refusal:
+    """What an upstream validator said to a forbidden combination, and to the nearest allowed one."""
+
+    validator: str
+    wanted: str  # pattern of a message that names the broken rule
+    clear: bool  # the message matches
+    type: str | None = None  # of the exception; None: upstream accepted the forbidden combination
+    message: str | None = None
+    allowed_refused: str | None = None  # message, when even the allowed combination was refused
+
+
+@dataclass(kw_only=True)
 class LayerSeen:
     """What the attention of one layer received for one micro-batch of the training leg."""
 
@@ -162,6 +174,7 @@ class RankRecord:
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
     batches: list[BatchSeen] = field(default_factory=list)
+    refusal: Refusal | None = None  # of the data path `rules`
     layers: list[LayerSeen] = field(default_factory=list)
     steps: list[StepSeen] = field(default_factory=list)
     parameters: list[ParameterSeen] = field(default_factory=list)

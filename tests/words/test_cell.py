@@ -60,6 +60,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "documents": DocumentsConfig(lengths=(1,)),
         "options": PackingOptions(metadata=True),
         "fault": "leak",
+        "forbidden": "cp-mean-loss",
     }
     assert cell_id(replace(CELL, **{name: changed[name]}))[-8:] != cell_id(CELL)[-8:]
 

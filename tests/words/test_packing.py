@@ -12,18 +12,16 @@ from harness.words.packing import (
     PAD,
     MicroBatch,
     PackedParams,
-    PackingStyle,
-    align_up,
     pack,
-    packing_style,
     plan_step,
     row_multiple,
     zigzag,
 )
 from harness.words.packing_options import PackingOptions
+from harness.words.packing_style import PackingStyle, align_up, packing_style
 
 SEQ = 64
-PATHS = st.sampled_from(["unpacked", "reference", "sft", "scheduler", "skyrl"])
+PATHS = st.sampled_from(["unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_long"])
 LENGTHS = st.lists(st.integers(1, SEQ - 1), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
@@ -217,3 +215,45 @@ def test_the_scheduler_moves_last_documents_to_rows_of_their_own_and_leaves_the_
     assert rows_of([20] * 8, 6) == [[0, 1, 2], [3], [6], [7], [5], [4]]
     with pytest.raises(ValueError, match="8 documents make 6 rows"):
         rows_of([20] * 8, 7)
+
+
+def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_their_own() -> None:
+    style = packing_style("bridge_offline", Layout(), SEQ)
+    rows = pack(documents_of([5, 20, 5, 40, 3]), style, seq_length=SEQ, multiple=1)
+    assert [[item.document.index for item in row.placed] for row in rows] == [[3, 1, 4], [0, 2]]
+    assert [(row.tail, row.length) for row in rows] == [(1, 64), (6, 16)]
+    params = MicroBatch(rows=(rows[1],), style=style).params()
+    assert params is not None
+    assert (params.cu_seqlens_q, params.cu_seqlens_q_padded, params.max_seqlen_q) == ((0, 5, 10, 16), None, 6)
+
+
+def test_bridge_offline_tells_real_lengths_only_when_documents_are_padded() -> None:
+    style = packing_style("bridge_offline", Layout(cp=2), SEQ)
+    [row] = pack(documents_of([6, 3]), style, seq_length=SEQ, multiple=1)
+    params = MicroBatch(rows=(row,), style=style).params()
+    assert params is not None
+    assert (params.cu_seqlens_q, params.cu_seqlens_q_padded) == ((0, 6, 9, 9), (0, 8, 12, 16))
+    assert params.max_seqlen_q == 8
+
+
+def test_fixed_entries_are_as_many_in_every_row_and_repeat_the_end() -> None:
+    options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
+    style = packing_style("bridge_offline", Layout(), SEQ, options)
+    [batches] = plan_step(documents_of([40, 3, 50, 2, 1]), style, Layout(), seq_length=SEQ, micro_batch_size=1)
+    found = [batch.params() for batch in batches]
+    assert [params and params.cu_seqlens_q for params in found] == [(0, 50, 53, 55, 56, 64), (0, 40, 64, 64, 64, 64)]
+    assert {params and params.max_seqlen_q for params in found} == {50}
+
+
+@given(lengths=LENGTHS, layout=LAYOUTS)
+def test_tails_belong_to_no_document_and_complete_the_offsets(lengths: list[int], layout: Layout) -> None:
+    style = packing_style("bridge_offline", layout, SEQ)
+    for row in pack(documents_of(lengths), style, seq_length=SEQ, multiple=1):
+        batch = MicroBatch(rows=(row,), style=style)
+        params = batch.params()
+        assert params is not None
+        assert (params.cu_seqlens_q_padded or params.cu_seqlens_q)[-1] == batch.slots
+        assert batch.slots % 16 == 0
+        owners = [owner for owner, _ in batch.slot_owners()]
+        assert len(owners) == batch.slots
+        assert owners[batch.slots - row.tail :] == [PAD] * row.tail

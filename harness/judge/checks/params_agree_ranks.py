@@ -20,7 +20,7 @@ from harness.words.records import SeenParams
 def check(evidence: CellEvidence) -> list[Finding]:
     groups: dict[tuple[int, int, int], list[tuple[Place, SeenParams]]] = {}
     for sighting, seen, _, problems in judged(evidence):
-        if not problems and not form_problems(seen):
+        if not problems and not form_problems(seen, evidence.cell.config.style):
             place = sighting.place
             groups.setdefault((place.at.dp, place.step, place.micro_batch), []).append((place, seen))
     odd: list[tuple[Place, list[str]]] = []

@@ -16,7 +16,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     known: dict[int, list[Wrong]] = {}
     for sighting, seen, _, _ in judged(evidence):
         if id(seen) not in known:
-            known[id(seen)] = form_problems(seen)
+            known[id(seen)] = form_problems(seen, evidence.cell.config.style)
         for problem in known[id(seen)]:
             wrong.setdefault(problem.field, []).append((sighting.place, problem))
     return [_finding(field, places) for field, places in wrong.items()]

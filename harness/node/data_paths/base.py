@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -35,6 +36,11 @@ class RankContext:
     config: CellConfig
     place: Coordinates
     device: Device
+    folder: Path = Path()  # of the attempt: shared by all ranks, kept with the run
+
+    @property
+    def is_rank_zero(self) -> bool:
+        return self.place == Coordinates(tp=0, cp=0, dp=0, pp=0)
 
     def is_first(self, chunk: int) -> bool:
         """Whether the chunk holds the embedding."""

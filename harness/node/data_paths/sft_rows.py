@@ -22,7 +22,7 @@ from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END, PADDING
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
-from harness.words.packing import align_up
+from harness.words.packing_style import align_up
 
 DATASET_MODULE = "megatron.training.datasets.sft_dataset"
 

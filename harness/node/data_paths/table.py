@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from harness.node.data_paths.base import DataPath
+from harness.node.data_paths.bridge_long import BridgeLongPath
+from harness.node.data_paths.bridge_offline import BridgeOfflinePath
 from harness.node.data_paths.reference import ReferencePath
+from harness.node.data_paths.rules import RulesPath
 from harness.node.data_paths.scheduler import SchedulerPath
 from harness.node.data_paths.sft import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
@@ -15,4 +18,7 @@ DATA_PATHS: dict[str, type[DataPath]] = {
     "sft": SftPath,
     "scheduler": SchedulerPath,
     "skyrl": SkyrlPath,
+    "bridge_offline": BridgeOfflinePath,
+    "bridge_long": BridgeLongPath,
+    "rules": RulesPath,
 }

@@ -19,6 +19,9 @@ from harness.words.records import BatchSeen, TensorSeen
 
 def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: Recorder) -> None:
     """Append one BatchSeen per chunk and micro-batch to the record."""
+    if hasattr(path, "refusal"):
+        recorder.progress("metadata", 0, 0, "fetch")
+        recorder.record.refusal = path.refusal()
     truth = StepTruth(context.config, 0, context.place.dp)
     for chunk in range(context.config.layout.vpp):
         iterator = path.iterator(truth, chunk)

@@ -43,7 +43,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.flush()
     _join(config, device, listener)
     model.initialize_parallel(config)
-    context = RankContext(config=config, place=place, device=device)
+    context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     fault = fault_named(config.fault)
     path = DATA_PATHS[config.data_path](context)
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]

@@ -7,7 +7,8 @@ from functools import lru_cache
 from harness.plan.rules.rule import Rule, not_divisible
 from harness.words.cell import CellConfig
 from harness.words.documents import DocumentsConfig, documents_of_step
-from harness.words.packing import PackingStyle, pack, row_multiple
+from harness.words.packing import pack, row_multiple
+from harness.words.packing_style import PackingStyle
 
 _PROBE = "harness: the probe shards whole heads, rows and layers evenly"
 
@@ -60,7 +61,7 @@ def ep_is_one(config: CellConfig) -> str | None:
 
 def documents_by_replicas(config: CellConfig) -> str | None:
     """Unpacked rows are documents, so the documents of a step must split evenly."""
-    if config.data_path != "unpacked":
+    if config.style.packed:
         return None
     documents = config.train.global_batch
     parts = row_multiple(config.layout, config.micro_batch_size)
@@ -69,15 +70,20 @@ def documents_by_replicas(config: CellConfig) -> str | None:
 
 def rows_by_replicas(config: CellConfig) -> str | None:
     """Packed rows can be split until each holds one document, and no further."""
-    if config.data_path == "unpacked":
+    if not config.style.packed:
         return None
     train = config.train
     parts = row_multiple(config.layout, config.micro_batch_size)
-    if train.global_batch % parts == 0:
+    if train.global_batch % parts == 0 and not config.style.longest_first:
         return None  # one document per row always divides
     for step in range(1 if config.documents.mode == "adversarial" else train.steps):
         rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         wanted = -(-rows // parts) * parts
+        if config.style.longest_first and rows % parts:
+            return (
+                f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
+                f"{config.data_path} packs beforehand and cannot split into a multiple of {_parts(config, parts)}"
+            )
         if wanted > train.global_batch:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens; the next "

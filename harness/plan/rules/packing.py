@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.plan.rules.rule import Rule, not_divisible
 from harness.words.cell import CellConfig
-from harness.words.packing import align_up
+from harness.words.packing_style import align_up
 
 
 def seq_length_by_cp(config: CellConfig) -> str | None:
@@ -15,14 +15,15 @@ def seq_length_by_cp(config: CellConfig) -> str | None:
 def seq_length_by_sp(config: CellConfig) -> str | None:
     """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
-    if not config.layout.sp or config.style.row_length is None:
+    style = config.style
+    if not config.layout.sp or (style.row_length is None and not style.tail_segment):
         return None
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
 
 def row_holds_alignment(config: CellConfig) -> str | None:
     """A document cut to seq_length and padded must still fit in a row."""
-    if config.data_path == "unpacked":
+    if not config.style.packed:
         return None
     multiple = config.style.document_multiple
     reason = _seq_length(config, f"{_multiple(config)} = {multiple}", multiple)
@@ -40,10 +41,10 @@ def documents_aligned(config: CellConfig) -> str | None:
     Only pad_seq_to_mult can break it: what a data path derives by itself is aligned.
     """
     layout, multiple = config.layout, config.options.pad_seq_to_mult
-    if multiple is None or config.data_path == "unpacked":
+    if multiple is None or not config.style.packed:
         return None
     needed, why = (2 * layout.cp if layout.cp > 1 else 1), f"2 * cp = 2 * {layout.cp}"
-    if config.data_path != "sft" and layout.sp:
+    if config.data_path == "reference" and layout.sp:
         needed, why = layout.alignment, _alignment_text(config)
     if multiple % needed == 0:
         return None
@@ -88,6 +89,38 @@ def skyrl_pads_by_itself(config: CellConfig) -> str | None:
     return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
 
 
+def forbidden_with_rules(config: CellConfig) -> str | None:
+    if (config.data_path == "rules") == bool(config.forbidden):
+        return None
+    if config.forbidden:
+        return f"forbidden {config.forbidden} is a case of packing rules, and packing is {config.data_path}"
+    return "packing rules needs the axis `forbidden`: the combination that upstream must refuse"
+
+
+def rules_alone(config: CellConfig) -> str | None:
+    if config.data_path != "rules" or (config.layout.world_size == 1 and config.micro_batch_size == 1):
+        return None
+    return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
+
+
+def offline_rows_alone(config: CellConfig) -> str | None:
+    if config.data_path != "bridge_offline" or config.micro_batch_size == 1:
+        return None
+    size = config.micro_batch_size
+    return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
+
+
+def offline_rows_split(config: CellConfig) -> str | None:
+    """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
+    needed, multiple = config.layout.alignment, config.style.tail_multiple
+    if config.data_path != "bridge_offline" or config.options.pad_to_max_length or multiple % needed == 0:
+        return None
+    return (
+        f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
+        f"{multiple} % {needed} = {multiple % needed}; set pad_to_max_length"
+    )
+
+
 def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.pad_to_max_length:
         return None
@@ -101,9 +134,9 @@ def pad_cu_seqlens_needs_metadata(config: CellConfig) -> str | None:
 
 
 def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
-    if not config.options.pad_cu_seqlens:
+    if not config.options.pad_cu_seqlens or config.data_path == "bridge_offline":
         return None
-    return f"packing {config.data_path} does not pad cu_seqlens, and no data path of this version does"
+    return f"packing {config.data_path} does not pad cu_seqlens; only bridge_offline does"
 
 
 def scheduler_makes_micro_batches(config: CellConfig) -> str | None:
@@ -134,6 +167,18 @@ RULES = (
         "packing.skyrl-alignment",
         "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
         skyrl_pads_by_itself,
+    ),
+    Rule("rules.case", "harness: a case for packing rules, and for nothing else", forbidden_with_rules),
+    Rule("rules.one-rank", "harness: validators are asked on one rank", rules_alone),
+    Rule(
+        "packing.offline-micro-batch",
+        "Megatron-Bridge ConfigContainer.validate: offline packing requires micro_batch_size 1",
+        offline_rows_alone,
+    ),
+    Rule(
+        "packing.offline-rows-split",
+        "Megatron-Bridge GPTSFTPackedDataset.collate_fn: pad_seq_length_to_mult 16",
+        offline_rows_split,
     ),
     Rule(
         "packing.pad-cu-seqlens-max-length",

@@ -1,0 +1,109 @@
+"""Megatron-Bridge's training step up to the model: gpt_step.forward_step, called with a model that only looks.
+
+So get_batch, the split over context-parallel ranks and packed_seq_utils are upstream's, in upstream's order, and what
+the model would get is what they made of it. The same call fits releases 0.4 to 0.6.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from harness.node.data_paths.base import Batch, RankContext
+
+
+def missing(*modules: str) -> str | None:
+    """Why the modules of megatron.bridge cannot be imported; None when they can."""
+    for module in modules:
+        try:
+            importlib.import_module(f"megatron.bridge.{module}")
+        except ImportError as error:
+            return f"megatron.bridge.{module} cannot be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def dataset_config(context: RankContext, root: str, specs: Any = None, **dataset_kwargs: Any) -> Any:
+    """Upstream's configuration of a dataset of JSON lines under `root`; packed offline when specs are given."""
+    given: dict[str, Any] = {
+        "dataset_root": root,
+        "seq_length": context.config.train.seq_length,
+        "dataset_kwargs": dataset_kwargs,
+        "do_validation": False,
+        "do_test": False,
+    }
+    try:
+        from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
+    except ModuleNotFoundError:
+        from megatron.bridge.training.config import FinetuningDatasetConfig
+
+        return FinetuningDatasetConfig(packed_sequence_specs=specs, **given)
+    return GPTSFTDatasetConfig(enable_offline_packing=specs is not None, offline_packing_specs=specs, **given)
+
+
+class BridgeStep:
+    """gpt_step.forward_step of one rank. `dataset` is upstream's dataset configuration, which it consults."""
+
+    def __init__(self, context: RankContext, dataset: Any) -> None:
+        from megatron.bridge.training.gpt_step import forward_step
+
+        self.context, self.forward_step = context, forward_step
+        layout = context.config.layout
+        sizes = SimpleNamespace(
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            seq_length=context.config.train.seq_length,
+            mtp_num_layers=None,
+        )
+        switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)
+        cfg = SimpleNamespace(dataset=dataset, model=sizes, rerun_state_machine=switches)
+        self.state = SimpleNamespace(timers=_timers, straggler_timer=_NoTimer(), cfg=cfg)
+        self.sizes = sizes
+
+    def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        """The next micro-batch as upstream hands it to the model, and the loss mask of its loss function."""
+        vp_stage = chunk if self.context.config.layout.vpp > 1 else None
+        model = _Model(self.sizes, vp_stage)
+        _, loss = self.forward_step(self.state, iterator, model)
+        mask = loss.args[0]
+        return Batch(
+            tokens=model.given["input_ids"],
+            labels=model.given["labels"],
+            loss_mask=None if mask is None else mask.float(),
+            position_ids=model.given["position_ids"],
+            params=model.given.get("packed_seq_params"),
+        )
+
+
+class _Model:
+    """Stands where the model stands and keeps its arguments. Process groups are Megatron's own."""
+
+    def __init__(self, config: Any, vp_stage: int | None) -> None:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        self.config, self.vp_stage = config, vp_stage
+        self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
+        self.given: dict[str, Any] = {}
+
+    def __call__(self, **given: Any) -> torch.Tensor:
+        self.given = given
+        return torch.empty(0)
+
+
+def _timers(name: str, log_level: int = 0) -> Any:
+    return SimpleNamespace(start=lambda: None, stop=lambda: None)
+
+
+class _NoTimer:
+    """Used both as `with timer:` and as `with timer(bdata=True):`."""
+
+    def __call__(self, **_: Any) -> _NoTimer:
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass

@@ -1,0 +1,154 @@
+"""Forbidden combinations put to the upstream validators: the software under test must refuse them, and say why.
+
+| validator | releases |
+|---|---|
+| megatron.bridge.training.config.ConfigContainer.validate | megatron-bridge 0.4 to 0.6 |
+
+First the nearest allowed combination must be accepted, else a refusal would prove nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.node.data_paths.bridge_step import missing
+from harness.node.data_paths.unpacked import UnpackedPath
+from harness.words.records import Refusal
+
+
+@dataclass(frozen=True)
+class Case:
+    """`change` makes an allowed configuration forbidden; a clear message of the refusal matches `says`."""
+
+    change: Callable[[Any], None]
+    says: str
+    cp: int = 1
+    in_batch: bool = False  # the allowed configuration packs in batch, not offline
+
+
+def _micro_batch_2(config: Any) -> None:
+    config.train.micro_batch_size = 2
+
+
+def _in_batch_micro_batch_1(config: Any) -> None:
+    config.train.micro_batch_size = 1
+
+
+def _odd_length(config: Any) -> None:
+    config.model.seq_length = config.dataset.seq_length = 66
+
+
+def _mean_loss(config: Any) -> None:
+    config.model.calculate_per_token_loss = False
+
+
+def _average(config: Any) -> None:
+    config.ddp.average_in_collective = True
+
+
+def _fixed_entries(config: Any) -> None:
+    _specs(config).pad_cu_seqlens = True
+
+
+def _set_in_batch(config: Any) -> None:
+    """The switch as validate reads it: pack_sequences_in_batch up to 0.5, enable_in_batch_packing from 0.6."""
+    name = "enable_in_batch_packing" if hasattr(config.dataset, "enable_offline_packing") else "pack_sequences_in_batch"
+    setattr(config.dataset, name, True)
+
+
+CASES = {
+    "offline-micro-batch-2": Case(_micro_batch_2, r"micro batch size should be 1"),
+    "in-batch-micro-batch-1": Case(
+        _in_batch_micro_batch_1, r"micro_batch_size should be greater than 1", in_batch=True
+    ),
+    "cp-seq-length": Case(_odd_length, r"divisible by 2 \* context parallel", cp=2),
+    "cp-mean-loss": Case(_mean_loss, r"calculate_per_token_loss must be True", cp=2),
+    "cp-average-in-collective": Case(_average, r"average_in_collective must be False|average in collective", cp=2),
+    "pad-cu-seqlens-free-rows": Case(_fixed_entries, r"pad_cu_seqlens.*pad_to_max_length"),
+    "offline-and-in-batch": Case(_set_in_batch, r"mutually exclusive"),
+}
+
+
+class RulesPath(UnpackedPath):
+    """Asks the validators in the metadata leg; what it trains is the control."""
+
+    @staticmethod
+    def unavailable() -> str | None:
+        return missing("training.config", "models.gpt_provider")
+
+    def refusal(self) -> Refusal:
+        """What upstream says to the allowed combination and to the forbidden one."""
+        case = CASES[self.context.config.forbidden]
+        allowed, _ = _ask(_config(case))
+        forbidden = _config(case)
+        case.change(forbidden)
+        message, kind = _ask(forbidden)
+        clear = message is not None and re.search(case.says, message, re.IGNORECASE | re.DOTALL) is not None
+        return Refusal(
+            allowed_refused=allowed, message=message, type=kind, clear=clear, wanted=case.says, validator=_VALIDATOR
+        )
+
+
+_VALIDATOR = "Megatron-Bridge ConfigContainer.validate"
+
+
+def _ask(config: Any) -> tuple[str | None, str | None]:
+    """(message, type) of the refusal; (None, None) when the configuration is accepted."""
+    try:
+        config.validate()
+    except Exception as error:  # upstream refuses with AssertionError, ValueError and others
+        return str(error)[:1000], type(error).__name__
+    return None, None
+
+
+def _config(case: Case) -> Any:
+    """A small fine-tuning configuration that packs and is allowed."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.training import config as upstream
+
+    model = GPTModelProvider(
+        num_layers=2,
+        hidden_size=64,
+        num_attention_heads=8,
+        seq_length=64,
+        vocab_size=128,
+        context_parallel_size=case.cp,
+        calculate_per_token_loss=True,
+    )
+    config = upstream.ConfigContainer(
+        train=upstream.TrainingConfig(micro_batch_size=2 if case.in_batch else 1, global_batch_size=8, train_iters=2),
+        model=model,
+        optimizer=upstream.OptimizerConfig(lr=1e-3, optimizer="adam"),
+        scheduler=upstream.SchedulerConfig(lr_decay_style="constant", lr_decay_iters=2, lr_warmup_iters=0),
+        dataset=_dataset(offline=not case.in_batch),
+        logger=upstream.LoggerConfig(),
+        tokenizer=upstream.TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=128),
+        checkpoint=upstream.CheckpointConfig(),
+        ddp=upstream.DistributedDataParallelConfig(average_in_collective=False),
+    )
+    config.data_parallel_size = 1  # else upstream divides this process's world size by the layout of the case
+    if case.in_batch:
+        _set_in_batch(config)
+    return config
+
+
+def _dataset(offline: bool) -> Any:
+    from harness.node.data_paths.bridge_offline import _specs_class
+
+    specs = _specs_class()(packed_sequence_size=64) if offline else None
+    given: dict[str, Any] = {"dataset_root": ".", "seq_length": 64}
+    try:
+        from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
+    except ModuleNotFoundError:
+        from megatron.bridge.training.config import FinetuningDatasetConfig
+
+        return FinetuningDatasetConfig(packed_sequence_specs=specs, **given)
+    return GPTSFTDatasetConfig(enable_offline_packing=offline, offline_packing_specs=specs, **given)
+
+
+def _specs(config: Any) -> Any:
+    dataset = config.dataset
+    return getattr(dataset, "offline_packing_specs", None) or dataset.packed_sequence_specs
