@@ -70,18 +70,16 @@ def ask(python: str) -> Interpreter:
         raise InfrastructureError(f"{python} is no Python: it says {lines[-1][:200]!r}") from error
 
 
-def release_of(python: str) -> str:
-    """E.g. "3.12"."""
-    return ".".join(ask(python).version.split(".")[:2])
+def find(versions: tuple[str, ...]) -> tuple[str, str]:
+    """An interpreter of the first of the versions that any here has, and that version.
 
-
-def find(versions: tuple[str, ...]) -> str:
-    """An interpreter of the first of the versions that any here has; InfrastructureError naming what was tried."""
+    InfrastructureError naming what was tried.
+    """
     tried = []
     for version in versions:
         for python in candidates(version):
             if runs(python, version):
-                return python
+                return python, version
             tried.append(python)
     raise InfrastructureError(
         f"no Python {' or '.join(versions)} that runs here; tried {', '.join(tried) or 'nothing'}; install one, "

@@ -45,10 +45,8 @@ def _libc() -> str:
     return "-".join(platform.libc_ver())
 
 
-def built(request: EnvironmentRequest) -> Path | None:
-    """The whole environment of a request that is there already, of the Python it prefers; None without one."""
-    places = (place_of(request, python) for python in request.pythons)
-    return next((place for place in places if (place / STAMP).exists()), None)
+def is_built(place: Path) -> bool:
+    return (place / STAMP).exists()
 
 
 def python_of(place: Path) -> Path:
@@ -60,14 +58,12 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
 
     InfrastructureError with the end of uv's output when it cannot be made.
     """
-    place = built(request)
-    if place is not None and (found := _asked(place)):
-        return found
-    python = pythons.find(request.pythons)
-    version = pythons.release_of(python)
+    python, version = pythons.find(request.pythons)
     place = place_of(request, version)
+    if is_built(place) and (found := _asked(place)):
+        return found
     with locked(place):
-        found = _asked(place) if (place / STAMP).exists() else None  # another process may just have made it
+        found = _asked(place) if is_built(place) else None  # another process may just have made it
         if found is None:
             say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
             _build(request, python, place)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.edge import pythons, stack_build, stack_checkout
 from harness.edge.stacks import ready_stack, torch_version
-from harness.plan.stacks import EnvironmentRequest, environment_request
+from harness.plan.stacks import EnvironmentRequest, distribution, environment_request
 from harness.words.errors import HarnessError, InfrastructureError
 from harness.words.stack import Checkout, ReadyStack, Stack
 
@@ -24,6 +24,8 @@ class Part:
     where: str
     state: str  # kept | to make | impossible
     why: str = ""  # it is impossible
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of an environment that is kept
+    asked: tuple[str, ...] = ()  # requirements of the environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +35,14 @@ class Forecast:
     ready: ReadyStack | None = None  # as it would be; None when something about it cannot be known yet
 
     def lines(self) -> list[str]:
-        return [
-            f"{self.stack}: {part.what}, {part.state}" + (f": {part.why}" if part.why else f" in {part.where}")
-            for part in self.parts
-        ]
+        """One per part; of a kept environment also the versions that its requirements came to."""
+        lines = []
+        for part in self.parts:
+            lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
+            named = {distribution(item) for item in part.asked}
+            held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
+            lines += [f"  holds {', '.join(held)}, and {len(part.packages) - len(held)} more"] if held else []
+        return lines
 
 
 def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
@@ -91,14 +97,27 @@ def _interpreter(interpreter: str) -> tuple[Part, str]:
 
 def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
     packages = ", ".join((*request.packages, *request.no_deps))
-    place, state = stack_build.built(request), KEPT
-    if place is None:
-        try:
-            python = pythons.find(request.pythons)
+    try:
+        _, version = pythons.find(request.pythons)
+        place = stack_build.place_of(request, version)
+        state = KEPT if stack_build.is_built(place) else TO_MAKE
+        if state == TO_MAKE:
             stack_build.find_uv()
-        except HarnessError as error:
-            return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
-        place, state = stack_build.place_of(request, pythons.release_of(python)), TO_MAKE
-    version = Path(place).name.removeprefix("py").partition("-")[0]
-    part = Part(what=f"environment of {packages} with Python {version}", where=str(place), state=state)
+    except HarnessError as error:
+        return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
+    part = Part(
+        what=f"environment of {packages} with Python {version}",
+        where=str(place),
+        state=state,
+        packages=_held(place) if state == KEPT else {},
+        asked=(*request.packages, *request.no_deps),
+    )
     return part, str(stack_build.python_of(place))
+
+
+def _held(place: Path) -> dict[str, str]:
+    """What a kept environment holds; nothing when its interpreter is gone and it will be made anew."""
+    try:
+        return dict(sorted(pythons.ask(str(stack_build.python_of(place))).packages.items()))
+    except InfrastructureError:
+        return {}

@@ -18,7 +18,7 @@ from harness.edge.cache import locked
 from harness.edge.pythons import Interpreter
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
-from harness.plan.stacks import environment_request
+from harness.plan.stacks import EnvironmentRequest, environment_request
 from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.outcomes import Rejection
 from harness.words.stack import ModuleHome, ReadyStack, Stack
@@ -54,7 +54,7 @@ def _check(stacks: Iterable[Stack]) -> None:
             for checkout in stack.checkouts:
                 stack_checkout.commit_of(checkout, fetch=True)
             request = environment_request(stack, torch_version())
-            if request is not None and stack_build.built(request) is None:
+            if request is not None and not stack_build.is_built(_place_of(request)):
                 stack_build.find_uv()
         except InputError as error:
             problems += [replace(problem, key=f"stacks.{stack.name}") for problem in error.problems]
@@ -62,6 +62,10 @@ def _check(stacks: Iterable[Stack]) -> None:
             pass  # preparing it meets and tells it
     if problems:
         raise InputError(problems)
+
+
+def _place_of(request: EnvironmentRequest) -> Path:
+    return stack_build.place_of(request, pythons.find(request.pythons)[1])
 
 
 def _prepare(stack: Stack, say: Say) -> ReadyStack:

@@ -24,7 +24,7 @@ def stub(path: Path, text: str) -> str:
 def test_a_stub_that_fails_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = stub(tmp_path / "python", "echo 'command not found' >&2; exit 127")
     monkeypatch.setattr(pythons, "candidates", lambda version: iter([broken, sys.executable]))
-    assert pythons.find((HERE,)) == sys.executable
+    assert pythons.find((HERE,)) == (sys.executable, HERE)
 
 
 def test_an_interpreter_of_another_version_is_passed_over() -> None:
@@ -33,7 +33,7 @@ def test_an_interpreter_of_another_version_is_passed_over() -> None:
 
 
 def test_the_preferred_version_is_taken_where_it_is() -> None:
-    assert pythons.find(("3.99", HERE)) == sys.executable
+    assert pythons.find(("3.99", HERE)) == (sys.executable, HERE)
 
 
 def test_without_one_the_error_names_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.edge import stack_build
-from harness.edge.stack_build import build, built, key_of, place_of
+from harness.edge.stack_build import build, is_built, key_of, place_of
 from harness.plan.stacks import EnvironmentRequest
 from harness.words.errors import InfrastructureError, InputError
 
@@ -59,7 +59,7 @@ def test_what_a_killed_maker_left_is_not_used_and_goes_away(kept: Path) -> None:
     half = place.with_name(f".{place.name}.1.tmp")
     for folder in (place, half):
         (folder / "bin").mkdir(parents=True)
-    assert built(SIX) is None
+    assert not is_built(place)
     assert build(SIX, print).packages == {"six": "1.16.0"}
     assert not half.exists()
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_made_says_why_and_leaves_nothing(kept: Path) -> None:
     wrong = replace(SIX, packages=("six==99.0",))
     with pytest.raises(InfrastructureError, match=r"(?s)uv pip install ended with exit code 1.*six==99\.0"):
         build(wrong, print)
-    assert built(wrong) is None
+    assert not is_built(place_of(wrong, VERSION))
     assert [path.name for path in (kept / "environments").iterdir() if not path.name.endswith(".lock")] == []
 
 
@@ -84,6 +84,16 @@ def test_what_cannot_be_made_says_why_and_leaves_nothing(kept: Path) -> None:
 def test_packages_without_their_dependencies_come_alone() -> None:
     request = replace(SIX, packages=(), no_deps=("python-dateutil==2.9.0.post0",))
     assert build(request, print).packages == {"python-dateutil": "2.9.0.post0"}
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_preferred_python_is_taken_even_where_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_build.pythons, "find", lambda versions: (sys.executable, versions[0]))
+    kept_one = place_of(SIX, "3.99")
+    build(replace(SIX, pythons=("3.99",)), print)
+    both = replace(SIX, pythons=(VERSION, "3.99"))
+    assert is_built(kept_one)
+    assert build(both, print).prefix == str(place_of(SIX, VERSION))
 
 
 def test_every_part_of_a_request_is_in_its_key() -> None:

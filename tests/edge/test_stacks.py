@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.edge import stack_build, stacks
+from harness.edge import stack_build, stack_forecast, stacks
 from harness.edge.stack_forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
 from harness.edge.stacks import agent_environment, copy_node_code, prepare
+from harness.plan.stacks import environment_request
 from harness.words.errors import InputError
 from harness.words.stack import Checkout, ModuleHome, ReadyStack, Stack
 from tests.edge.test_stack_checkout import git, repository
@@ -179,6 +181,15 @@ def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path) -> None:
     assert (before.ready.python, before.ready.paths, before.ready.commits) == (ready.python, ready.paths, ready.commits)
     (after,) = forecasts([stack])
     assert [part.state for part in after.parts] == [KEPT, KEPT]
+
+
+def test_a_kept_environment_is_shown_with_the_versions_that_it_came_to() -> None:
+    request = environment_request(Stack(name="s", packages=("six>=1.16",), python=HERE), "")
+    assert request is not None
+    stack_build.build(replace(request, packages=("six>=1.16",)), print)
+    part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
+    version = part.packages["six"]
+    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  holds six=={version}, and 0 more"
 
 
 def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
