@@ -24,6 +24,7 @@ def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: R
         recorder.record.refusal = path.refusal()
     truth = StepTruth(context.config, 0, context.place.dp)
     for chunk in range(context.config.layout.vpp):
+        recorder.progress("metadata", 0, 0, "start")
         iterator = path.iterator(truth, chunk)
         for number, micro in enumerate(truth.micro_batches):
             recorder.progress("metadata", 0, number, "fetch")

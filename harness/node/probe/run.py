@@ -45,6 +45,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     model.initialize_parallel(config)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     fault = fault_named(config.fault)
+    recorder.progress("metadata", 0, 0, "setup")  # from here on, what raises is the code under test
     path = DATA_PATHS[config.data_path](context)
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
