@@ -1,4 +1,4 @@
-"""Data paths of Megatron-LM checkouts. HARNESS_MEGATRON_LM names a clone that has the tags and main of 2026-08."""
+"""Data paths of Megatron-LM checkouts. HARNESS_MEGATRON_LM_REPO names a clone that has the tags and main of 2026-08."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from tests.app.conftest import harness, only_run, write_matrix
 
-CLONE = os.environ.get("HARNESS_MEGATRON_LM", "")
+CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
 pytestmark = [
     pytest.mark.train,
-    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM does not name a clone of Megatron-LM"),
+    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
 ]
 HEAD = """\
 name: checkout
