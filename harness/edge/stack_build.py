@@ -12,10 +12,10 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.edge import pythons
+from harness.edge import pythons, transformer_engine
 from harness.edge.cache import folder, locked
 from harness.edge.pythons import Interpreter
 from harness.edge.run_dir import write_json
@@ -66,7 +66,7 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
         found = _asked(place) if is_built(place) else None  # another process may just have made it
         if found is None:
             say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
-            _build(request, python, place)
+            _build(request, python, place, say)
             found = pythons.ask(str(python_of(place)))
     return found
 
@@ -79,12 +79,12 @@ def _asked(place: Path) -> Interpreter | None:
         return None
 
 
-def _build(request: EnvironmentRequest, python: str, place: Path) -> None:
+def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> None:
     for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a maker that was killed
         shutil.rmtree(left)
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        _make(request, python, temporary)
+        _make(request, python, temporary, say)
         write_json(temporary / STAMP, {"request": request, "python": python})
         if place.exists():  # its interpreter no longer runs
             shutil.rmtree(place)
@@ -93,14 +93,32 @@ def _build(request: EnvironmentRequest, python: str, place: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _make(request: EnvironmentRequest, python: str, target: Path) -> None:
+def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> None:
     # Relocatable, since it is moved to its place.
     _uv(["venv", "--quiet", "--relocatable", "--python", python, str(target)], target)
     install = ["pip", "install", "--quiet", "--python", str(python_of(target))]
     if request.packages:
         _uv([*install, *request.packages], target)
-    if request.no_deps:
-        _uv([*install, "--no-deps", *request.no_deps], target)
+    alone = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
+    if alone:
+        _uv([*install, "--no-deps", *alone], target)
+    for item in request.no_deps:
+        if transformer_engine.is_wanted(item):
+            _add_built(item, install, target, say)
+
+
+def _add_built(requirement: str, install: list[str], target: Path, say: Say) -> None:
+    """Install what must be compiled here; without it, cells whose data path imports it are rejected."""
+
+    def add(packages: Sequence[str]) -> None:
+        _uv([*install, *packages], target)
+
+    try:
+        wheel = transformer_engine.wheel(requirement, python_of(target), add, say)
+    except InfrastructureError as error:
+        say(f"{error}; the environment is made without it: cells that import it are rejected")
+        return
+    _uv([*install, "--no-deps", str(wheel)], target)
 
 
 def _uv(arguments: list[str], target: Path) -> None:
