@@ -194,7 +194,7 @@ class SlurmLab:
     # --- parts of start ---------------------------------------------------------------------------------------------
 
     def _write_files(self) -> None:
-        for name in ("etc", "run", "log", "state", "gpu", "jobs", *(f"spool/{node}" for node in NODES)):
+        for name in ("etc", "run", "log", "state", "gpu", "jobs", "tmp", *(f"spool/{node}" for node in NODES)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.ports = free_ports(3 + len(NODES))
         etc = self.folder / "etc"
@@ -236,17 +236,15 @@ class SlurmLab:
         self.wait_for(lambda: self.run(*encode, seconds=5).returncode == 0, 15, "munged answers")
 
     def _start_database(self) -> None:
-        data = f"--datadir={self.folder}/mysql"
-        small = ("--innodb-log-file-size=8M",)
+        # A temporary folder of its own: in a shared one, a server that starts deletes the files of others.
+        data = (f"--datadir={self.folder}/mysql", f"--tmpdir={self.folder}/tmp", "--innodb-log-file-size=8M")
         if not (self.folder / "mysql").exists():
-            made = self.run(
-                "mariadb-install-db", "--no-defaults", "--user=root", data, "--skip-test-db", *small, seconds=120
-            )
+            made = self.run("mariadb-install-db", "--no-defaults", "--user=root", *data, "--skip-test-db", seconds=120)
             if made.returncode != 0:
                 raise LabError(f"mariadb-install-db: exit code {made.returncode}\n{made.stdout}{made.stderr}")
         run = self.folder / "run"
         self._spawn(
-            "mariadbd", "mariadbd", "--no-defaults", "--user=root", data, *small, f"--socket={run}/mysql.sock",
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", *data, f"--socket={run}/mysql.sock",
             f"--pid-file={run}/mysql.pid", "--bind-address=127.0.0.1", f"--port={self.ports[2]}", "--skip-name-resolve",
             f"--init-file={self.folder}/etc/database.sql", f"--log-error={self.folder}/log/mariadbd.log",
             "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
