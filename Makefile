@@ -13,7 +13,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
 test: browser slurm lint types ## all checks: ruff, mypy, pytest
-	$(BIN)/pytest -n 2 --dist loadgroup --durations 20
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target pytest-machine pytest-cluster
 
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
@@ -35,3 +35,11 @@ browser:
 
 slurm: browser # one after the other: both write to the same place
 	@scripts/setup --slurm
+
+# Side by side, since tests on a cluster mostly wait. What each printed comes when it has ended.
+.PHONY: pytest-machine pytest-cluster
+pytest-machine:
+	$(BIN)/pytest -m "not slurm" --durations 15
+
+pytest-cluster:
+	$(BIN)/pytest -m slurm --durations 15

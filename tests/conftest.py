@@ -18,14 +18,6 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two streams for `pytest -n 2 --dist loadgroup`: tests on a cluster mostly wait, the others mostly compute."""
-    for item in items:
-        shares = {"slurm_lab", "may_run_slurm", "local_smoke"} & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("cluster" if shares else "machine"))
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""
