@@ -24,7 +24,17 @@ FORBIDDEN = (  # cases of the data path `rules`
     "pad-cu-seqlens-free-rows",
     "offline-and-in-batch",
 )
-DATA_PATHS = ("unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_long", "rules")
+DATA_PATHS = (
+    "unpacked",
+    "reference",
+    "sft",
+    "scheduler",
+    "skyrl",
+    "bridge_offline",
+    "bridge_in_batch",
+    "bridge_long",
+    "rules",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,7 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
     used = 0
     for document in documents:
         size = style.size(document)
-        if groups and style.packed and used + size <= seq_length:
+        if groups and style.packed and not style.one_per_row and used + size <= seq_length:
             groups[-1].append(document)
             used += size
         else:

@@ -25,6 +25,7 @@ class PackingStyle:
     last_token_slots: int = 0  # 1: a document's last token, which has no label of its own, takes a slot too
     row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata tells real lengths beside padded ones
+    one_per_row: bool = False  # every document has a row of its own; the rows of a micro-batch are merged
     split_last: bool = False  # how more rows are made: see packing.pack
     longest_first: bool = False  # documents go, longest first, into the first row with room; else in order, next fit
     tail_segment: bool = False  # slots that fill a row up are a segment of their own, without a document
@@ -68,6 +69,8 @@ def packing_style(
         )
     if data_path == "bridge_offline":
         return _bridge_offline(layout, seq_length, options)
+    if data_path == "bridge_in_batch":
+        return _bridge_in_batch(layout)
     if data_path == "skyrl":
         multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         return PackingStyle(packed=True, document_multiple=multiple, row_length=None, real_lengths=False)
@@ -90,5 +93,20 @@ def _bridge_offline(layout: Layout, seq_length: int, options: PackingOptions) ->
         tail_segment=True,
         tail_multiple=16,
         fixed_entries=options.pad_cu_seqlens,
+        longest_as_tensor=True,
+    )
+
+
+def _bridge_in_batch(layout: Layout) -> PackingStyle:
+    """Megatron-Bridge in-batch packing: data.packing.in_batch.build_mcore_thd_sequence_batch_from_rows (0.6).
+
+    Real offsets stand beside padded ones only where documents are padded; up to 0.5 vlm_step tells only padded ones.
+    """
+    return PackingStyle(
+        packed=True,
+        document_multiple=layout.alignment,
+        row_length=None,
+        real_lengths=layout.alignment > 1,
+        one_per_row=True,
         longest_as_tensor=True,
     )

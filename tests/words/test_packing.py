@@ -21,7 +21,9 @@ from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import PackingStyle, align_up, packing_style
 
 SEQ = 64
-PATHS = st.sampled_from(["unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_long"])
+PATHS = st.sampled_from(
+    ["unpacked", "reference", "sft", "scheduler", "skyrl", "bridge_offline", "bridge_in_batch", "bridge_long"]
+)
 LENGTHS = st.lists(st.integers(1, SEQ - 1), min_size=1, max_size=16)
 LAYOUTS = st.builds(
     lambda tp, cp, dp, vpp: Layout(tp=tp, cp=cp, dp=dp, pp=2, vpp=vpp, sp=tp > 1),
@@ -234,6 +236,25 @@ def test_bridge_offline_tells_real_lengths_only_when_documents_are_padded() -> N
     assert params is not None
     assert (params.cu_seqlens_q, params.cu_seqlens_q_padded) == ((0, 6, 9, 9), (0, 8, 12, 16))
     assert params.max_seqlen_q == 8
+
+
+@given(lengths=st.lists(st.integers(1, SEQ - 1), min_size=48), layout=LAYOUTS, micro_batch_size=st.integers(2, 4))
+def test_in_batch_packing_gives_each_document_a_row_and_merges_the_rows_of_a_micro_batch(
+    lengths: list[int], layout: Layout, micro_batch_size: int
+) -> None:
+    multiple = row_multiple(layout, micro_batch_size)
+    lengths = lengths[: len(lengths) // multiple * multiple]
+    style = packing_style("bridge_in_batch", layout, SEQ)
+    step = plan_step(documents_of(lengths), style, layout, seq_length=SEQ, micro_batch_size=micro_batch_size)
+    for batch in itertools.chain(*step):
+        sizes = [align_up(item.document.length, layout.alignment) for item in batch.placed]
+        real = tuple(itertools.accumulate((item.document.length for item in batch.placed), initial=0))
+        padded = tuple(itertools.accumulate(sizes, initial=0))
+        params = batch.params()
+        assert params is not None
+        assert len(batch.placed) == micro_batch_size
+        assert (batch.slots, params.max_seqlen_q, params.cu_seqlens_q) == (sum(sizes), max(sizes), real)
+        assert params.cu_seqlens_q_padded == (padded if layout.alignment > 1 else None)
 
 
 def test_fixed_entries_are_as_many_in_every_row_and_repeat_the_end() -> None:

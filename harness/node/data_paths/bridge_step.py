@@ -1,4 +1,4 @@
-"""Megatron-Bridge's training step up to the model: gpt_step.forward_step, called with a model that only looks.
+"""Megatron-Bridge's training step up to the model: forward_step, called with a model that only looks.
 
 So get_batch, the split over context-parallel ranks and packed_seq_utils are upstream's, in upstream's order, and what
 the model would get is what they made of it. The same call fits releases 0.4 to 0.6.
@@ -45,16 +45,16 @@ def dataset_config(context: RankContext, root: str, specs: Any = None, **dataset
 
 
 class BridgeStep:
-    """gpt_step.forward_step of one rank. `dataset` is upstream's dataset configuration, which it consults."""
+    """forward_step of one rank. `dataset` is upstream's dataset configuration, which it consults."""
 
-    def __init__(self, context: RankContext, dataset: Any) -> None:
-        from megatron.bridge.training.gpt_step import forward_step
-
-        self.context, self.forward_step = context, forward_step
+    def __init__(self, context: RankContext, dataset: Any, module: str = "gpt_step") -> None:
+        self.context = context
+        self.forward_step = importlib.import_module(f"megatron.bridge.training.{module}").forward_step
         layout = context.config.layout
         sizes = SimpleNamespace(
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             seq_length=context.config.train.seq_length,
+            sequence_parallel=layout.sp,
             mtp_num_layers=None,
         )
         switches = SimpleNamespace(check_for_nan_in_loss=False, check_for_spiky_loss=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.node.data_paths.base import DataPath
+from harness.node.data_paths.bridge_in_batch import BridgeInBatchPath
 from harness.node.data_paths.bridge_long import BridgeLongPath
 from harness.node.data_paths.bridge_offline import BridgeOfflinePath
 from harness.node.data_paths.reference import ReferencePath
@@ -19,6 +20,7 @@ DATA_PATHS: dict[str, type[DataPath]] = {
     "scheduler": SchedulerPath,
     "skyrl": SkyrlPath,
     "bridge_offline": BridgeOfflinePath,
+    "bridge_in_batch": BridgeInBatchPath,
     "bridge_long": BridgeLongPath,
     "rules": RulesPath,
 }

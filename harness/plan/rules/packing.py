@@ -68,7 +68,7 @@ def _multiple(config: CellConfig) -> str:
     """Where the multiple of a cell's documents comes from."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
-    if config.data_path in ("reference", "scheduler") and config.layout.sp:
+    if config.data_path in ("reference", "scheduler", "bridge_in_batch") and config.layout.sp:
         return f"the alignment {_alignment_text(config)}"
     if config.data_path == "skyrl":
         tp, cp = config.layout.tp, config.layout.cp
@@ -87,6 +87,22 @@ def skyrl_pads_by_itself(config: CellConfig) -> str | None:
         return None
     name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
     return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
+
+
+def in_batch_pads_by_itself(config: CellConfig) -> str | None:
+    options = config.options
+    if config.data_path != "bridge_in_batch" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
+        return None
+    name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
+    return (
+        f"{name} is set, and in-batch packing pads by itself: documents to the alignment of the layout, rows not at all"
+    )
+
+
+def in_batch_merges_rows(config: CellConfig) -> str | None:
+    if config.data_path != "bridge_in_batch" or config.micro_batch_size > 1:
+        return None
+    return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
 
 
 def forbidden_with_rules(config: CellConfig) -> str | None:
@@ -167,6 +183,16 @@ RULES = (
         "packing.skyrl-alignment",
         "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
         skyrl_pads_by_itself,
+    ),
+    Rule(
+        "packing.in-batch-alignment",
+        "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
+        in_batch_pads_by_itself,
+    ),
+    Rule(
+        "packing.in-batch-micro-batch",
+        "Megatron-Bridge ConfigContainer.validate: in-batch packing requires micro_batch_size above 1",
+        in_batch_merges_rows,
     ),
     Rule("rules.case", "harness: a case for packing rules, and for nothing else", forbidden_with_rules),
     Rule("rules.one-rank", "harness: validators are asked on one rank", rules_alone),

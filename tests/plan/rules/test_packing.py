@@ -45,6 +45,18 @@ def test_skyrl_derives_its_padding_and_takes_no_other() -> None:
         assert next(iter(option)) in reasons(cell("skyrl", layout, **option))["packing.skyrl-alignment"]
 
 
+def test_in_batch_packing_merges_rows_and_derives_its_padding() -> None:
+    layout = Layout(tp=2, cp=2, sp=True)
+    merged = replace(cell("bridge_in_batch", layout), micro_batch_size=2)
+    assert reasons(merged) == {}
+    assert list(reasons(cell("bridge_in_batch", layout))) == ["packing.in-batch-micro-batch"]
+    for option in ({"pad_seq_to_mult": 8}, {"pad_to_max_length": True}):
+        found = reasons(replace(cell("bridge_in_batch", layout, **option), micro_batch_size=2))
+        assert next(iter(option)) in found["packing.in-batch-alignment"]
+    found = reasons(replace(cell("bridge_in_batch", layout), micro_batch_size=3))
+    assert list(found) == ["batch.rows-by-replicas"]
+
+
 def test_a_fixed_row_is_cut_over_cp_and_then_tp() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     for data_path in ("unpacked", "sft"):

@@ -1,0 +1,29 @@
+"""The rows that go into in-batch packing; real releases run in matrices/bridge_releases.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from harness.node.data_paths.bridge_in_batch import BridgeInBatchPath, right_padded
+from harness.node.probe.truth import StepTruth
+from tests.node.conftest import config
+
+
+def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
+    cell = replace(config("bridge_in_batch", tp=2, cp=2), micro_batch_size=2)
+    for micro in StepTruth(cell, 0, 0).micro_batches:
+        batch = right_padded(micro)
+        lengths = [item.document.length for item in micro.plan.placed]
+        assert batch["tokens"].shape == (2, max(lengths))
+        assert batch["attention_mask"].sum(dim=1).tolist() == lengths
+        for row, item in enumerate(micro.plan.placed):
+            real = slice(item.start, item.start + lengths[row])
+            for name in ("tokens", "labels", "loss_mask", "position_ids"):
+                assert torch.equal(batch[name][row, : lengths[row]], getattr(micro, name)[real])
+                assert not batch[name][row, lengths[row] :].any()
+
+
+def test_what_the_stack_lacks_is_said() -> None:
+    assert "megatron.bridge.data.collators.sequence cannot be imported" in (BridgeInBatchPath.unavailable() or "")
