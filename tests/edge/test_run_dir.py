@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,14 +18,19 @@ from harness.edge.run_dir import append_line, needs_room, safe_name, write_atomi
 from harness.words.errors import DiskFullError, InputError
 
 
-@pytest.fixture
+@contextmanager
 def no_room_above_100_bytes() -> Iterator[None]:
-    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno."""
+    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno.
+
+    Of any file: so no longer than for the write, since the output of pytest may be a file too.
+    """
     old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_is_told_with_the_file() -> None:
@@ -56,11 +62,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.usefixtures("no_room_above_100_bytes")
 def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     append_line(path, {"event": "first"})
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), no_room_above_100_bytes():
         append_line(path, {"event": "x" * 200})
     append_line(path, {"event": "second"})
     assert path.read_text() == '{"event": "first"}\n{"event": "second"}\n'
