@@ -23,6 +23,9 @@ FORBIDDEN = (  # cases of the data path `rules`
     "cp-average-in-collective",
     "pad-cu-seqlens-free-rows",
     "offline-and-in-batch",
+    "pad-cu-seqlens-no-metadata",
+    "in-batch-opt-out",
+    "megatron-cp-seq-length",
 )
 DATA_PATHS = (
     "unpacked",

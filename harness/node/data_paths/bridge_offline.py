@@ -116,6 +116,12 @@ def _write(folder: Path, lines: Iterator[dict[str, str]]) -> None:
     (folder / "training.jsonl").write_text(text, encoding="utf-8")
 
 
+def write_packed_row(path: Path) -> None:
+    """A packed file of one row with one document, as upstream's packing writes it."""
+    row = {"input_ids": [1, 2, 3, END], "seq_start_id": [0], "loss_mask": [0, 1, 1, 1]}
+    np.save(path, np.array([row], dtype=object))
+
+
 @contextmanager
 def _longest_first() -> Iterator[None]:
     """numpy's shuffles as a fixed order: first_fit_shuffle sees the longest first, equal lengths keep their order.

@@ -3,6 +3,7 @@
 | validator | releases |
 |---|---|
 | megatron.bridge.training.config.ConfigContainer.validate | megatron-bridge 0.4 to 0.6 |
+| others | rules_asked.py |
 
 First the nearest allowed combination must be accepted, else a refusal would prove nothing.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from harness.node.data_paths import rules_asked
 from harness.node.data_paths.bridge_step import missing
 from harness.node.data_paths.unpacked import UnpackedPath
 from harness.words.records import Refusal
@@ -27,6 +30,23 @@ class Case:
     says: str
     cp: int = 1
     in_batch: bool = False  # the allowed configuration packs in batch, not offline
+    validator: str = "Megatron-Bridge ConfigContainer.validate"
+
+    def put(self, forbidden: bool, folder: Path) -> None:
+        """Puts the forbidden combination, or the allowed one beside it; what is refused raises."""
+        config = _config(self)
+        if forbidden:
+            self.change(config)
+        config.validate()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The same of another validator; `put` may write into the folder."""
+
+    put: Callable[[bool, Path], None]
+    says: str
+    validator: str
 
 
 def _micro_batch_2(config: Any) -> None:
@@ -59,7 +79,7 @@ def _set_in_batch(config: Any) -> None:
     setattr(config.dataset, name, True)
 
 
-CASES = {
+CASES: dict[str, Case | Asked] = {
     "offline-micro-batch-2": Case(_micro_batch_2, r"micro batch size should be 1"),
     "in-batch-micro-batch-1": Case(
         _in_batch_micro_batch_1, r"micro_batch_size should be greater than 1", in_batch=True
@@ -69,6 +89,15 @@ CASES = {
     "cp-average-in-collective": Case(_average, r"average_in_collective must be False|average in collective", cp=2),
     "pad-cu-seqlens-free-rows": Case(_fixed_entries, r"pad_cu_seqlens.*pad_to_max_length"),
     "offline-and-in-batch": Case(_set_in_batch, r"mutually exclusive"),
+    "pad-cu-seqlens-no-metadata": Asked(
+        rules_asked.pad_cu_seqlens, r"metadata json file is required", "Megatron-Bridge GPTSFTPackedDataset"
+    ),
+    "in-batch-opt-out": Asked(
+        rules_asked.in_batch, r"does not support in-batch packing", "Megatron-Bridge qwen3_omni_collate_fn"
+    ),
+    "megatron-cp-seq-length": Asked(
+        rules_asked.megatron_arguments, r"multiple of 2 \* context-parallel-size", "Megatron-LM validate_args"
+    ),
 }
 
 
@@ -82,24 +111,20 @@ class RulesPath(UnpackedPath):
     def refusal(self) -> Refusal:
         """What upstream says to the allowed combination and to the forbidden one."""
         case = CASES[self.context.config.forbidden]
-        allowed, _ = _ask(_config(case))
-        forbidden = _config(case)
-        case.change(forbidden)
-        message, kind = _ask(forbidden)
+        folder = self.context.folder
+        allowed, _ = _ask(case, False, folder)
+        message, kind = _ask(case, True, folder)
         clear = message is not None and re.search(case.says, message, re.IGNORECASE | re.DOTALL) is not None
         return Refusal(
-            allowed_refused=allowed, message=message, type=kind, clear=clear, wanted=case.says, validator=_VALIDATOR
+            allowed_refused=allowed, message=message, type=kind, clear=clear, wanted=case.says, validator=case.validator
         )
 
 
-_VALIDATOR = "Megatron-Bridge ConfigContainer.validate"
-
-
-def _ask(config: Any) -> tuple[str | None, str | None]:
+def _ask(case: Case | Asked, forbidden: bool, folder: Path) -> tuple[str | None, str | None]:
     """(message, type) of the refusal; (None, None) when the configuration is accepted."""
     try:
-        config.validate()
-    except Exception as error:  # upstream refuses with AssertionError, ValueError and others
+        case.put(forbidden, folder)
+    except (Exception, SystemExit) as error:  # upstream refuses with AssertionError, ValueError and others
         return str(error)[:1000], type(error).__name__
     return None, None
 

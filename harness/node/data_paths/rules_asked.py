@@ -1,0 +1,109 @@
+"""Forbidden combinations that upstream refuses elsewhere than in ConfigContainer.validate.
+
+| case | validator | releases |
+|---|---|---|
+| missing metadata | GPTSFTPackedDataset: data.datasets.sft up to 0.5, data.packing.gpt_sft in 0.6 | 0.4 to 0.6 |
+| model without packing | models.qwen_omni.data.collate_fn.qwen3_omni_collate_fn | 0.6 |
+| cp and seq_length | megatron.training.arguments.validate_args | megatron-core wheels 0.17 to 0.19 |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
+    """Opens a packed file with pad_cu_seqlens: forbidden without its metadata."""
+    from harness.node.data_paths.bridge_offline import Numbers, write_packed_row
+
+    try:
+        from megatron.bridge.data.packing.gpt_sft import GPTSFTPackedDataset
+    except ModuleNotFoundError:  # up to 0.5
+        from megatron.bridge.data.datasets.sft import GPTSFTPackedDataset
+    rows, metadata = folder / "rules.npy", folder / "rules_metadata.json"
+    write_packed_row(rows)
+    counts = {"max_samples_per_bin": 1, "dataset_max_seqlen": 4, "min_packed_seqlen": 4}
+    metadata.write_text(json.dumps([counts]), encoding="utf-8")
+    GPTSFTPackedDataset(
+        str(rows),
+        Numbers(),
+        max_seq_length=64,
+        label_key="output",
+        prompt_template="{input} {output}",
+        truncation_field="input",
+        pad_to_max_length=True,
+        pad_cu_seqlens=True,
+        pack_metadata_file_path=None if forbidden else str(metadata),
+    )
+
+
+def in_batch(forbidden: bool, folder: Path) -> None:
+    """Two rows to collate with in-batch packing: allowed for text, forbidden for a model that opts out of packing."""
+    from megatron.bridge.data.collators.sequence import prepare_sequence_batch
+    from megatron.bridge.models.qwen_omni.data.collate_fn import qwen3_omni_collate_fn
+
+    if forbidden:
+        qwen3_omni_collate_fn([{}, {}], None, enable_in_batch_packing=True)
+        return
+    tokens = torch.ones(2, 4, dtype=torch.int64)
+    batch: dict[str, Any] = {"tokens": tokens, "position_ids": torch.arange(4).expand(2, 4).clone()}
+    prepare_sequence_batch(batch, sequence_length=64, enable_in_batch_packing=True)
+
+
+def megatron_arguments(forbidden: bool, folder: Path) -> None:
+    """Megatron-LM's command line for cp 2: forbidden with a sequence length that is not a multiple of 4."""
+    from megatron.training import arguments
+
+    length = "66" if forbidden else "64"
+    options = {
+        "--num-layers": "2",
+        "--hidden-size": "64",
+        "--num-attention-heads": "8",
+        "--seq-length": length,
+        "--max-position-embeddings": length,
+        "--micro-batch-size": "1",
+        "--global-batch-size": "2",
+        "--train-iters": "2",
+        "--lr": "0.001",
+        "--context-parallel-size": "2",
+        "--transformer-impl": "local",
+        "--tokenizer-type": "NullTokenizer",
+        "--vocab-size": "128",
+    }
+    words = [word for pair in options.items() for word in pair]
+    with _command_line(words, ranks=2), _architecture(arguments):
+        arguments.validate_args(arguments.parse_args())
+
+
+@contextmanager
+def _command_line(words: list[str], ranks: int) -> Iterator[None]:
+    """As the first of so many ranks would be started."""
+    kept = list(sys.argv), dict(os.environ)
+    sys.argv[1:] = words
+    os.environ.update(RANK="0", WORLD_SIZE=str(ranks))
+    try:
+        yield
+    finally:
+        sys.argv[:] = kept[0]
+        os.environ.clear()
+        os.environ.update(kept[1])
+
+
+@contextmanager
+def _architecture(arguments: Any) -> Iterator[None]:
+    """Without a GPU validate_args cannot ask for its architecture: it is told of a Blackwell one."""
+    kept = arguments.get_device_arch_version
+    if not torch.cuda.is_available():
+        arguments.get_device_arch_version = lambda: 10
+    try:
+        yield
+    finally:
+        arguments.get_device_arch_version = kept
