@@ -11,7 +11,7 @@ import pytest
 
 from harness.words.outcomes import EXIT_INTERRUPTED
 from tests.app.conftest import MATRIX, write_matrix
-from tests.processes import await_end
+from tests.processes import await_end, heed_interrupts
 
 pytestmark = pytest.mark.train
 # Short cells show that the run is under way; the long ones are running when the signal comes.
@@ -31,11 +31,6 @@ def _processes_of(run_parent: Path) -> list[int]:
     return found
 
 
-def _heed_interrupts() -> None:
-    """A test run that a shell started in the background ignores SIGINT, and so would the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [
@@ -53,7 +48,7 @@ def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heed_interrupts,
+        preexec_fn=heed_interrupts,
     )
     assert launcher.stdout is not None
     for line in launcher.stdout:

@@ -18,6 +18,7 @@ from harness.node.recorder import last_progress
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankRecord
 from tests.app.conftest import only_run, write_matrix
+from tests.processes import heed_interrupts
 from tests.slurm.lab import SlurmLab
 
 SMALL = """\
@@ -41,7 +42,13 @@ class Cluster:
         command = [sys.executable, "-m", "harness", *arguments]
         environment = {**os.environ, **self.lab.environment}
         return subprocess.Popen(
-            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=heed_interrupts,
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:

@@ -1,0 +1,62 @@
+"""The records of the ranks decide, not what Slurm says of a job; and a launcher that is interrupted only detaches."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.words.outcomes import Outcome
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
+from tests.slurm.test_trouble import CLUSTERS, ONE, RUN
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+
+
+def cluster_with_python(lab: SlurmLab, folder: Path, script: str) -> Cluster:
+    """The jobs of this one start their agents with a shell script in place of the interpreter."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    (folder / "own.yaml").write_text(f"{(CLUSTERS / 'slurm-lab.yaml').read_text()}python: {python}\n")
+    return Cluster(lab, folder, ONE)
+
+
+def test_a_job_that_slurm_calls_completed_without_records_leaves_errors(lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = cluster_with_python(lab, tmp_path, "exit 0")
+    code, output = cluster.run("run", "one.yaml", "--cluster", "./own.yaml")
+    assert code == 3, output
+    cells = cluster.report().cells
+    assert [cell.outcome for cell in cells] == [Outcome.ERROR] * 2
+    assert all("ended before the cell did: COMPLETED (exit 0:0)" in cell.reason for cell in cells)
+
+
+def test_a_job_that_slurm_calls_failed_is_judged_by_the_records_that_its_cells_wrote(
+    lab: SlurmLab, tmp_path: Path
+) -> None:
+    cluster = cluster_with_python(lab, tmp_path, f'"{sys.executable}" "$@"\nexit 7')
+    code, output = cluster.run("run", "one.yaml", "--cluster", "./own.yaml")
+    assert code == 0, output
+    assert [cell.outcome for cell in cluster.report().cells] == [Outcome.PASS] * 2
+    for job in cluster.jobs().values():
+        cluster.until_accounted(job, "FAILED|7:0")
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = Cluster(lab, tmp_path, ONE)
+    launcher = cluster.start(*RUN)
+    cluster.until_a_cell_starts(2)
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 130, output
+    assert "detached, the jobs go on" in output
+    assert f"harness resume reports/{cluster.directory.name}" in output
+    code, output = cluster.run("resume", "latest")
+    assert code == 0, output
+    assert len(cluster.jobs()) == 2
+    files = [path for path in cluster.directory.rglob("*") if path.is_file()]
+    assert [path for path in files if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)] == []
