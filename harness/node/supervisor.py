@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import time
@@ -167,12 +168,21 @@ def _launch(
 
 
 def _wait(processes: Any, share: Share, peers: _Peers | None) -> None:
-    """Wait until every rank has ended; with other nodes, end with them."""
-    if peers is None:
-        processes.wait(period=0.05)
+    """Wait until every rank has ended; with other nodes, end with them.
+
+    torch reads the error file of a rank that failed, which is not whole when the rank was killed while it wrote it.
+    """
+    try:
+        if peers is None:
+            processes.wait(period=0.05)
+            return
+        while (ended := processes.wait(timeout=rendezvous.POLL_S, period=0.05)) is None:
+            peers.mind(processes)
+    except (EOFError, pickle.UnpicklingError):
+        processes.close()
+        if peers is not None:
+            peers.abort("a rank was killed while it failed")
         return
-    while (ended := processes.wait(timeout=rendezvous.POLL_S, period=0.05)) is None:
-        peers.mind(processes)
     if ended.is_failed():
         local = min(ended.failures)
         peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])

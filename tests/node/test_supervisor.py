@@ -11,7 +11,7 @@ import pytest
 from harness.edge.run_dir import AttemptDir, needs_room
 from harness.node import rank as rank_module
 from harness.node.rendezvous import Share
-from harness.node.supervisor import _hung_in, _result
+from harness.node.supervisor import _hung_in, _result, _wait
 from harness.words.records import RankEnding
 from tests.node.conftest import config
 
@@ -63,3 +63,21 @@ def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: 
     result = _result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
     assert result.reason == "2 of 2 ranks did not complete; no room on the disk for the record of rank 1"
+
+
+class HalfAnErrorFile:
+    """torch's processes when a rank that failed was killed before its error file was whole."""
+
+    closed = False
+
+    def wait(self, **_: Any) -> None:
+        raise EOFError("Ran out of input")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_rank_killed_while_it_wrote_its_error_ends_the_others_and_not_the_supervisor() -> None:
+    processes = HalfAnErrorFile()
+    _wait(processes, Share(node=0, nodes=1, world_size=2), None)
+    assert processes.closed
