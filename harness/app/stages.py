@@ -17,10 +17,9 @@ from harness.edge.console import Progress, say
 from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
 from harness.edge.job_endings import read_job_endings
-from harness.edge.journal import read_events
 from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
-from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
+from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
 from harness.edge.slurm_follower import Follower
 from harness.edge.slurm_launcher import close, close_refused, jobs_of, submit_all, unfinished
 from harness.edge.slurm_retry import allocations_of, retry

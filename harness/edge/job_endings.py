@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.edge.evidence_files import newest
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import RunDir, read_events
 from harness.edge.run_logs import tail
 from harness.edge.submissions import read_order
 from harness.judge.failures import JobEnding

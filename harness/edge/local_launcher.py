@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.edge.journal import Journal
 from harness.edge.pythons import clean_environment
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import Journal, RunDir, write_json
 from harness.edge.stacks import agent_environment, copy_node_code
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.edge.evidence_files import read_result
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import RunDir, read_events
 from harness.edge.slurm_launcher import submitted
 from harness.edge.slurm_state import SlurmClient
 from harness.words.run_plan import RunPlan

@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.edge.journal import Journal
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import Journal, RunDir
 from harness.edge.slurm_state import JobState, SlurmClient
 from harness.words.run_plan import Allocation
 

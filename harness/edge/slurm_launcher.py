@@ -10,8 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir, append_line, write_json
+from harness.edge.run_dir import RunDir, append_line, read_events, write_json
 from harness.edge.sbatch_template import Job, job_name
 from harness.edge.slurm_follower import Ended
 from harness.edge.slurm_state import CALL_TIMEOUT_S

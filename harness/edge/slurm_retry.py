@@ -11,8 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir, append_line, write_atomic, write_json
+from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
 from harness.edge.sbatch_template import Job
 from harness.edge.slurm_follower import Ended
 from harness.edge.slurm_state import SlurmClient

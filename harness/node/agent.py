@@ -29,10 +29,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from harness.edge.run_dir import AttemptDir, RunDir, append_line, write_json
+from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, write_json
 from harness.node import rendezvous
 from harness.node.process import die_with
-from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share, Tail
+from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
 from harness.words.errors import DiskFullError, InfrastructureError, InputError
 from harness.words.jsonable import from_jsonable, loads
@@ -237,7 +237,7 @@ class Follower(Agent):
     over = False
 
     def work(self) -> None:
-        tail = Tail(self.run.agent_journal(self.allocation, 0))
+        tail = Journal(self.run.agent_journal(self.allocation, 0))
         limit = time.monotonic() + self.startup_s
         while not self.over:
             gone = self.led and bool(self.others.silent())  # asked first: its last words may be in the journal

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.edge.run_dir import AttemptDir, RunDir, write_json
 from harness.words.jsonable import dumps, from_jsonable, loads
@@ -200,22 +200,3 @@ class Heartbeats:
         ended = {node for node, beat in self.beats().items() if beat.state == "ended"}
         limit = time.monotonic() - self.silence_s
         return [node for node, (_, heard) in self._seen.items() if node in ended or heard < limit]
-
-
-class Tail:
-    """Reads the whole lines that were added to a journal since the last call."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                yield loads(line.decode("utf-8"))

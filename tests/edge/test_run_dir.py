@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import append_line, needs_room, safe_name, write_atomic
+from harness.edge.run_dir import append_line, needs_room, read_events, safe_name, write_atomic
 from harness.words.errors import DiskFullError, InputError
 
 

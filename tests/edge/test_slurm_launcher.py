@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir, append_line
+from harness.edge.run_dir import RunDir, append_line, read_events
 from harness.edge.slurm_launcher import jobs_of, submit_all
 from harness.edge.submitit_executor import ControllerAwayError
 from harness.words.run_plan import Allocation

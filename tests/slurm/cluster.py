@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import RunDir, read_events, write_json
 from harness.judge.render_json import read_report
 from harness.judge.report_model import Report, ReportCell
 from harness.node.recorder import last_progress

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.journal import read_events
-from harness.edge.run_dir import write_json
+from harness.edge.run_dir import read_events, write_json
 from harness.words.jsonable import loads
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster

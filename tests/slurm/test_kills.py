@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.edge.journal import read_events
+from harness.edge.run_dir import read_events
 from harness.edge.slurm_launcher import _find, _find_ended
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.journal import read_events
+from harness.edge.run_dir import read_events
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.edge.cluster_file import CHECKOUT
-from harness.edge.journal import read_events
+from harness.edge.run_dir import read_events
 from harness.judge.render_json import read_report
 from harness.words.outcomes import Outcome
 from tests.app.conftest import only_run
