@@ -68,7 +68,7 @@ class Matrix:
     file: str
     model: ModelConfig
     train: TrainConfig
-    documents: DocumentsConfig  # mode adversarial: lengths are made in expansion, from the largest cp
+    documents: DocumentsConfig  # modes in MIXES: lengths are made in expansion, from the largest cp
     options: PackingOptions
     axes: Axes
     constraints: tuple[Constraint, ...]
@@ -207,7 +207,7 @@ def _documents(section: Any, problems: Problems, read_lengths: LengthsReader) ->
         return DocumentsConfig(**checked.model_dump())
     if isinstance(checked, FileDocuments):
         return _file_documents(checked, problems, read_lengths)
-    return DocumentsConfig(mode="adversarial") if checked else None
+    return DocumentsConfig(mode=mode) if checked else None
 
 
 def _file_documents(checked: FileDocuments, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:

@@ -12,7 +12,7 @@ from harness.plan.axes import DOTTED, Row
 from harness.plan.matrix import Matrix, model_problems
 from harness.plan.problems import Problems
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import DocumentsConfig, adversarial_mix
+from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import UNPACKED
@@ -30,6 +30,7 @@ _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
     **{name: attrgetter(name) for name in DOTTED},
     "packing": attrgetter("data_path"),
+    "documents": attrgetter("documents.mode"),
     "pad_seq_to_mult": lambda config: config.options.pad_seq_to_mult or "auto",
 }
 
@@ -37,6 +38,7 @@ _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
 def default_values(matrix: Matrix) -> dict[str, Any]:
     """Values of the axes that a combination leaves out. `packing` has none: every combination must name it."""
     values = _DEFAULTS | {name: getattr(matrix.options, name) for name in _OPTIONS}
+    values["documents"] = matrix.documents.mode
     return values | {name: attrgetter(name)(matrix) for name in matrix.axes.names if "." in name}
 
 
@@ -83,17 +85,23 @@ class Resolver:
                 problems.add(("matrix",), f"{variant}: {message}")
 
     def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:
-        """Model, train, documents and their readable name, for the values of model and train axes."""
+        """Model, train, documents, and a readable name of where they are not those of the matrix's sections."""
         own = {name: values[name] for name in self._dotted}
-        key = tuple(own.items())
+        mode = values["documents"]
+        key = (mode, *own.items())
         if key not in self._bases:
             model = dataclasses.replace(self.matrix.model, **of_section("model", own))
             train = dataclasses.replace(self.matrix.train, **of_section("train", own))
             documents = self.matrix.documents
-            if documents.mode == "adversarial":
-                documents = adversarial_mix(train.seq_length, self.largest_cp)
-            variant = "-".join(f"{name.partition('.')[2]}{_text(value)}" for name, value in own.items())
-            self._bases[key] = (model, train, documents, variant)
+            parts = [] if mode == documents.mode else [mode]
+            if mode in MIXES:
+                documents = mix(mode, train.seq_length, self.largest_cp)
+            parts += [
+                f"{name.partition('.')[2]}{_text(value)}"
+                for name, value in own.items()
+                if value != attrgetter(name)(self.matrix)
+            ]
+            self._bases[key] = (model, train, documents, "-".join(parts))
         return self._bases[key]
 
     def _layout(self, values: dict[str, Any]) -> Layout:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.plan.section import SAFE_NAME, Section, one_of
 from harness.plan.stacks import StackLayer
 from harness.words.cell import DATA_PATHS, FORBIDDEN, ModelConfig, TrainConfig
+from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
 from harness.words.stack import DEFAULT
@@ -45,6 +46,7 @@ Packing = Annotated[str, one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [
 Forbidden = Annotated[str, one_of("", *FORBIDDEN), Field(json_schema_extra={"enum": ["", *FORBIDDEN]})]
 Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
 Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
+Mix = Annotated[str, one_of(*MIXES), Field(json_schema_extra={"enum": [*MIXES]})]
 BoundName = Annotated[str, one_of(*BOUND_NAMES, "ratio_screen")]
 _MODEL, _TRAIN, _OPTIONS = ModelConfig(), TrainConfig(), PackingOptions()
 
@@ -75,9 +77,9 @@ class TrainSection(Section):
 
 
 class AdversarialDocuments(Section):
-    """The built-in mix of lengths in which most known packing bugs show."""
+    """The built-in mix of lengths in which most known packing bugs show; `uncut` leaves out the truncated one."""
 
-    mode: Literal["adversarial"] = "adversarial"
+    mode: Literal["adversarial", "uncut"] = "adversarial"
 
 
 class DistributionDocuments(Section):
@@ -106,7 +108,7 @@ class FileDocuments(Section):
 
 
 DOCUMENT_MODES: dict[str, type[Section]] = {
-    "adversarial": AdversarialDocuments,
+    **dict.fromkeys(MIXES, AdversarialDocuments),
     "distribution": DistributionDocuments,
     "file": FileDocuments,
 }
@@ -151,6 +153,7 @@ class AxisRow(OptionsSection):
     forbidden: Forbidden = Field(
         default="", description="With packing `rules`: the combination that upstream must refuse."
     )
+    documents: Mix = Field(default=MIXES[0], description="A built-in mix instead of what `documents:` says.")
     stack: Name = Field(default=DEFAULT, description="Software under test: a name under `stacks`, or `default`.")
 
 

@@ -80,7 +80,7 @@ class CellConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
     options: PackingOptions = DEFAULT_OPTIONS
-    variant: str = ""  # readable values of model and train axes, e.g. "seq_length128"; part of the name
+    variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
     fault: str | None = None  # name of an injected fault (selftest only)
 

@@ -1,14 +1,17 @@
 """Documents of a training step: lengths and masks, the same for every layout.
 
 The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal
-distribution or a file of lengths, plus `adversarial`, a mix in which most known packing bugs show.
+distribution or a file of lengths, plus `adversarial`, a mix in which most known packing bugs show, and `uncut`, the
+same mix without the document that is truncated.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MIXES = ("adversarial", "uncut")  # modes that are the same in every step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +27,9 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsConfig:
-    """How document lengths are made. `lengths` is resolved for modes `file` and `adversarial`."""
+    """How document lengths are made. `lengths` is resolved for all modes but `distribution`."""
 
-    mode: str = "adversarial"  # adversarial | distribution | file
+    mode: str = "adversarial"  # adversarial | uncut | distribution | file
     type: str = "lognormal"
     min_seq_len: int = 1
     max_seq_len: int = 64
@@ -36,6 +39,14 @@ class DocumentsConfig:
     lengths: tuple[int, ...] = ()
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
+
+
+def mix(mode: str, seq_length: int, cp: int) -> DocumentsConfig:
+    """The built-in mix of a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
+    whole = adversarial_mix(seq_length, cp)
+    if mode == "adversarial":
+        return whole
+    return replace(whole, mode=mode, lengths=tuple(min(length, seq_length - 1) for length in whole.lengths))
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
@@ -60,7 +71,7 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
     for index in range(count):
         source = (index + (step * count if config.mode == "file" else 0)) % size
         cycle = index - source
-        copied = config.mode == "adversarial" and config.repeat is not None and source == config.repeat[1]
+        copied = config.repeat is not None and source == config.repeat[1]
         documents.append(
             Document(
                 index=index,

@@ -1,4 +1,4 @@
-"""The rows that go into in-batch packing; real releases run in matrices/bridge_releases.yaml."""
+"""The rows that go into in-batch packing; real releases run in matrices/releases.yaml."""
 
 from __future__ import annotations
 

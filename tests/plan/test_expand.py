@@ -70,7 +70,7 @@ def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_refe
         {"packing": ["sft"], "dtype": ["fp32", "bf16"], "train.seq_length": [32, 64], "model.layers": [2]}
     )
     assert {cell.group for cell in made.cells} == {
-        f"{dtype}-seq_length{length}-layers2" for dtype in ("fp32", "bf16") for length in (32, 64)
+        f"{dtype}{length}-layers2" for dtype in ("fp32", "bf16") for length in ("-seq_length32", "")
     }
     assert len(added(made)) == 4
     by_id = {cell.id: cell for cell in made.cells}
@@ -90,7 +90,19 @@ def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_refe
 
 def test_a_row_that_leaves_out_a_train_axis_joins_the_group_of_the_section_value() -> None:
     made = expand_axes({"include": [{"packing": "sft", "train.seq_length": 64}, {"packing": "reference"}]})
-    assert {cell.group for cell in made.cells} == {"fp32-seq_length64"}
+    assert {cell.group for cell in made.cells} == {"fp32"}
+    assert names(made) == ["tp1-pp1-cp1-sft", "tp1-pp1-cp1-reference"]
+
+
+def test_rows_may_name_another_built_in_mix_and_have_their_own_reference() -> None:
+    made = expand_axes({"include": [{"packing": "sft"}, {"packing": "sft", "documents": "uncut"}]})
+    assert names(made) == ["tp1-pp1-cp1-sft", "tp1-pp1-cp1-sft-uncut"]
+    assert len(added(made)) == 2
+    cut, uncut = made.cells[1].config.documents, made.cells[3].config.documents
+    assert (max(cut.lengths), max(uncut.lengths)) == (73, 63)
+    assert made.cells[3].axes["documents"] == "uncut"
+    of_file = expand_axes({"packing": "sft", "documents": "uncut"}, documents={"mode": "file", "lengths": [5]})
+    assert of_file.cells[1].config.documents == uncut
 
 
 def test_the_same_documents_go_into_every_cell_and_fit_the_largest_cp() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.words.documents import DocumentsConfig, adversarial_mix, documents_of_step
+from harness.words.documents import DocumentsConfig, adversarial_mix, documents_of_step, mix
 
 
 def draw(config: DocumentsConfig, *, step: int = 0, count: int = 8, seq_length: int = 64, seed: int = 1) -> list[int]:
@@ -47,6 +47,19 @@ def test_the_adversarial_mix_gives_valid_documents_at_every_size(cp: int, seq_le
 def test_each_round_of_the_adversarial_mix_repeats_its_own_document() -> None:
     documents = documents_of_step(adversarial_mix(64, 2), seed=1, step=0, count=16, seq_length=64)
     assert {d.index: d.copy_of for d in documents if d.copy_of is not None} == {4: 2, 12: 10}
+
+
+@given(cp=st.integers(1, 8), seq_length=st.integers(4, 4096))
+def test_no_document_of_the_uncut_mix_is_truncated_and_all_else_is_the_adversarial_mix(
+    cp: int, seq_length: int
+) -> None:
+    drawn = [
+        documents_of_step(mix(mode, seq_length, cp), seed=1, step=0, count=16, seq_length=seq_length)
+        for mode in ("adversarial", "uncut")
+    ]
+    assert all(document.original_length == document.length for document in drawn[1])
+    cut, uncut = ([(d.length, d.masked, d.copy_of) for d in documents] for documents in drawn)
+    assert cut == uncut
 
 
 def test_the_adversarial_mix_is_the_same_in_every_step() -> None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from harness.plan.rules.rule import Rule, not_divisible
 from harness.words.cell import CellConfig
-from harness.words.documents import DocumentsConfig, documents_of_step
+from harness.words.documents import MIXES, DocumentsConfig, documents_of_step
 from harness.words.packing import pack, row_multiple
 from harness.words.packing_style import PackingStyle
 
@@ -76,7 +76,7 @@ def rows_by_replicas(config: CellConfig) -> str | None:
     parts = row_multiple(config.layout, config.micro_batch_size)
     if train.global_batch % parts == 0 and not config.style.longest_first:
         return None  # one document per row always divides
-    for step in range(1 if config.documents.mode == "adversarial" else train.steps):
+    for step in range(1 if config.documents.mode in MIXES else train.steps):
         rows = _row_count(config.documents, train.seed, step, train.global_batch, train.seq_length, config.style)
         wanted = -(-rows // parts) * parts
         if config.style.longest_first and rows % parts:
