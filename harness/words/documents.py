@@ -1,17 +1,20 @@
 """Documents of a training step: lengths and masks, the same for every layout.
 
-The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal
-distribution or a file of lengths, plus `adversarial`, a mix in which most known packing bugs show, and `uncut`, the
-same mix without the document that is truncated.
+The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
+of lengths, plus `adversarial`, a mix in which most known packing bugs show, and `uncut`, the same mix without the
+document that is truncated. The first two give upstream's lengths, before truncation, in upstream's order and for the
+same seed.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass, replace
 
+from harness.words.lognormal import lognormal
+
 MIXES = ("adversarial", "uncut")  # modes that are the same in every step
+MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws; then it starts again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +88,15 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
 
 
 def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
-    """mu = ln(mean) - sigma^2 / 2, clipped to [min, max] (MockSFTLowLevelDataset)."""
-    generator = random.Random(f"lengths-{seed}-{step}")
-    mu = math.log(config.mean_seq_len) - config.lognormal_sigma**2 / 2
+    """mu = ln(mean) - sigma^2 / 2, cut to [min, max], then to whole tokens; the steps go on in one sequence.
+
+    MockSFTLowLevelDataset.generate_lognormal_samples, whose seed is 0 unless it is changed.
+    """
+    sigma = config.lognormal_sigma
+    mu = math.log(config.mean_seq_len) - sigma**2 / 2
     documents = []
     for index in range(count):
-        drawn = int(generator.lognormvariate(mu, config.lognormal_sigma))
-        length = min(max(drawn, config.min_seq_len), config.max_seq_len)
+        drawn = lognormal(seed, (step * count + index) % MOCK_SIZE, mu=mu, sigma=sigma)
+        length = int(min(max(drawn, config.min_seq_len), config.max_seq_len))
         documents.append(Document(index=index, length=min(length, seq_length - 1), original_length=length))
     return documents

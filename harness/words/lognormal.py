@@ -1,0 +1,57 @@
+"""Lognormal numbers as numpy's legacy generator draws them, without numpy: numpy.random.seed, numpy.random.lognormal.
+
+numpy's Mersenne twister is also Python's; only its first state is made of a seed in another way (Matsumoto and
+Nishimura, mt19937ar.c: init_genrand). Normal numbers come in pairs by Marsaglia's polar method, the second one first.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import lru_cache
+
+_WORDS = 624  # of 32 bits: the state of the twister
+_LARGEST = 700.0  # exp of it is still finite; no length is near
+
+
+def lognormal(seed: int, index: int, *, mu: float, sigma: float) -> float:
+    """Element `index` of numpy.random.lognormal(mu, sigma, n) after numpy.random.seed(seed).
+
+    Of a seed above 2^32 - 1, which numpy refuses, the low 32 bits count.
+    """
+    return math.exp(min(mu + sigma * _normals(seed % 2**32).number(index), _LARGEST))
+
+
+class _Normals:
+    """The standard normal numbers that follow one seed; those drawn are kept."""
+
+    def __init__(self, seed: int) -> None:
+        self._twister = random.Random()
+        self._twister.setstate((3, (*_first_words(seed), _WORDS), None))
+        self._drawn: list[float] = []
+
+    def number(self, index: int) -> float:
+        while len(self._drawn) <= index:
+            self._drawn += self._pair()
+        return self._drawn[index]
+
+    def _pair(self) -> tuple[float, float]:
+        while True:
+            x, y = 2.0 * self._twister.random() - 1.0, 2.0 * self._twister.random() - 1.0
+            square = x * x + y * y
+            if 0.0 < square < 1.0:
+                factor = math.sqrt(-2.0 * math.log(square) / square)
+                return factor * y, factor * x
+
+
+@lru_cache(maxsize=8)
+def _normals(seed: int) -> _Normals:
+    return _Normals(seed)
+
+
+def _first_words(seed: int) -> list[int]:
+    words = [seed]
+    for index in range(1, _WORDS):
+        before = words[-1]
+        words.append((1812433253 * (before ^ (before >> 30)) + index) % 2**32)
+    return words
