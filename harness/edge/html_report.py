@@ -183,7 +183,13 @@ def place_words(where: Mapping[str, Any]) -> list[str]:
     """The place of a finding in words, outermost first: ["stage 1", "tp 1", "layer 3"]."""
     known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
     rest = [key for key in where if key not in _PLACES and key not in _REACH and where[key] is not None]
-    return known + [f"{key.replace('_', ' ')} {show(where[key])}" for key in rest]
+    return known + [f"{key.replace('_', ' ')} {_listed(where[key])}" for key in rest]
+
+
+def _listed(value: Any) -> str:
+    """Names are read as a list, not as JSON."""
+    names = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    return _clip(", ".join(value), 600) if names else show(value)
 
 
 def reach_words(where: Mapping[str, Any]) -> str:

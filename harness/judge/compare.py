@@ -1,23 +1,26 @@
-"""Distances between a measured value and its reference, and names for telling ratios."""
+"""Distances between a measured value and its reference."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
-from harness.words.layout import Layout
 from harness.words.records import Fingerprint
 from harness.words.tolerances import Bound
 
 
 def distance(measured: float, reference: float, bound: Bound) -> float:
-    """|a - b| / |b|, or |a - b| when the bound is absolute or the reference is zero. NaN when either is."""
+    """|a - b| / |b|, or |a - b| when the bound is absolute or the reference is zero. NaN when either is.
+
+    0 on the side that the bound's direction leaves free.
+    """
+    if (bound.direction == "above" and measured < reference) or (bound.direction == "below" and measured > reference):
+        return 0.0
     difference = abs(measured - reference)
     return difference if bound.unit == "absolute" or reference == 0 else difference / abs(reference)
 
 
-def fingerprint_distance(measured: Fingerprint, reference: Fingerprint) -> float:
-    """Estimate of ||a - b|| / ||b||; ||a - b|| when the reference is zero. NaN when a value is.
+def fingerprint_distance(measured: Fingerprint, reference: Fingerprint, bound: Bound | None = None) -> float:
+    """Estimate of ||a - b|| / ||b||; ||a - b|| when the bound is absolute or the reference zero. NaN when a value is.
 
     A projection on a standard normal vector r has E[(r.a - r.b)^2] = ||a - b||^2, so the root mean square of the
     differences estimates the norm of the difference; the difference of the norms is a lower bound of it.
@@ -28,34 +31,12 @@ def fingerprint_distance(measured: Fingerprint, reference: Fingerprint) -> float
         return math.nan
     norm, reference_norm = math.sqrt(measured.norm_sq), math.sqrt(reference.norm_sq)
     largest = max(spread, abs(norm - reference_norm))
-    return largest / reference_norm if reference_norm else largest
+    absolute = bound is not None and bound.unit == "absolute"
+    return largest if absolute or not reference_norm else largest / reference_norm
 
 
 def finite(fingerprint: Fingerprint) -> bool:
     return all(math.isfinite(value) for value in (fingerprint.norm_sq, *fingerprint.projections))
-
-
-def ratio_name(ratio: float, layout: Layout, micro_batches: int, screen: float) -> str | None:
-    """'x cp', 'x 1/(cp tp)' ... when the ratio is within `screen` (relative) of a factor of the layout, else None.
-
-    Factors of one dimension go before products of two; dimensions of equal size are all named.
-    """
-    sizes = {
-        "cp": layout.cp,
-        "dp": layout.dp,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "vpp": layout.vpp,
-        "micro-batches": micro_batches,
-    }
-    single = {name: float(size) for name, size in sizes.items() if size > 1}
-    double = {f"({a} {b})": single[a] * single[b] for a, b in itertools.combinations(single, 2)}
-    for factors in (single, double):
-        for power, prefix in ((1, "x "), (-1, "x 1/")):
-            names = [name for name, value in factors.items() if abs(ratio / value**power - 1) <= screen]
-            if names:
-                return prefix + " or ".join(names)
-    return None
 
 
 def beyond(measured: float, bound: Bound) -> bool:
@@ -64,4 +45,5 @@ def beyond(measured: float, bound: Bound) -> bool:
 
 
 def bound_text(bound: Bound) -> str:
-    return f"{bound.value:g} {bound.unit} ({bound.origin})"
+    side = "" if bound.direction == "either" else f", {bound.direction} the reference only"
+    return f"{bound.value:.3g} {bound.unit}{side} ({bound.origin})"

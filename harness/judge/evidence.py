@@ -6,6 +6,7 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,6 +52,12 @@ class Sighting:
 class ParameterGradient:
     fingerprint: Fingerprint
     stage: int
+    shards: tuple[Fingerprint, ...] = ()  # by tp rank, of a parameter that is split over tp
+    parts: tuple[Fingerprint, ...] = ()  # of a whole one, see records.ParameterSeen
+
+    def part(self, start: int, count: int) -> Fingerprint:
+        """Fingerprint of consecutive parts together."""
+        return functools.reduce(add, self.parts[start : start + count])
 
 
 @dataclass(kw_only=True)
@@ -174,13 +181,13 @@ class CellEvidence:
         return whole
 
     @cached_property
-    def token_losses(self) -> dict[tuple[int, int], float]:
-        """(document, position) -> loss, step 0."""
-        return {
-            (token.document, token.position): token.loss
-            for _, seen in self.step_records(0, pp=self.last_stage, tp=0)
-            for token in seen.tokens
-        }
+    def document_tokens(self) -> dict[int, dict[int, float]]:
+        """Document -> position -> loss, step 0."""
+        losses: dict[int, dict[int, float]] = {}
+        for _, seen in self.step_records(0, pp=self.last_stage, tp=0):
+            for token in seen.tokens:
+                losses.setdefault(token.document, {})[token.position] = token.loss
+        return losses
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
@@ -196,11 +203,17 @@ class CellEvidence:
                 continue
             for seen in record.parameters:
                 known = whole.get(seen.name)
+                shards = (seen.gradient,) if seen.sharded else ()
                 if known is None:
-                    whole[seen.name] = ParameterGradient(fingerprint=seen.gradient, stage=record.place.pp)
+                    whole[seen.name] = ParameterGradient(
+                        fingerprint=seen.gradient, stage=record.place.pp, shards=shards, parts=tuple(seen.parts)
+                    )
                 elif seen.sharded and known.stage == record.place.pp:
-                    total = add(known.fingerprint, seen.gradient)
-                    whole[seen.name] = ParameterGradient(fingerprint=total, stage=known.stage)
+                    whole[seen.name] = ParameterGradient(
+                        fingerprint=add(known.fingerprint, seen.gradient),
+                        stage=known.stage,
+                        shards=known.shards + shards,
+                    )
         return whole
 
     @cached_property

@@ -46,7 +46,8 @@ class Finding:
     """One thing a check saw.
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
-    field, leg. `measured` and `bound` are JSON values; `fault_class` is the probable class of fault.
+    field, leg, ratio (the factor a number is off by), lies_at (what lies there, see
+    judge/landmarks.py). `measured` and `bound` are JSON values; `fault_class` is the probable class of fault.
     """
 
     lane: Lane

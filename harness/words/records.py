@@ -92,6 +92,7 @@ class ParameterSeen:
     name: str  # global name, layers numbered over the whole model
     sharded: bool  # False: every tp rank holds the whole tensor
     gradient: Fingerprint
+    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: equal parts of what tp would split
 
 
 @dataclass(kw_only=True)

@@ -11,6 +11,7 @@ class Bound:
 
     value: float
     unit: str = "relative"  # relative: |a - b| / |b|; absolute: |a - b|
+    direction: str = "either"  # either: both sides count; above, below: only values on that side of the reference
     origin: str = "default"
 
 

@@ -237,13 +237,18 @@ def _parameters(config: CellConfig, place: Coordinates) -> list[ParameterSeen]:
     return found
 
 
-def _gradient(layout: Layout, place: Coordinates, name: str, key: int, sharded: bool) -> ParameterSeen:
+def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: bool) -> ParameterSeen:
     norm, projections = 1.0 + _number(key), [_number(key, 1) - 0.5, _number(key, 2) - 0.5]
-    sharded = sharded and layout.tp > 1
-    total = layout.tp * (layout.tp + 1) / 2
-    share = (place.tp + 1) / total if sharded else 1.0
-    fingerprint = Fingerprint(norm_sq=norm * share, projections=[value * share for value in projections])
-    return ParameterSeen(name=name, sharded=sharded, gradient=fingerprint)
+    sharded = splits and layout.tp > 1
+    shares = [(part + 1) / 36 for part in range(8)]  # of eight unequal parts, which shards are made of
+    each = 8 // layout.tp
+    share = sum(shares[place.tp * each : (place.tp + 1) * each]) if sharded else 1.0
+
+    def scaled(factor: float) -> Fingerprint:
+        return Fingerprint(norm_sq=norm * factor, projections=[value * factor for value in projections])
+
+    parts = [scaled(part) for part in shares] if layout.world_size == 1 and splits else []
+    return ParameterSeen(name=name, sharded=sharded, gradient=scaled(share), parts=parts)
 
 
 def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]:

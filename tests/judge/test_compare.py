@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from harness.judge.compare import distance, fingerprint_distance, ratio_name
-from harness.words.layout import Layout
+from harness.judge.compare import distance, fingerprint_distance
 from harness.words.records import Fingerprint
 from harness.words.tolerances import Bound
 
@@ -40,16 +39,15 @@ def test_fingerprint_distance_sees_a_scale_that_projections_could_miss() -> None
     assert fingerprint_distance(left, right) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("ratio", "name"),
-    [
-        (2.0, "x cp"),
-        (0.5, "x 1/cp"),
-        (3.05, "x micro-batches"),
-        (6.0, "x (cp micro-batches)"),
-        (1.0, None),
-        (1.3, None),
-    ],
-)
-def test_ratios_are_named(ratio: float, name: str | None) -> None:
-    assert ratio_name(ratio, Layout(cp=2), 3, 0.02) == name
+def test_a_direction_leaves_the_other_side_free() -> None:
+    above, below = Bound(value=0.1, direction="above"), Bound(value=0.1, direction="below")
+    assert [distance(value, 2.0, above) for value in (3.0, 1.0)] == [0.5, 0.0]
+    assert [distance(value, 2.0, below) for value in (3.0, 1.0)] == [0.0, 0.5]
+    assert math.isnan(distance(math.nan, 2.0, above))
+
+
+def test_an_absolute_bound_of_fingerprints_is_not_divided_by_the_norm() -> None:
+    left = Fingerprint(norm_sq=25.0, projections=[1.0])
+    right = Fingerprint(norm_sq=16.0, projections=[1.0])
+    assert fingerprint_distance(left, right) == 0.25
+    assert fingerprint_distance(left, right, Bound(value=1.0, unit="absolute")) == 1.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.node.probe.fingerprints import document_fingerprints, gradient_fingerprint, merge
+from harness.node.probe.fingerprints import document_fingerprints, gradient_fingerprint, merge, part_fingerprints
 from harness.node.probe.weights import NamedParameter, Shard
 from harness.words.packing import PAD
 from harness.words.records import Fingerprint
@@ -32,6 +32,31 @@ def test_fingerprints_of_shards_add_up_to_that_of_the_whole(dim: int, pieces: in
         shard = Shard(full=(8, 12), dim=dim, pieces=pieces, index=rank, count=count)
         merge(total, {0: gradient_fingerprint(_named(shard), shard.take(full), seed=7)})
     assert _near(total[0], whole)
+
+
+@pytest.mark.parametrize(("dim", "pieces", "count"), [(0, 2, 2), (0, 2, 4), (1, 1, 2), (1, 1, 4)])
+def test_parts_of_a_whole_gradient_make_up_the_shards_of_every_tp_size(dim: int, pieces: int, count: int) -> None:
+    full = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
+    name = "decoder.layers.0.mlp.linear_fc1.weight" if pieces == 2 else "decoder.layers.0.mlp.linear_fc2.weight"
+    parameter = Parameter(torch.zeros(16, 8))
+    parameter.tensor_model_parallel, parameter.partition_dim = True, dim  # type: ignore[attr-defined]
+    whole = Shard(full=(16, 8), dim=None, pieces=1, index=0, count=1)
+    parts = part_fingerprints(NamedParameter(name=name, parameter=parameter, shard=whole), full, seed=7)
+    assert len(parts) == 8
+    for rank in range(count):
+        shard = Shard(full=(16, 8), dim=dim, pieces=pieces, index=rank, count=count)
+        seen = gradient_fingerprint(
+            NamedParameter(name=name, parameter=parameter, shard=shard), shard.take(full), seed=7
+        )
+        total: dict[int, Fingerprint] = {}
+        for part in parts[rank * 8 // count : (rank + 1) * 8 // count]:
+            merge(total, {0: part})
+        assert _near(total[0], seen)
+
+
+def test_a_parameter_that_tensor_parallelism_does_not_split_has_no_parts() -> None:
+    whole = Shard(full=(16, 8), dim=None, pieces=1, index=0, count=1)
+    assert part_fingerprints(_named(whole), torch.ones(16, 8), seed=7) == []
 
 
 def test_swapping_two_shards_changes_the_projections_but_not_the_norm() -> None:

@@ -4,59 +4,51 @@ from __future__ import annotations
 
 import math
 
-from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
+from harness.judge import fault_classes, landmarks
+from harness.judge.compare import bound_text
 from harness.judge.evidence import CellEvidence
-from harness.judge.patterns import documents_pattern, stage_text
+from harness.judge.localise import LayerOff, first_layer_off, first_token_off, token_landmarks
+from harness.judge.patterns import documents_pattern
 from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
     if evidence.reference is None or not evidence.first_step_whole:
         return []
-    layers = evidence.cell.config.model.layers
-    for layer in range(layers + 1):
-        off = _off(evidence, evidence.reference, layer)
-        wrong = sorted(document for document, value in off.items() if beyond(value, evidence.tolerances.activation))
-        if wrong:
-            return [_finding(evidence, layer, wrong, off)]
-    return []
+    found = first_layer_off(evidence, evidence.reference)
+    return [] if found is None else [_finding(evidence, evidence.reference, found)]
 
 
-def _off(evidence: CellEvidence, reference: CellEvidence, layer: int) -> dict[int, float]:
-    """Document -> distance; infinite where a fingerprint is missing on either side."""
-    measured, expected = evidence.activations.get(layer, {}), reference.activations.get(layer, {})
-    off = {}
-    for document in sorted({*measured, *expected, *evidence.homes[0]}):
-        found, right = measured.get(document), expected.get(document)
-        if found is None or right is None:
-            off[document] = math.inf
-        elif finite(found):
-            off[document] = fingerprint_distance(found, right)
-    return off
-
-
-def _finding(evidence: CellEvidence, layer: int, wrong: list[int], off: dict[int, float]) -> Finding:
-    bound = evidence.tolerances.activation
+def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -> Finding:
+    bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.layers
+    layer, wrong, off = found
     document = wrong[0]
-    stage, words, boundary = stage_text(evidence.layout, evidence.cell.config.model.layers, layer)
+    token = first_token_off(evidence, reference, document)
+    lies = landmarks.of_layer(layout, layers, layer) + token_landmarks(evidence, document, token)
+    stage = layout.stage_of_layer(layers, layer) if layer else 0
     value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"
-    pattern = documents_pattern(evidence, wrong, 0)
-    if layer == 0 and pattern != fault_classes.TRUNCATION:
-        pattern = fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
-    elif boundary and pattern == fault_classes.UNKNOWN:
-        pattern = fault_classes.STAGE_BOUNDARY
-    home = evidence.homes[0].get(document)
     where = {"stage": stage, "layer": layer, "step": 0, "document": document, "documents": wrong}
+    where |= {"token": token} if token is not None else {}
+    home = evidence.homes[0].get(document)
     if home is not None:
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    after = f"layer {layer} on stage {stage}" if layer else "the embedding on stage 0"
+    at = f" from token {token} on" if token is not None else ""
     return Finding(
         lane=Lane.NUMERICS,
         check="activations",
-        fault_class=pattern,
-        message=f"activations first differ after {words}: document {document} {value}; "
-        f"{len(wrong)} of {len(off)} documents differ there",
-        where=where,
+        fault_class=_fault_class(evidence, found),
+        message=f"activations first differ after {after}: document {document}{at} {value}; "
+        f"{len(wrong)} of {len(off)} documents differ there{lies.text}",
+        where=where | lies.keys,
         measured=off[document],
         bound=bound.value,
     )
+
+
+def _fault_class(evidence: CellEvidence, found: LayerOff) -> str:
+    pattern = documents_pattern(evidence, found.documents, 0)
+    if found.layer == 0 and pattern != fault_classes.TRUNCATION:
+        return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT
+    hop = landmarks.hop_before(evidence.layout, evidence.cell.config.model.layers, found.layer)
+    return fault_classes.STAGE_BOUNDARY if hop and pattern == fault_classes.UNKNOWN else pattern

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+from harness.judge import fault_classes, landmarks
 from harness.judge.compare import beyond, bound_text, distance
 from harness.judge.evidence import CellEvidence
+from harness.judge.landmarks import Landmarks
+from harness.judge.localise import first_layer_off, first_token_off, token_landmarks
 from harness.judge.patterns import documents_pattern
+from harness.judge.ratios import DOCUMENTS, common_ratio, factors_of
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import DocumentLoss
 from harness.words.tolerances import Bound
@@ -34,16 +38,20 @@ def _bound(evidence: CellEvidence, step: int) -> Bound:
     return at_start if step == 0 or at_start.value >= later.value else later
 
 
+def _losses(evidence: CellEvidence, reference: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
+    """Document -> (loss sum, the reference's); 0 where there is none."""
+    losses, right = evidence.document_losses[step], reference.document_losses[step]
+    return {
+        document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
+        for document in sorted({*losses, *right})
+    }
+
+
 def _off(evidence: CellEvidence, reference: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
     """Document -> distance from the reference; values that are not finite are left to `finiteness`."""
-    losses, right = evidence.document_losses[step], reference.document_losses[step]
-    pairs = {
-        document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
-        for document in {*losses, *right}
-    }
     return {
         document: distance(measured, expected, bound)
-        for document, (measured, expected) in pairs.items()
+        for document, (measured, expected) in _losses(evidence, reference, step).items()
         if math.isfinite(measured)
     }
 
@@ -52,32 +60,46 @@ def _finding(
     evidence: CellEvidence, reference: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
 ) -> Finding:
     document = wrong[0]
-    found = evidence.document_losses[step].get(document, _NONE).loss_sum
-    right = reference.document_losses[step].get(document, _NONE).loss_sum
-    token = _first_token(evidence, reference, document, bound) if step == 0 else None
+    found, right = _losses(evidence, reference, step)[document]
     home = evidence.homes[step].get(document)
     place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
-    at = f", from token {token} on" if token is not None else ""
+    token = first_token_off(evidence, reference, document) if step == 0 else None
+    ratio = _ratio(evidence, reference, step)
+    # A factor that all share says nothing about one token.
+    lies = _landmarks(evidence, reference, document, None if ratio else token) if step == 0 else landmarks.NOTHING
     where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
+    where |= {"token": token} if token is not None else {}
     if home is not None:
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    at = f", from token {token} on" if token is not None else ""
+    named = f"; the ratio is {ratio} on all" if ratio else ""
     return Finding(
         lane=Lane.NUMERICS,
         check="document_loss",
-        fault_class=documents_pattern(evidence, wrong, step),
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
         message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, reference {right:.9g}, off by "
-        f"{off[document]:.3g} > {bound_text(bound)}{at}; {len(wrong)} of {len(off)} documents differ",
-        where=where | ({"token": token} if token is not None else {}),
+        f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ{lies.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
         measured=off[document],
         bound=bound.value,
     )
 
 
-def _first_token(evidence: CellEvidence, reference: CellEvidence, document: int, bound: Bound) -> int | None:
-    """Lowest position of the document whose loss differs by more than the bound; ranks record only so many tokens."""
-    measured, expected = evidence.token_losses, reference.token_losses
-    for position in sorted(position for owner, position in expected if owner == document):
-        found, right = measured.get((document, position)), expected[(document, position)]
-        if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
-            return position
-    return None
+def _landmarks(evidence: CellEvidence, reference: CellEvidence, document: int, token: int | None) -> Landmarks:
+    """What lies at the token; and the output layer, when no layer before it is off."""
+    through = evidence.first_step_whole and first_layer_off(evidence, reference) is None
+    lies = landmarks.of_output() if through else landmarks.NOTHING
+    return lies + token_landmarks(evidence, document, token)
+
+
+def _ratio(evidence: CellEvidence, reference: CellEvidence, step: int) -> str | None:
+    """The factor that all documents' losses are off by, if there is one; documents per pack are each document's own."""
+    common = factors_of(evidence, step)
+    pairs = []
+    for document, (found, right) in _losses(evidence, reference, step).items():
+        home = evidence.homes[step].get(document)
+        if right and math.isfinite(found) and home is not None:
+            members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
+            own = {name: size for name, size in common.items() if name != DOCUMENTS}
+            pairs.append((found / right, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
+    return common_ratio(pairs, evidence.tolerances.ratio_screen)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, distance, ratio_name
+from harness.judge.compare import beyond, bound_text, distance
 from harness.judge.evidence import CellEvidence
+from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 
 
@@ -26,10 +27,9 @@ def check(evidence: CellEvidence) -> list[Finding]:
         return []
     step, rank, stage, found, right = wrong[0]
     steps = sorted({item[0] for item in wrong})
-    micro_batches = len(evidence.plan[step][0])
-    ratio = ratio_name(found / right, evidence.layout, micro_batches, evidence.tolerances.ratio_screen)
+    ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen) if right else None
     measured = distance(found, right, bound)
-    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}"
+    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}" if right else ""
     return [
         Finding(
             lane=Lane.NUMERICS,
@@ -37,7 +37,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
             message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, reference {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
-            where={"stage": stage, "rank": rank, "step": step},
+            where={"stage": stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
             bound=bound.value,
         )

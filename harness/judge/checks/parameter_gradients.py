@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
-from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite, ratio_name
+from harness.judge import fault_classes, landmarks
+from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
 from harness.judge.evidence import CellEvidence, ParameterGradient
+from harness.judge.localise import shards_off
+from harness.judge.ratios import factors_of, ratio_name, scale_of
 from harness.words.outcomes import Finding, Lane
-
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
@@ -25,7 +24,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         if found is None:
             off[name] = math.inf
         elif finite(found.fingerprint):
-            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint)
+            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint, bound)
     wrong = [name for name, value in off.items() if beyond(value, bound)]
     # Tied embeddings: stages other than the first hold a copy under the output layer's name.
     tied = evidence.cell.config.model.tied
@@ -34,22 +33,28 @@ def check(evidence: CellEvidence) -> list[Finding]:
         return []
     if not wrong:
         return [_unmatched(extra)]
+    return [_finding(evidence, evidence.reference, wrong, off)]
+
+
+def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], off: dict[str, float]) -> Finding:
+    measured, expected, bound = evidence.gradients, reference.gradients, evidence.tolerances.parameter_gradient
     name = wrong[0]
-    ratio = _common_ratio(evidence, measured, expected)
+    ratio = _common_ratio(evidence, wrong, measured, expected)
+    shards = shards_off(measured[name], expected[name], bound) if name in measured else None
+    lies = landmarks.of_parameter(evidence.layout, evidence.cell.config.model.layers, name, shards)
+    lies = landmarks.NOTHING if ratio else lies  # a factor that all share says nothing about one place
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
-    named = f"; the ratio is {ratio} on all" if ratio else ""
-    return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="parameter_gradients",
-            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
-            message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ",
-            where=where,
-            measured=off[name],
-            bound=bound.value,
-        )
-    ]
+    named = f"; the ratio is {ratio} on all that differ" if ratio else ""
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="parameter_gradients",
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
+        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{lies.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
+        measured=off[name],
+        bound=bound.value,
+    )
 
 
 def _unmatched(extra: list[str]) -> Finding:
@@ -66,21 +71,22 @@ def _unmatched(extra: list[str]) -> Finding:
 
 
 def _where(measured: Mapping[str, ParameterGradient], name: str) -> dict[str, int]:
-    found = _LAYER.search(name)
     where = {"stage": measured[name].stage} if name in measured else {}
-    return where | ({"layer": int(found.group(1)) + 1} if found else {})
+    layer = landmarks.layer_of(name)
+    return where | ({"layer": layer} if layer else {})
 
 
 def _common_ratio(
-    evidence: CellEvidence, measured: Mapping[str, ParameterGradient], expected: Mapping[str, ParameterGradient]
+    evidence: CellEvidence,
+    wrong: list[str],
+    measured: Mapping[str, ParameterGradient],
+    expected: Mapping[str, ParameterGradient],
 ) -> str | None:
-    """The layout factor that every parameter's norm is off by, if there is one."""
-    names = set()
-    for name, right in expected.items():
-        found = measured.get(name)
-        if found is None or not right.fingerprint.norm_sq > 0 or not finite(found.fingerprint):
-            return None
-        ratio = math.sqrt(found.fingerprint.norm_sq / right.fingerprint.norm_sq)
-        micro_batches = len(evidence.plan[0][0])
-        names.add(ratio_name(ratio, evidence.layout, micro_batches, evidence.tolerances.ratio_screen))
-    return names.pop() if len(names) == 1 else None
+    """The layout factor that the gradients which differ are off by, if it is one and their direction is right."""
+    if any(name not in measured for name in wrong):
+        return None
+    tolerances = evidence.tolerances
+    pairs = [(measured[name].fingerprint, expected[name].fingerprint) for name in wrong]
+    screen = max(tolerances.ratio_screen, tolerances.parameter_gradient.value)
+    scale = scale_of(pairs, screen)
+    return None if scale is None else ratio_name(scale, factors_of(evidence, 0), tolerances.ratio_screen)

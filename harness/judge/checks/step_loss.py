@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, distance, ratio_name
+from harness.judge.compare import beyond, bound_text, distance
 from harness.judge.evidence import CellEvidence
+from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 
 
@@ -23,8 +24,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     steps = sorted({item[0] for item in wrong})
     ratio = None
     if found is not None and right:
-        micro_batches = len(evidence.plan[step][0])
-        ratio = ratio_name(found / right, evidence.layout, micro_batches, evidence.tolerances.ratio_screen)
+        ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
     measured = math.nan if found is None else distance(found, right, bound)
     named = f"; the ratio is {ratio}" if ratio else ""
     return [
@@ -34,7 +34,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
             message=f"loss sum of step {step} on rank {rank}: {_text(found)}, reference {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
-            where={"stage": evidence.last_stage, "rank": rank, "step": step},
+            where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
             bound=bound.value,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.judge import fault_classes
-from harness.judge.compare import ratio_name
 from harness.judge.evidence import CellEvidence
+from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import DocumentLoss
 
@@ -58,8 +58,7 @@ def _step(evidence: CellEvidence, step: int) -> list[Finding]:
 
 
 def _fault_class(evidence: CellEvidence, step: int, found: int | None, right: int) -> str:
-    micro_batches = len(evidence.plan[step][0])
-    name = ratio_name(found / right, evidence.layout, micro_batches, screen=0.0) if found and right else None
+    name = ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
     return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
 
 

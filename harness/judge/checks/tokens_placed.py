@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.judge import fault_classes
+from harness.judge import fault_classes, landmarks
 from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import Place, fold, listed, reach
@@ -118,6 +118,10 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Findi
     assert seen is not None  # content holds only batches that have the field
     named = seen.first
     where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
+    lies = landmarks.NOTHING
+    if named and field != RETURNED:  # of log-probabilities `named` holds slots
+        batch = evidence.plan[0][first.at.dp][first.micro_batch].batch
+        lies = landmarks.of_token(batch, evidence.layout, named[0], named[1])
     if named:
         whose = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
         detail = f": {whose} {named[1]} is {named[3]}, expected {named[2]}"
@@ -127,8 +131,8 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Findi
         lane=Lane.METADATA,
         check="tokens_placed",
         fault_class=_fault_class(evidence, first, named),
-        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{reach(where)}",
-        where=where,
+        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{lies.text}{reach(where)}",
+        where=lies.keys | where,  # the rank that saw it goes before the one that should hold it
         measured=named[3] if named else seen.mismatches,
         bound=named[2] if named else 0,
     )

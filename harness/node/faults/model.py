@@ -125,6 +125,14 @@ class OutputLayerShardOfAnotherTpRank(Fault):
                 item.parameter.data.copy_(item.shard.take(full))
 
 
+class LossDividedByDocumentsPerPack(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def divide(module: Any, args: Any, kwargs: Any, losses: Tensor) -> Tensor:
+            return losses / (len(kwargs["packed_seq_params"].cu_seqlens_q) - 1)
+
+        unwrap(chunks[-1]).register_forward_hook(divide, with_kwargs=True)
+
+
 class AttentionBackwardNotReducedOverCp(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -20,6 +20,12 @@ class GradientsTimesCp(Fault):
             chunk.scale_gradients(float(context.config.layout.cp))
 
 
+class GradientShardOfOneTpRankDoubled(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        if context.place.tp == 1 and context.place.pp == 1:
+            unwrap(chunks[0]).decoder.layers[0].mlp.linear_fc1.weight.main_grad.mul_(2)
+
+
 class LossAveragedPerMicroBatch(Fault):
     def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
         return loss / tokens, torch.ones_like(tokens)

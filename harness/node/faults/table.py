@@ -38,6 +38,8 @@ FAULTS: dict[str, type[Fault]] = {
     "attention-ignores-documents": model.AttentionIgnoresDocuments,
     "attention-ignores-documents-in-one-layer": model.AttentionIgnoresDocumentsInOneLayer,
     "kernel-boundary-off-by-one-on-one-tp-rank": model.KernelBoundaryOffByOneOnOneTpRank,
+    "loss-divided-by-documents-per-pack": model.LossDividedByDocumentsPerPack,
+    "gradient-shard-of-one-tp-rank-doubled": numerics.GradientShardOfOneTpRankDoubled,
     "gradients-times-cp": numerics.GradientsTimesCp,
     "loss-averaged-per-micro-batch": numerics.LossAveragedPerMicroBatch,
     "token-count-of-one-cp-rank-lost": numerics.TokenCountOfOneCpRankLost,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.node.probe.weights import NamedParameter, draw
+from harness.node.probe.weights import NamedParameter, draw, parts_of
 from harness.words.packing import PAD
 from harness.words.records import Fingerprint
 
@@ -22,10 +22,24 @@ PROJECTIONS = 2
 def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
     """Fingerprint of this rank's shard of a parameter's gradient."""
     local = gradient.detach().to("cpu", torch.float64)
-    projections = []
-    for number in range(PROJECTIONS):
-        vector = item.shard.take(draw(f"projection-{number}", item.name, item.shard.full, seed))
-        projections.append(float((local * vector.double()).sum()))
+    return _fingerprint(local, [item.shard.take(vector) for vector in _vectors(item, seed)])
+
+
+def part_fingerprints(item: NamedParameter, gradient: Tensor, seed: int) -> list[Fingerprint]:
+    """Fingerprints of the parts that tensor parallelism would split a whole gradient into; see weights.parts_of."""
+    shards = parts_of(item)
+    vectors = _vectors(item, seed) if shards else []
+    whole = gradient.detach().to("cpu", torch.float64)
+    return [_fingerprint(shard.take(whole), [shard.take(vector) for vector in vectors]) for shard in shards]
+
+
+def _vectors(item: NamedParameter, seed: int) -> list[Tensor]:
+    """Full-size random vectors of a parameter."""
+    return [draw(f"projection-{number}", item.name, item.shard.full, seed) for number in range(PROJECTIONS)]
+
+
+def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
+    projections = [float((local * vector.double()).sum()) for vector in vectors]
     return Fingerprint(norm_sq=float(local.square().sum()), projections=projections)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, DataPath, RankContext
 from harness.node.device import synchronize
 from harness.node.faults import Fault
-from harness.node.probe.fingerprints import gradient_fingerprint
+from harness.node.probe.fingerprints import gradient_fingerprint, part_fingerprints
 from harness.node.probe.model import unwrap
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
@@ -137,16 +137,19 @@ class TrainingLeg:
         parameters = list(self._parameters())
         self.seen.grad_norm = _gradient_norm(parameters, self.context)
         if step == 0:
-            self.recorder.record.parameters = [
-                ParameterSeen(
-                    name=item.name,
-                    sharded=item.shard.dim is not None,
-                    gradient=gradient_fingerprint(item, _gradient(item), self.context.config.train.seed),
-                )
-                for item in parameters
-            ]
+            self.recorder.record.parameters = [self._parameter_seen(item) for item in parameters]
             self.recorder.record.activations = [seen for _, seen in sorted(self.witness.activations.items())]
         self._global_loss()
+
+    def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
+        config, gradient = self.context.config, _gradient(item)
+        alone = config.layout.world_size == 1  # what others are compared with, shard by shard
+        return ParameterSeen(
+            name=item.name,
+            sharded=item.shard.dim is not None,
+            gradient=gradient_fingerprint(item, gradient, config.train.seed),
+            parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
+        )
 
     def _parameters(self) -> Iterator[NamedParameter]:
         tp = self.context.config.layout.tp

@@ -62,8 +62,25 @@ def _shard_of(name: str, parameter: Any, tp_rank: int, tp_size: int) -> Shard:
         return Shard(full=tuple(shape), dim=None, pieces=1, index=0, count=1)
     dim = parameter.partition_dim
     shape[dim] *= tp_size
-    pieces = 2 if "linear_fc1" in name else 1
-    return Shard(full=tuple(shape), dim=dim, pieces=pieces, index=tp_rank, count=tp_size)
+    return Shard(full=tuple(shape), dim=dim, pieces=_pieces(name), index=tp_rank, count=tp_size)
+
+
+def _pieces(name: str) -> int:
+    return 2 if "linear_fc1" in name else 1
+
+
+MOST_PARTS = 8  # the shards of every tp size up to 8 that is a power of two are made of these
+
+
+def parts_of(item: NamedParameter) -> list[Shard]:
+    """The shards that tensor parallelism would make of a parameter that this rank holds whole; none if it would not."""
+    parameter, full = item.parameter, item.shard.full
+    if item.shard.dim is not None or not getattr(parameter, "tensor_model_parallel", False):
+        return []
+    dim: int = parameter.partition_dim  # type: ignore[attr-defined]  # set by Megatron's tensor-parallel layers
+    pieces = _pieces(item.name)
+    count = next((count for count in (MOST_PARTS, 4, 2) if full[dim] % (pieces * count) == 0), 0)
+    return [Shard(full=full, dim=dim, pieces=pieces, index=index, count=count) for index in range(count)]
 
 
 def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:

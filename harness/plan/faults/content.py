@@ -47,7 +47,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         why=_SPLIT,
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
-        where={"stage": 0, "layer": 1},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 1, "cp": 1, "lies_at": ["cp chunk edge"]},
     ),
     FaultSpec(
         name="cp-chunks-contiguous",
@@ -91,7 +91,13 @@ LAYOUT: tuple[FaultSpec, ...] = (
         why=_SPLIT,
         lane=Lane.METADATA,
         checks=("tokens_placed", "document_loss"),
-        where={"stage": 0, "field": "labels", "ranks": [0, 1]},
+        where={
+            "stage": 0,
+            "field": "labels",
+            "ranks": [0, 1],
+            "token": 0,
+            "lies_at": ["document boundary", "padding", "cp chunk edge"],
+        },
     ),
 )
 

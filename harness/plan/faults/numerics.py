@@ -24,7 +24,24 @@ OUTPUT: tuple[FaultSpec, ...] = (
         why="two shards",
         lane=Lane.NUMERICS,
         checks=("document_loss", "step_loss"),
-        where={"stage": 0, "step": 0, "document": 0, "token": 0},
+        where={
+            "stage": 0,
+            "step": 0,
+            "document": 0,
+            "token": 0,
+            "lies_at": ["output layer", "document boundary", "padding"],
+        },
+    ),
+    FaultSpec(
+        name="loss-divided-by-documents-per-pack",
+        fault_class="normalisation",
+        summary="the loss of a pack is divided by its number of documents, as if each were a sample of its own",
+        modelled_on="D8: SkyRL 9ef15e374, loss of packed rows averaged over samples; NVIDIA/Megatron-LM a22c40e8d6",
+        layout=_ONE,
+        why="one rank with packs of different numbers of documents",
+        lane=Lane.NUMERICS,
+        checks=("document_loss", "step_loss"),
+        where={"stage": 0, "step": 0, "ratio": "x 1/documents per pack", "lies_at": ["output layer"]},
     ),
 )
 
@@ -38,7 +55,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="one rank with more than one document in a row",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss", "repeated_document", "step_loss"),
-        where={"stage": 0, "layer": 1, "document": 1},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary"]},
     ),
     FaultSpec(
         name="attention-ignores-documents-in-one-layer",
@@ -49,7 +66,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="two stages, so that stage and layer can be named",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
-        where={"stage": 1, "layer": 5, "document": 1},
+        where={"stage": 1, "layer": 5, "document": 1, "token": 0, "lies_at": ["document boundary"]},
     ),
     FaultSpec(
         name="kernel-boundary-off-by-one-on-one-tp-rank",
@@ -60,7 +77,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="two tp ranks: half of the heads are right",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
-        where={"stage": 0, "layer": 1, "document": 1},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary", "padding"]},
     ),
 )
 
@@ -74,7 +91,18 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         why="cp 1 would hide the factor",
         lane=Lane.NUMERICS,
         checks=("parameter_gradients", "grad_norm"),
-        where={"step": 0},
+        where={"step": 0, "ratio": "x cp"},
+    ),
+    FaultSpec(
+        name="gradient-shard-of-one-tp-rank-doubled",
+        fault_class="normalisation",
+        summary="tp rank 1 counts the gradient of its shard of one linear layer twice; every loss of the step is right",
+        modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; a shard reduced twice",
+        layout=Layout(tp=2, pp=2, sp=True),
+        why="two shards, and two stages so that the place can be named",
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
+        where={"stage": 1, "tp": 1, "layer": 4, "lies_at": ["stage boundary", "tp shard"]},
     ),
     FaultSpec(
         name="loss-averaged-per-micro-batch",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
 def _shift(evidence: CellEvidence, layer: int, documents: set[int]) -> None:
@@ -21,7 +21,7 @@ def test_a_leak_names_layer_stage_and_document() -> None:
     assert place_of(finding, "layer", "stage", "document", "micro_batch") == (2, 1, 1, 0)
     assert finding.where["documents"] == [1, 2, 3]
     assert finding.fault_class == fault_classes.LEAK
-    assert "first after the hop from stage 0" in finding.message
+    assert "stage boundary, the first layer after the hop from stage 0 to stage 1" in finding.message
 
 
 def test_all_documents_after_a_stage_boundary() -> None:
@@ -30,6 +30,20 @@ def test_all_documents_after_a_stage_boundary() -> None:
     finding = the_only_finding(evidence, "activations")
     assert place_of(finding, "layer", "stage", "document") == (3, 1, 0)
     assert finding.fault_class == fault_classes.STAGE_BOUNDARY
+
+
+def test_the_first_wrong_token_is_known_from_its_loss() -> None:
+    evidence = evidence_for(config_of("sft"))
+    _shift(evidence, 2, {3})
+    for record in evidence.records.values():
+        record.steps[0].documents[3].loss_sum += 0.1
+        next(token for token in record.steps[0].tokens if token.document == 3).loss += 0.1
+    first, second = judge(evidence).findings
+    assert (first.check, second.check) == ("activations", "document_loss")
+    assert place_of(first, "document", "token", "neighbour") == (3, 0, 2)
+    assert first.where["lies_at"] == ["document boundary", "padding"]
+    assert "document 3 from token 0 on" in first.message
+    assert second.where["lies_at"] == ["document boundary", "padding"]  # not the output layer: a layer is off
 
 
 def test_embeddings_that_differ_under_context_parallelism() -> None:

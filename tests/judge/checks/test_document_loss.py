@@ -38,3 +38,33 @@ def test_a_later_step_names_no_token() -> None:
     evidence = evidence_for(config_of("sft"))
     _shift(evidence, document=3, first_token=0, step=1)
     assert place_of(the_only_finding(evidence, "document_loss"), "step", "document", "token") == (1, 3, None)
+
+
+def test_the_first_token_after_another_document_is_at_a_boundary_behind_right_layers() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    second = evidence.plan[0][0][0].batch.placed[1].document.index
+    _shift(evidence, document=second, first_token=0)
+    finding = the_only_finding(evidence, "document_loss")
+    assert finding.where["lies_at"][:2] == ["output layer", "document boundary"]
+    assert place_of(finding, "token", "cp", "neighbour") == (0, 0, second - 1)
+    assert f"right after document {second - 1}" in finding.message
+
+
+def test_losses_divided_by_the_documents_of_their_pack_are_named() -> None:
+    evidence = evidence_for(config_of("sft"))
+    for record in evidence.records.values():
+        for step in record.steps:
+            for document, loss in step.documents.items():
+                home = evidence.homes[step.step][document]
+                loss.loss_sum /= len(evidence.plan[step.step][home.dp][home.micro_batch].batch.placed)
+    finding = the_only_finding(evidence, "document_loss")
+    assert finding.where["ratio"] == "x 1/documents per pack"
+    assert finding.fault_class == "D normalisation: x 1/documents per pack"
+
+
+def test_losses_that_are_all_multiplied_by_a_size_are_named() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        for loss in record.steps[0].documents.values():
+            loss.loss_sum *= 2
+    assert the_only_finding(evidence, "document_loss").where["ratio"] == "x cp"

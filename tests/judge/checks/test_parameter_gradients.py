@@ -16,8 +16,37 @@ def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
     seen = next(seen for seen in record.parameters if seen.name == "decoder.layers.2.mlp.linear_fc1.weight")
     _scale(seen, 1.01)
     finding = the_only_finding(evidence, "parameter_gradients")
-    assert place_of(finding, "parameter", "layer", "stage") == (seen.name, 3, 1)
+    assert place_of(finding, "parameter", "layer", "stage", "tp") == (seen.name, 3, 1, 1)
+    assert finding.where["lies_at"] == ["stage boundary", "tp shard"]
+    assert "only the shard of tp rank 1 is off" in finding.message
     assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
+
+
+def test_shards_that_are_all_off_are_no_matter_of_one_shard() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        _scale(next(seen for seen in record.parameters if seen.name == "output_layer.weight"), 1.01)
+    assert the_only_finding(evidence, "parameter_gradients").where["lies_at"] == ["output layer"]
+
+
+def test_a_factor_of_those_that_differ_is_named() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            if not seen.sharded:
+                _scale(seen, 2.0)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert finding.where["ratio"] == "x tp"
+    assert "the ratio is x tp on all that differ; 5 of 15 parameters differ" in finding.message
+
+
+def test_another_gradient_of_a_telling_norm_is_not_named() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 2.0)
+            seen.gradient.projections = [-value for value in seen.gradient.projections]
+    assert "ratio" not in the_only_finding(evidence, "parameter_gradients").where
 
 
 def test_the_first_parameter_in_model_order_leads() -> None:
