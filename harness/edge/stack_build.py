@@ -56,7 +56,8 @@ def python_of(place: Path) -> Path:
 def build(request: EnvironmentRequest, say: Say) -> Interpreter:
     """The environment of a request, made unless it is there and runs.
 
-    InfrastructureError with the end of uv's output when it cannot be made.
+    InfrastructureError with the end of uv's output when it cannot be made, NotBuildableError when this machine cannot
+    compile a part of it. Nothing is kept then: the next call tries again.
     """
     python, version = pythons.find(request.pythons)
     place = place_of(request, version)
@@ -80,45 +81,41 @@ def _asked(place: Path) -> Interpreter | None:
 
 
 def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> None:
-    for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a maker that was killed
-        shutil.rmtree(left)
+    _remove_left(place)  # by a maker that was killed
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         _make(request, python, temporary, say)
         write_json(temporary / STAMP, {"request": request, "python": python})
-        if place.exists():  # its interpreter no longer runs
-            shutil.rmtree(place)
+        if place.exists():  # its interpreter no longer runs; aside first, since a removal may be cut short
+            place.rename(place.with_name(f".{place.name}.{os.getpid()}.old.tmp"))
         temporary.rename(place)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove_left(place)
+
+
+def _remove_left(place: Path) -> None:
+    """What a build sets aside or has not finished; the caller holds the lock."""
+    for left in place.parent.glob(f".{place.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> None:
     # Relocatable, since it is moved to its place.
     _uv(["venv", "--quiet", "--relocatable", "--python", python, str(target)], target)
     install = ["pip", "install", "--quiet", "--python", str(python_of(target))]
-    if request.packages:
-        _uv([*install, *request.packages], target)
-    alone = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
-    if alone:
-        _uv([*install, "--no-deps", *alone], target)
-    for item in request.no_deps:
-        if transformer_engine.is_wanted(item):
-            _add_built(item, install, target, say)
-
-
-def _add_built(requirement: str, install: list[str], target: Path, say: Say) -> None:
-    """Install what must be compiled here; without it, cells whose data path imports it are rejected."""
 
     def add(packages: Sequence[str]) -> None:
         _uv([*install, *packages], target)
 
-    try:
-        wheel = transformer_engine.wheel(requirement, python_of(target), add, say)
-    except InfrastructureError as error:
-        say(f"{error}; the environment is made without it: cells that import it are rejected")
-        return
-    _uv([*install, "--no-deps", str(wheel)], target)
+    if request.packages:
+        add(request.packages)
+    alone = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
+    if alone:
+        add(["--no-deps", *alone])
+    for item in request.no_deps:
+        if transformer_engine.is_wanted(item):
+            wheel = transformer_engine.wheel(item, python_of(target), add, say)
+            add(["--no-deps", str(wheel)])
 
 
 def _uv(arguments: list[str], target: Path) -> None:

@@ -19,7 +19,7 @@ from harness.edge.pythons import Interpreter
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import EnvironmentRequest, environment_request
-from harness.words.errors import InfrastructureError, InputError, Problem
+from harness.words.errors import InfrastructureError, InputError, NotBuildableError, Problem
 from harness.words.outcomes import Rejection
 from harness.words.stack import ModuleHome, ReadyStack, Stack
 
@@ -41,6 +41,10 @@ def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
     for stack in stacks:
         try:
             ready[stack.name] = _prepare(stack, say)
+        except NotBuildableError as error:
+            say(f"stack {stack.name} is rejected: {error}")
+            rejection = Rejection(rule="stack.build", reason=str(error), source="this machine")
+            ready[stack.name] = ReadyStack(asked=stack, rejection=rejection)
         except InfrastructureError as error:
             say(f"stack {stack.name} cannot be made: {error}")
             ready[stack.name] = ReadyStack(asked=stack, error=str(error))

@@ -3,7 +3,8 @@
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
-|   `-- DiskFullError           no room in the run directory
+|   |-- DiskFullError           no room in the run directory
+|   `-- NotBuildableError       this machine cannot compile what a stack needs: its cells are rejected
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
 A failed check is never an exception: it is a `Finding` (outcomes.py).
@@ -62,6 +63,10 @@ class DiskFullError(InfrastructureError):
     """The run directory's disk, or the user's quota on it, has no room; what was whole before is whole still."""
 
     process_exit_code = 28  # ENOSPC, of ranks and agents: whoever waits for them learns it without a file
+
+
+class NotBuildableError(InfrastructureError):
+    """What a stack needs cannot be compiled on this machine; that says nothing about the code under test."""
 
 
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run

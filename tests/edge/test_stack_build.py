@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -62,6 +63,44 @@ def test_what_a_killed_maker_left_is_not_used_and_goes_away(kept: Path) -> None:
     assert not is_built(place)
     assert build(SIX, print).packages == {"six": "1.16.0"}
     assert not half.exists()
+
+
+_KILLED = """
+import os, pathlib, signal, sys
+from harness.edge.stack_build import build
+from harness.plan.stacks import EnvironmentRequest
+version, kill_at = sys.argv[1], int(sys.argv[2])
+rename, points = pathlib.Path.rename, iter(range(99))
+def dying(source, target):
+    if source.name.lstrip(".").startswith("py"):  # an environment, no file in it
+        if next(points) == kill_at: os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+        if next(points) == kill_at: os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        rename(source, target)
+pathlib.Path.rename = dying
+build(EnvironmentRequest(pythons=(version,), packages=("six==1.16.0",)), print)
+"""
+
+
+POINTS = ("before it is set aside", "after it is set aside", "before the move", "after the move")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_maker_killed_as_it_replaces_an_environment_leaves_none_or_a_whole_one(kept: Path, point: str) -> None:
+    broken = Path(build(SIX, print).executable)
+    broken.unlink()
+    argv = [sys.executable, "-c", _KILLED, VERSION, str(POINTS.index(point))]
+    done = subprocess.run(argv, env={**os.environ, "HARNESS_STACKS": str(kept)}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    place = place_of(SIX, VERSION)
+    assert place.exists() is (point in (POINTS[0], POINTS[3]))
+    said: list[str] = []
+    assert build(SIX, said.append).packages == {"six": "1.16.0"}
+    assert bool(said) is (point != "after the move")
+    left = [path.name for path in place.parent.iterdir() if not path.name.endswith(".lock")]
+    if said:
+        assert left == [place.name]
 
 
 @pytest.mark.usefixtures("kept")

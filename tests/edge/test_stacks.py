@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge import stack_build, stack_forecast, stacks
+from harness.edge import stack_build, stack_forecast, stacks, transformer_engine
 from harness.edge.stack_forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
 from harness.edge.stacks import agent_environment, copy_node_code, prepare
-from harness.plan.stacks import environment_request
+from harness.plan.stacks import EnvironmentRequest, environment_request
 from harness.words.errors import InputError
 from harness.words.stack import Checkout, ModuleHome, ReadyStack, Stack
 from tests.edge.test_stack_checkout import git, repository
@@ -45,6 +46,26 @@ def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
         ModuleHome(prefix="megatron.core", folders=("/opt/env/megatron.core",)),
         ModuleHome(prefix="", folders=("/opt/env",)),
     )
+
+
+def test_a_stack_that_this_machine_cannot_compile_is_rejected_nothing_of_it_is_kept_and_others_go_on(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
+    monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
+    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six alone has no torch
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
+    other = speaking(tmp_path / "python", "3.12.2", "torch", "megatron.core")
+    ready = prepare([Stack(name="engine", no_deps=request.no_deps), Stack(name="other", interpreter=other)], print)
+    rejection = ready["engine"].rejection
+    assert rejection is not None
+    assert (rejection.rule, ready["engine"].error) == ("stack.build", "")
+    assert "there is no g++; install it: apt-get install g++" in rejection.reason
+    assert ready["other"].usable
+    assert not stack_build.is_built(stack_build.place_of(request, HERE))
+    assert [path.name for path in (kept / "environments").iterdir() if not path.name.endswith(".lock")] == []
 
 
 @pytest.mark.parametrize(

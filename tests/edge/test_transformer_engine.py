@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.edge import cache, transformer_engine
-from harness.words.errors import InfrastructureError
+from harness.words.errors import NotBuildableError
 
 ENGINE = "transformer-engine-torch==2.20.2"
 
@@ -49,7 +49,28 @@ def test_a_failed_build_tells_the_compilers_words_and_keeps_nothing(
         return subprocess.CompletedProcess(argv, 1, "", "fatal error: crt/host_config.h: No such file or directory")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    with pytest.raises(InfrastructureError, match=r"crt/host_config\.h"):
+    with pytest.raises(NotBuildableError, match=r"crt/host_config\.h"):
         transformer_engine.wheel(ENGINE, Path(sys.executable), installed.extend, lambda text: None)
     assert "nvidia-cuda-crt==13.2.*" in installed
     assert not list(kept.glob("*.whl"))
+
+
+def test_the_compiler_makes_one_file_of_all_in_the_place_of_pybind_and_empty_objects_of_the_others(
+    tmp_path: Path,
+) -> None:
+    sources = tmp_path / "pkg" / "csrc"
+    (sources / "extensions").mkdir(parents=True)
+    (sources / "common.cpp").write_text("int common() { return 1; }")
+    (sources / "extensions" / "pybind.cpp").write_text("int common(); int both() { return common(); }")
+    compiler = tmp_path / "cxx"
+    compiler.write_text(transformer_engine.COMPILER)
+    compiler.chmod(0o755)
+    symbols = {}
+    for name in ("common", "extensions/pybind"):
+        made = tmp_path / f"{Path(name).name}.o"
+        argv = [str(compiler), "-MMD", "-MF", f"{made}.d", "-O3", "-c", str(sources / f"{name}.cpp"), "-o", str(made)]
+        subprocess.run(argv, check=True)
+        listed = subprocess.run(["nm", "--defined-only", str(made)], capture_output=True, text=True, check=True)
+        symbols[name] = [line.split()[-1] for line in listed.stdout.splitlines()]
+        assert Path(f"{made}.d").exists()
+    assert symbols == {"common": [], "extensions/pybind": ["_Z4bothv", "_Z6commonv"]}
