@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from harness.judge.failure_patterns import LOST_PEER
 from harness.judge.places import counted
 from harness.words.layout import Coordinates, Layout
+from harness.words.legs import LEG_NAMES
 from harness.words.records import CellResult, Failure, Progress, RankEnding, RankRecord
 
-LEGS = ("start", "metadata", "training", "end")
+LEGS = ("start", "metadata", "training", *LEG_NAMES, "end")
+TRAINED = ("training", *LEG_NAMES)  # legs that use the model, once the metadata leg is through
 PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done")
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
@@ -40,7 +42,8 @@ class Ending:
     def at(self) -> str:
         """E.g. 'training leg, step 1, micro-batch 0, forward'."""
         progress = self.progress
-        return f"{progress.leg} leg, step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
+        leg = f"canary leg {progress.leg}" if progress.leg in LEG_NAMES else f"{progress.leg} leg"
+        return f"{leg}, step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
 
 
 def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellResult | None) -> list[Ending]:
@@ -97,15 +100,15 @@ class Cause:
 def cause_of(endings: list[Ending], result: CellResult | None) -> Cause | None:
     """The first failing rank and whose fault it is; None when every rank completed.
 
-    An exception, a native crash or a hang in a collective, in the metadata or training leg, is the fault of the code
-    under test. A rank killed from outside, a missing record, a failure in set-up (also of the model) or tear-down, and
-    a deadline at which no rank was waiting for another are infrastructure.
+    An exception, a native crash or a hang in a collective, in any leg, is the fault of the code under test. A rank
+    killed from outside, a missing record, a failure in set-up (also of the model) or tear-down, and a deadline at which
+    no rank was waiting for another are infrastructure.
     """
     failed = [ending for ending in endings if ending.ended != "completed"]
     if not failed:
         return None
     first = _first(failed, result)
-    in_legs = first.progress.leg in ("metadata", "training") and first.progress.phase != "setup"
+    in_legs = first.progress.leg in ("metadata", *TRAINED) and first.progress.phase != "setup"
     waited = any(ending.hang for ending in failed)
     blames = in_legs and (first.ended in ("raised", "crashed") or (first.ended == "deadline" and waited))
     if result is not None and result.status == "error":

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from harness.judge import fault_classes
 from harness.judge.checks.table import CHECKS
+from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.wrong_code import wrong_code
+from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.words.records import SCHEMA_VERSION, RankRecord
 from harness.words.run_plan import XFail
@@ -98,7 +100,8 @@ def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
 
 
 def _led_by_root(findings: list[Finding]) -> list[Finding]:
-    """Root first: metadata, then numbers in order of steps (a wrong gradient moves all later losses), then warnings.
+    """Root first: metadata, then numbers in order of steps (a wrong gradient moves all later losses), those of canary
+    legs, then warnings.
 
     Numbers that differ take the class of the first finding, being its effect; hangs and crashes keep their own.
     """
@@ -108,7 +111,7 @@ def _led_by_root(findings: list[Finding]) -> list[Finding]:
         return warnings
     metadata = [finding for finding in errors if finding.lane is Lane.METADATA]
     numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
-    numerics.sort(key=lambda finding: int(finding.where.get("step", 0)))
+    numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, int(finding.where.get("step", 0))))
     root = (metadata + numerics)[0].fault_class
     own = (fault_classes.HANG, fault_classes.CRASH)
     numerics = [
@@ -119,7 +122,7 @@ def _led_by_root(findings: list[Finding]) -> list[Finding]:
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
-    through = all(e.ended == "completed" or e.progress.leg in ("training", "end") for e in evidence.endings)
+    through = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
     whole = evidence.cause is None and not no_reference
     lanes = _skipped()  # throughput is measured, not judged
     for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole)):

@@ -74,6 +74,7 @@ class Matrix:
     constraints: tuple[Constraint, ...]
     launch: Launch
     tolerances: ToleranceOverrides
+    canaries: tuple[str, ...]
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     cluster: str = "local"  # a profile's name or path
@@ -118,6 +119,7 @@ def load(
         constraints=constraints,
         launch=Launch(**launch.model_dump()),
         tolerances=ToleranceOverrides(numerics=dict(checks.numerics)),
+        canaries=tuple(checks.canaries),
         xfail=xfail,
         values=values,
         cluster=top.get("cluster", "local"),
@@ -277,7 +279,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["cluster"] = matrix.cluster
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
-    result["checks"] = {"numerics": dict(matrix.tolerances.numerics)}
+    result["checks"] = {"numerics": dict(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
     return result
 

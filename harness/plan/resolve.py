@@ -74,6 +74,7 @@ class Resolver:
             options=self._packing_options(values),
             variant=variant,
             deadline_s=self.matrix.launch.deadline_s,
+            canaries=self.matrix.canaries,
         )
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:

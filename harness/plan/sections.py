@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.plan.section import SAFE_NAME, Section, one_of
 from harness.plan.stacks import StackLayer
-from harness.words.cell import DATA_PATHS, FORBIDDEN, ModelConfig, TrainConfig
+from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, ModelConfig, TrainConfig
 from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
@@ -185,8 +185,31 @@ class LaunchSection(Section):
 Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+CANARY_SETS = {"all": CANARIES, "none": ()}
+
+
+def _canaries(value: Any) -> Any:
+    if isinstance(value, str) and value in CANARY_SETS:
+        return list(CANARY_SETS[value])
+    if not isinstance(value, list):
+        raise ValueError(f"must be {', '.join(CANARY_SETS)} or a list of {', '.join(CANARIES)}")
+    return value
+
+
+CanaryName = Annotated[str, one_of(*CANARIES)]
+Canaries = Annotated[
+    list[CanaryName],
+    BeforeValidator(_canaries),
+    WithJsonSchema({"anyOf": [{"enum": [*CANARY_SETS]}, {"type": "array", "items": {"enum": [*CANARIES]}}]}),
+]
+
+
 class ChecksSection(Section):
-    """Bounds that replace the defaults of the numerics lane."""
+    """Bounds that replace the defaults of the numerics lane, and the canaries that cells run."""
+
+    canaries: Canaries = Field(
+        default=list(DEFAULT_CANARIES), description="Canaries that every cell runs: passes beyond its training."
+    )
 
     numerics: dict[BoundName, Bound] = Field(
         default_factory=dict, description="Name of a bound -> largest allowed distance."

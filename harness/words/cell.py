@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -27,6 +28,8 @@ FORBIDDEN = (  # cases of the data path `rules`
     "in-batch-opt-out",
     "megatron-cp-seq-length",
 )
+CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation")  # words/legs.py
+DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
 DATA_PATHS = (
     "unpacked",
     "reference",
@@ -82,6 +85,7 @@ class CellConfig:
     options: PackingOptions = DEFAULT_OPTIONS
     variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
+    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
     fault: str | None = None  # name of an injected fault (selftest only)
 
     @property
@@ -99,8 +103,12 @@ class CellConfig:
 
     def micro_batches(self, step: int) -> list[list[MicroBatch]]:
         """Micro-batches of one step, indexed [dp][i]."""
+        return self.packed(self.documents_of(step))
+
+    def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
+        """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if they are too few for it."""
         return plan_step(
-            self.documents_of(step),
+            documents,
             self.style,
             self.layout,
             seq_length=self.train.seq_length,

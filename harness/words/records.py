@@ -135,6 +135,24 @@ class StepSeen:
 
 
 @dataclass(kw_only=True)
+class LegSeen:
+    """A canary leg: one pass over varied documents of step 0 with the initial weights (words/legs.py).
+
+    Losses are filled on the last stage only, and are of this rank's tokens; gradients as in step 0, after a backward.
+    """
+
+    leg: str
+    loss_sum: float = 0.0  # every label that the loss mask counts, whoever owns it
+    token_count: int = 0
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)
+    batches: list[BatchSeen] = field(default_factory=list)  # of a leg without the model
+    parameters: list[ParameterSeen] = field(default_factory=list)
+    activations: list[ActivationSeen] = field(default_factory=list)
+    time_s: float = 0.0
+
+
+@dataclass(kw_only=True)
 class ImportProof:
     module: str
     version: str
@@ -155,7 +173,7 @@ class Failure:
 class Progress:
     """Where a rank is: the last thing it said before it ended."""
 
-    leg: str = "start"  # start | metadata | training | end
+    leg: str = "start"  # start | metadata | training | a canary leg | end
     step: int = 0
     micro_batch: int = 0
     phase: str = "setup"  # setup | start (of a step) | fetch | forward | backward | reduce | optimizer | done
@@ -180,6 +198,7 @@ class RankRecord:
     steps: list[StepSeen] = field(default_factory=list)
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
+    legs: list[LegSeen] = field(default_factory=list)
     peak_memory_bytes: int = 0
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION

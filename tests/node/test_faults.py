@@ -10,7 +10,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.device import Device
 from harness.node.faults import FAULTS, Fault, fault_named
 from harness.node.faults.metadata import GARBAGE, changed
-from harness.node.faults.truths import FIELDS, local, micro_truths
+from harness.node.faults.truths import FIELDS, local
 from harness.plan.faults import FAULTS as CATALOGUE
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
@@ -23,7 +23,7 @@ def context_of(name: str, rank: int = 0) -> RankContext:
 
 def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
     """Everything that any stage could want, as a correct data path would deliver it."""
-    truth = micro_truths(context, 0)[micro_batch]
+    truth = Fault().truths(context)[micro_batch]
     plan = truth.plan.params()
     assert plan is not None
     real = torch.tensor(plan.cu_seqlens_q, dtype=torch.int32)
@@ -78,7 +78,7 @@ def test_an_unknown_fault_is_an_error() -> None:
 
 
 def test_every_injection_overrides_a_seam() -> None:
-    seams = ("micro_batches", "on_batch", "on_model", "on_step", "on_loss", "on_gradients")
+    seams = ("micro_batches", "on_batch", "on_model", "on_step", "on_leg", "on_loss", "on_gradients")
     for name, kind in FAULTS.items():
         assert any(seam in vars(kind) for seam in seams), name
 
@@ -111,7 +111,7 @@ def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
     batches = [injected(name, rank)[1] for rank in range(2)]
     assert batches[0].tokens is not None and batches[1].tokens is not None
     dealt = torch.cat([batches[0].tokens, batches[1].tokens], dim=1).flatten().sort().values
-    truth = micro_truths(context_of(name), 0)[0]
+    truth = Fault().truths(context_of(name))[0]
     assert torch.equal(dealt, truth.tokens.sort().values)
     assert "tokens" in differing(*injected(name))
 

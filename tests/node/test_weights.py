@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.node.probe.weights import END, PADDING, Shard, content_tokens, draw
+from harness.node.probe.weights import END, OTHER_PADDING, PADDING, Shard, content_tokens, draw
 from tests.node.conftest import config
 
 
@@ -40,5 +40,7 @@ def test_contents_are_the_same_in_every_layout_and_differ_between_documents_and_
     assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 0, 4, 20))
     assert not torch.equal(content_tokens(one, 0, 3, 20), content_tokens(one, 1, 3, 20))
     ids = content_tokens(one, 0, 3, 2000)
-    assert set(ids[:-1].tolist()) == set(range(END + 1, one.model.vocab))
-    assert ids[-1] == END > PADDING
+    assert set(ids[:-1].tolist()) == set(range(3, one.model.vocab))
+    assert ids[-1] == END
+    assert {PADDING, END, OTHER_PADDING} == {0, 1, 2}
+    assert not torch.equal(ids, content_tokens(one, 0, 3, 2000, changed=True))

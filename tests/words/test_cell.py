@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.edge.run_dir import safe_name
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_id, cell_name
+from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig, cell_id, cell_name
 from harness.words.documents import DocumentsConfig
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.layout import Layout
@@ -42,8 +42,8 @@ def test_an_id_is_stable() -> None:
     assert cell_id(CELL) == cell_id(from_jsonable(CellConfig, loads(dumps(CELL))))
 
 
-# What an id leaves out: the deadline changes no number, and the variant repeats what model and train say.
-_NOT_HASHED = {"deadline_s", "variant"}
+# What an id leaves out: deadline and canaries change no number, and the variant repeats what model and train say.
+_NOT_HASHED = {"deadline_s", "canaries", "variant"}
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(CellConfig) if item.name not in _NOT_HASHED])
@@ -67,6 +67,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
 
 def test_the_deadline_does_not_change_the_id() -> None:
     assert cell_id(replace(CELL, deadline_s=1.0)) == cell_id(CELL)
+    assert cell_id(replace(CELL, canaries=CANARIES)) == cell_id(CELL)
 
 
 def test_options_reach_the_packing_arithmetic() -> None:

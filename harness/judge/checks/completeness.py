@@ -1,12 +1,13 @@
 """Every rank left a record and came through the metadata leg.
 
 A data path that raises or hangs while it only hands out batches is wrong as a data path, so that is a metadata
-finding; `ended` has the training leg. Infrastructure causes are warnings: verdict.py makes them ERROR, not FAIL.
+finding; `ended` has the legs with the model. Infrastructure causes are warnings: verdict.py makes them ERROR, not FAIL.
 """
 
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane, Severity
@@ -17,7 +18,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     if cause is None:
         return []
     ending = cause.ending
-    if cause.blames_code and ending.progress.leg == "training":
+    if cause.blames_code and ending.progress.leg in TRAINED:
         return []
     others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
     crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH

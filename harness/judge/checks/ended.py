@@ -1,8 +1,9 @@
-"""The training leg came to its end on every rank: no exception, no native crash, no hang."""
+"""The training leg and the canary legs came to their end on every rank: no exception, no native crash, no hang."""
 
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
@@ -10,7 +11,7 @@ from harness.words.outcomes import Finding, Lane
 
 def check(evidence: CellEvidence) -> list[Finding]:
     cause = evidence.cause
-    if cause is None or not cause.blames_code or cause.ending.progress.leg != "training":
+    if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
         return []
     ending = cause.ending
     others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""

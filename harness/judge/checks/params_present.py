@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.judge.endings import Ending
+from harness.judge.endings import TRAINED, Ending
 from harness.judge.evidence import CellEvidence
 from harness.judge.params import missing_class
 from harness.judge.places import Place, fold, reach
@@ -52,7 +52,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
     if rank not in evidence.records:
         return
     completed = ending.ended == "completed"
-    if completed or ending.progress.leg in ("training", "end"):
+    if completed or ending.progress.leg in (*TRAINED, "end"):
         for micro_batch in range(len(evidence.plan[0][at.dp])):
             for chunk in range(layout.vpp):
                 yield Place(rank=rank, at=at, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)

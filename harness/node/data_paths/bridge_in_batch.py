@@ -60,13 +60,13 @@ class BridgeInBatchPath:
 
 
 def right_padded(micro: MicroTruth) -> dict[str, Any]:
-    """[documents, longest] of each field, padded with 0, and of `attention_mask`, 1 where a token is real."""
+    """[documents, longest] of each field, padded, and of `attention_mask`, 1 where a token is real."""
     placed = micro.plan.placed
     shape = len(placed), max(item.document.length for item in placed)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
     for name in _FIELDS:
         stream: Tensor = getattr(micro, name)
-        batch[name] = torch.zeros(shape, dtype=stream.dtype)
+        batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
         for row, item in enumerate(placed):
             length = item.document.length
             batch[name][row, :length] = stream[item.start : item.start + length]

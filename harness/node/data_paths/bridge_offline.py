@@ -31,10 +31,9 @@ from harness.node.probe.weights import END
 class BridgeOfflinePath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        configs = [self._dataset_config(step) for step in range(context.config.train.steps)]
-        with _longest_first():
-            self.datasets = [self._built(step, config) for step, config in enumerate(configs)]
-        self.step = BridgeStep(context, configs[0])
+        truths = [StepTruth(context.config, step, context.place.dp) for step in range(context.config.train.steps)]
+        self.datasets = {self._folder(truth): self._built(truth) for truth in truths}
+        self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
 
     @staticmethod
     def unavailable() -> str | None:
@@ -42,15 +41,18 @@ class BridgeOfflinePath:
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
         """Every rank reads: its replica's rows, in order, one per micro-batch."""
-        dataset = self.datasets[truth.step]
+        folder = self._folder(truth)
+        if folder not in self.datasets:  # a canary leg: all ranks come here together
+            self.datasets[folder] = self._built(truth)
+        dataset = self.datasets[folder]
         replicas, mine = self.context.config.layout.dp, self.context.place.dp
         return (dataset.collate_fn([dataset[row]]) for row in range(mine, len(truth.plans) * replicas, replicas))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         return self.step.batch(iterator, chunk)
 
-    def _dataset_config(self, step: int) -> Any:
-        """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents of one step."""
+    def _dataset_config(self, folder: Path) -> Any:
+        """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder."""
         config = self.context.config
         style, options = config.style, config.options
         specs = _specs_class()(
@@ -60,13 +62,17 @@ class BridgeOfflinePath:
             pad_cu_seqlens=options.pad_cu_seqlens,
             pad_seq_to_mult=style.document_multiple,
         )
-        folder = str(self._folder(step))
-        return dataset_config(self.context, folder, specs, add_eos=False, pad_to_max_length=options.pad_to_max_length)
+        switches = {"add_eos": False, "pad_to_max_length": options.pad_to_max_length}
+        return dataset_config(self.context, str(folder), specs, **switches)
 
-    def _built(self, step: int, config: Any) -> Any:
+    def _built(self, truth: StepTruth) -> Any:
         """The training dataset that upstream's builder packs on the first rank and reads on all."""
         if self.context.is_rank_zero:
-            _write(self._folder(step), self._lines(step))
+            _write(self._folder(truth), self._lines(truth))
+        with _longest_first():
+            return self._read(self._dataset_config(self._folder(truth)))
+
+    def _read(self, config: Any) -> Any:
         if hasattr(config, "enable_offline_packing"):
             from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
 
@@ -85,16 +91,15 @@ class BridgeOfflinePath:
         fields = {name: getattr(config, name) for name in known}
         return FinetuningDatasetBuilder(tokenizer=Numbers(), **fields).build()[0]
 
-    def _lines(self, step: int) -> Iterator[dict[str, str]]:
+    def _lines(self, truth: StepTruth) -> Iterator[dict[str, str]]:
         """Documents as prompt and answer; all of a masked one is prompt."""
-        truth = StepTruth(self.context.config, step, self.context.place.dp)
-        for document in self.context.config.documents_of(step):
+        for document in truth.documents:
             ids = truth.content(document)[: document.length + 1].tolist()
             prompt = len(ids) if document.masked else 1
             yield {"input": " ".join(map(str, ids[:prompt])), "output": " ".join(map(str, ids[prompt:]))}
 
-    def _folder(self, step: int) -> Path:
-        return self.context.folder / "bridge" / f"step-{step}"
+    def _folder(self, truth: StepTruth) -> Path:
+        return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")
 
 
 class Numbers:

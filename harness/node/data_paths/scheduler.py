@@ -55,7 +55,7 @@ class SchedulerPath:
     def _scheduled(self, truth: StepTruth) -> list[Any]:
         """ValueError when what upstream returns beside the iterators is not the plan's."""
         layout, place = truth.config.layout, self.context.place
-        documents = share(truth.config.documents_of(truth.step), layout.dp, place.dp)
+        documents = share(truth.documents, layout.dp, place.dp)
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
         source = (self._sample(truth, document) for document in documents) if reads else None
         config = SimpleNamespace(
@@ -73,7 +73,7 @@ class SchedulerPath:
         """One document padded to the alignment, as upstream's VarlenDataset returns it."""
         size, real = truth.config.style.size(document), document.length
         ids = truth.content(document)[: real + 1]
-        tokens, labels = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        tokens, labels = torch.full((size,), truth.pad_id), torch.full((size,), truth.pad_id)
         mask = torch.zeros(size, dtype=torch.float32)
         tokens[:real], labels[:real] = ids[:-1], ids[1:]
         mask[:real] = 0.0 if document.masked else 1.0
@@ -96,8 +96,7 @@ def share(documents: list[Document], dp: int, replica: int) -> list[Document]:
 
 def _hold_against_plan(truth: StepTruth, count: Any, tokens: Any, squares: Any) -> None:
     """Micro-batches of this replica; sum L and sum L^2 over all replicas, of padded lengths as upstream counts them."""
-    step = truth.config.micro_batches(truth.step)
-    lengths = [item.padded_length for replica in step for micro in replica for item in micro.placed]
+    lengths = [item.padded_length for replica in truth.replicas for micro in replica for item in micro.placed]
     for name, found, expected in (
         ("the number of micro-batches", count, len(truth.plans)),
         ("the sum of lengths", tokens, sum(lengths)),

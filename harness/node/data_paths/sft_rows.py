@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import END, PADDING
+from harness.node.probe.weights import END
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
 from harness.words.packing_style import align_up
@@ -35,11 +35,11 @@ class DocumentTokenizer:
     A conversation is one system message whose content is the index of a document in the step.
     """
 
-    pad = PADDING
     eod = END
 
     def __init__(self, truth: StepTruth, ignored: int) -> None:
         self.truth = truth
+        self.pad = truth.pad_id
         self.unique_identifiers: dict[str, str] = {}
         self.ignored = ignored  # upstream's IGNORE_INDEX: a target that is masked out of the loss
         self.vocab_size = truth.config.model.vocab

@@ -95,7 +95,8 @@ class SkyrlPath:
         """A stream as SkyRL's batch: [documents, seq_length], and the boolean mask of its real tokens."""
         stream: Tensor = getattr(micro, name)
         width = self.context.config.train.seq_length
-        rows = torch.zeros(len(micro.plan.placed), width, dtype=stream.dtype)
+        filler = micro.pad_id if name in ("tokens", "labels") else 0
+        rows = torch.full((len(micro.plan.placed), width), filler, dtype=stream.dtype)
         mask = torch.zeros_like(rows, dtype=torch.bool)
         for row, ((start, length), item) in enumerate(zip(_places(micro, width), micro.plan.placed)):
             rows[row, start : start + length] = stream[item.start : item.start + length]

@@ -10,14 +10,13 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.metadata import of_plan
 from harness.node.faults.seams import Fault
-from harness.node.faults.truths import at_slots, has, local, micro_truths, own_fields
-from harness.node.probe.weights import content_tokens
+from harness.node.faults.truths import at_slots, has, local, own_fields
 from harness.words.packing import zigzag
 
 
 class CpChunksContiguous(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         share = truth.plan.slots // context.config.layout.cp
         slots = range(context.place.cp * share, (context.place.cp + 1) * share)
         return replace(batch, **at_slots(batch, truth, slots))
@@ -25,33 +24,33 @@ class CpChunksContiguous(Fault):
 
 class CpZigzagOverTheWholeRow(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         slots = zigzag([0, truth.plan.slots], context.config.layout.cp, context.place.cp)
         return replace(batch, **at_slots(batch, truth, slots))
 
 
 class PositionIdsNotReset(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         on = local(batch, "position_ids", truth, context, torch.arange(truth.plan.slots))
         return replace(batch, position_ids=on)
 
 
 class LabelsRolledAfterTheCpSplit(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         tokens = local(batch, "labels", truth, context, truth.tokens)
         return replace(batch, labels=tokens.roll(-1, dims=1))
 
 
 class TruncationKeepsTheTail(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         tokens, labels = truth.tokens.clone(), truth.labels.clone()
         for item in truth.plan.placed:
             document = item.document
             if document.original_length > document.length:
-                whole = content_tokens(context.config, self.step, document.index, document.original_length + 1)
+                whole = self.truth(context).content(document)
                 tail = whole[-(document.length + 1) :]
                 real = slice(item.start, item.start + document.length)
                 tokens[real], labels[real] = tail[:-1], tail[1:]
@@ -64,7 +63,7 @@ class LabelsNotShifted(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         if not has(batch, "labels"):
             return batch
-        truth = micro_truths(context, self.step)[micro_batch]
+        truth = self.truths(context)[micro_batch]
         return replace(batch, labels=local(batch, "labels", truth, context, truth.tokens))
 
 
@@ -94,7 +93,7 @@ class ReplicaReadsTheDocumentsOfAnother(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         if context.place.dp != 1:
             return batch
-        truth = micro_truths(context, self.step, dp=0)[micro_batch]
+        truth = self.truths(context, dp=0)[micro_batch]
         return replace(batch, params=of_plan(batch.params, truth.plan.params()), **own_fields(batch, truth, context))
 
 

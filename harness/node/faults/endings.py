@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
-from harness.node.faults.truths import micro_truths
 from harness.node.probe.model import unwrap
 
 
@@ -37,7 +36,7 @@ class ExceptionAtStep1(Fault):
 class DocumentShorterThanTheAlignment(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         chunks = 2 * context.config.layout.cp
-        for item in micro_truths(context, self.step)[micro_batch].plan.placed:
+        for item in self.truths(context)[micro_batch].plan.placed:
             if context.place.cp == 1 and item.document.length < chunks:
                 # What the packers of three projects did: fill a buffer of whole chunks from a shorter document.
                 torch.empty(chunks)[:] = torch.empty(item.document.length)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
-from harness.node.faults.truths import micro_truths, own_fields
+from harness.node.faults.truths import own_fields
 from harness.node.probe.model import unwrap
 from harness.words.packing import MicroBatch, PackedParams
 
@@ -115,7 +115,7 @@ class MaxSeqlenDividedByCp(Fault):
 
 class CuSeqlensOfTheFirstRowOnly(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        plan = micro_truths(context, self.step)[micro_batch].plan
+        plan = self.truths(context)[micro_batch].plan
         first = MicroBatch(rows=plan.rows[:1], style=plan.style)
         return replace(batch, params=of_plan(batch.params, first.params()))
 
@@ -124,7 +124,7 @@ class StagesReadDifferentPacks(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         if context.place.pp != 1:
             return batch
-        truths = micro_truths(context, self.step)
+        truths = self.truths(context)
         other = truths[(micro_batch + 1) % len(truths)]
         return replace(batch, params=of_plan(batch.params, other.plan.params()), **own_fields(batch, other, context))
 

@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.node.probe.truth import MicroTruth
 
 FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
-
-
-def micro_truths(context: RankContext, step: int, dp: int | None = None) -> list[MicroTruth]:
-    """The micro-batches of a step, of this rank's replica unless said."""
-    return StepTruth(context.config, step, context.place.dp if dp is None else dp).micro_batches
 
 
 def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ It runs first, so that a data path that crashes or hangs the training still gets
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -23,18 +25,26 @@ def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: R
         recorder.progress("metadata", 0, 0, "fetch")
         recorder.record.refusal = path.refusal()
     truth = StepTruth(context.config, 0, context.place.dp)
+    for seen in batches_seen(truth, "metadata", path, context, fault, recorder):
+        recorder.record.batches.append(seen)
+    recorder.flush()
+
+
+def batches_seen(
+    truth: StepTruth, leg: str, path: DataPath, context: RankContext, fault: Fault, recorder: Recorder
+) -> Iterator[BatchSeen]:
+    """Every batch of every chunk held against the truth; the record is flushed before each fetch."""
     for chunk in range(context.config.layout.vpp):
-        recorder.progress("metadata", 0, 0, "start")
+        recorder.progress(leg, 0, 0, "start")
         iterator = path.iterator(truth, chunk)
         for number, micro in enumerate(truth.micro_batches):
-            recorder.progress("metadata", 0, number, "fetch")
+            recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
             batch = fault.on_batch(path.fetch(iterator, chunk), context, chunk, number)
             seen = _seen(batch, micro, context, recorder, chunk, number)
             if context.is_last(chunk):
                 seen.log_probs = log_probs_returned(path, micro, context, batch)
-            recorder.record.batches.append(seen)
-    recorder.flush()
+            yield seen
 
 
 def _seen(

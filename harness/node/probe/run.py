@@ -1,4 +1,4 @@
-"""The probe of one rank: set up, metadata leg, training leg."""
+"""The probe of one rank: set up, metadata leg, training leg, canary legs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from harness.node.data_paths.table import DATA_PATHS
 from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes
 from harness.node.faults import fault_named
 from harness.node.probe import model
+from harness.node.probe.canaries import CanaryLegs
 from harness.node.probe.imports import import_proof
 from harness.node.probe.metadata import metadata_leg
+from harness.node.probe.passes import Passes
 from harness.node.probe.training import TrainingLeg
 from harness.node.probe.weights import initialize
 from harness.node.recorder import Recorder
@@ -27,7 +29,7 @@ from harness.words.layout import Coordinates
 
 
 def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
-    """Run both legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment.
+    """Run the legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment.
 
     `listener` is the socket on which rank 0 serves the store; None when somebody else (torchrun) serves it.
     """
@@ -50,9 +52,10 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)
-    leg = _training_leg(context, path, fault, recorder)
+    training, canaries = _model_legs(context, path, fault, recorder)
     recorder.record.setup_s = time.perf_counter() - begin
-    leg.run()
+    training.run()
+    canaries.run()
     dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.record.peak_memory_bytes = peak_memory_bytes(device)
     recorder.progress("end", config.train.steps, 0, "done")
@@ -78,7 +81,8 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
-def _training_leg(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> TrainingLeg:
+def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> tuple[TrainingLeg, CanaryLegs]:
+    """The legs that use the model, with the initial weights in it."""
     config, place = context.config, context.place
     recorder.progress("training", 0, 0, "setup")
     upstream = model.transformer_config(config)
@@ -87,7 +91,8 @@ def _training_leg(context: RankContext, path: Any, fault: Any, recorder: Recorde
         initialize(model.unwrap(chunk), seed=config.train.seed, tp_rank=place.tp, tp_size=config.layout.tp)
     optimizer = model.build_optimizer(config, chunks)
     fault.on_model(chunks, context)
-    return TrainingLeg(chunks, optimizer, path, context, fault, recorder)
+    passes = Passes(chunks, path, context, fault, recorder)
+    return TrainingLeg(passes, optimizer), CanaryLegs(passes)
 
 
 def _environment(config: CellConfig, device: Device) -> dict[str, str]:

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.node.probe.weights import content_tokens
+from harness.node.probe.weights import OTHER_PADDING, PADDING, content_tokens
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
+from harness.words.legs import Leg
 from harness.words.packing import MicroBatch
 
 
@@ -24,6 +25,7 @@ class MicroTruth:
     loss_mask: Tensor  # float32
     position_ids: Tensor
     owners: Tensor  # [slots, 2]: document index or PAD, position
+    pad_id: int = PADDING  # token and label of padding slots
 
     def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
         """The slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""
@@ -31,12 +33,16 @@ class MicroTruth:
 
 
 class StepTruth:
-    """Truth of one step of a cell for one data-parallel replica."""
+    """Truth of one step of a cell, or of a canary leg on its documents, for one data-parallel replica."""
 
-    def __init__(self, config: CellConfig, step: int, dp: int) -> None:
+    def __init__(self, config: CellConfig, step: int, dp: int, leg: Leg | None = None) -> None:
         self.config = config
         self.step = step
-        self.plans = config.micro_batches(step)[dp]
+        self.leg = leg
+        self.documents = config.documents_of(step) if leg is None else list(leg.documents)
+        self.replicas = config.micro_batches(step) if leg is None else leg.micro_batches(config)
+        self.plans = self.replicas[dp]
+        self.pad_id = OTHER_PADDING if leg is not None and leg.other_padding else PADDING
 
     @cached_property
     def micro_batches(self) -> list[MicroTruth]:
@@ -49,11 +55,12 @@ class StepTruth:
     def content(self, document: Document) -> Tensor:
         """[original_length + 1] token ids, before truncation. A copy has its original's content."""
         index = document.index if document.copy_of is None else document.copy_of
-        return content_tokens(self.config, self.step, index, document.original_length + 1)
+        changed = self.leg is not None and document.index in self.leg.changed
+        return content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
 
     def _micro(self, plan: MicroBatch) -> MicroTruth:
-        tokens = torch.zeros(plan.slots, dtype=torch.int64)
-        labels = torch.zeros(plan.slots, dtype=torch.int64)
+        tokens = torch.full((plan.slots,), self.pad_id)
+        labels = tokens.clone()
         mask = torch.zeros(plan.slots, dtype=torch.float32)
         for item in plan.placed:
             ids = self._content(item.document)
@@ -62,7 +69,13 @@ class StepTruth:
             mask[real] = 0.0 if item.document.masked else 1.0
         owners = torch.tensor(plan.slot_owners(), dtype=torch.int64)
         return MicroTruth(
-            plan=plan, tokens=tokens, labels=labels, loss_mask=mask, position_ids=owners[:, 1].clone(), owners=owners
+            plan=plan,
+            tokens=tokens,
+            labels=labels,
+            loss_mask=mask,
+            position_ids=owners[:, 1].clone(),
+            owners=owners,
+            pad_id=self.pad_id,
         )
 
 

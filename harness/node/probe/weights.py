@@ -15,7 +15,9 @@ from harness.words.cell import CellConfig
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 TIED_NAME = "embedding.word_embeddings.weight"
-PADDING, END = 0, 1  # token ids that stand nowhere inside a document: upstream masks labels that equal padding
+# Token ids that stand nowhere inside a document, though the end stands at its end: upstream masks labels that equal
+# padding. The other padding is what a canary leg puts in its place.
+PADDING, END, OTHER_PADDING = 0, 1, 2
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
@@ -90,11 +92,15 @@ def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def content_tokens(config: CellConfig, step: int, document: int, length: int) -> Tensor:
-    """[length] int64 token ids of a document, the same whatever the layout and data path; the last is END."""
-    digest = hashlib.sha256(f"content/{config.train.seed}/{step}/{document}".encode()).digest()
+def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
+    """[length] int64 token ids of a document, the same whatever the layout and data path; the last is END.
+
+    `changed`: other ones than a document has in training.
+    """
+    kind = "changed" if changed else "content"
+    digest = hashlib.sha256(f"{kind}/{config.train.seed}/{step}/{document}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    ids = torch.randint(END + 1, config.model.vocab, (length,), generator=generator)
+    ids = torch.randint(OTHER_PADDING + 1, config.model.vocab, (length,), generator=generator)
     ids[-1] = END
     return ids
 

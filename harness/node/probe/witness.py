@@ -15,8 +15,10 @@ from harness.words.records import ActivationSeen, LayerSeen
 
 @dataclass
 class Position:
-    """Which micro-batch a model chunk works on: set by the forward step, read by the hooks."""
+    """Which micro-batch a model chunk works on, in which leg: set for and by the forward step, read by the hooks."""
 
+    leg: str = "training"  # or a canary leg
+    fingerprints: bool = False  # whether outputs of layers are taken
     step: int = 0
     chunk: int = 0
     micro_batch: int = 0
@@ -24,7 +26,7 @@ class Position:
 
 
 class Witness:
-    """Registers its hooks on construction and keeps them; activations are taken at step 0 only."""
+    """Registers its hooks on construction and keeps them; params are recorded in the training leg only."""
 
     def __init__(self, chunks: list[Any], context: RankContext, position: Position, recorder: Recorder) -> None:
         self.context = context
@@ -39,9 +41,17 @@ class Witness:
                 attention.register_forward_pre_hook(self._params_hook(layer.layer_number), with_kwargs=True)
                 layer.register_forward_hook(self._output_hook(layer.layer_number))
 
+    def taken(self) -> list[ActivationSeen]:
+        """What was taken since the last call, by layer."""
+        seen = [self.activations[layer] for layer in sorted(self.activations)]
+        self.activations = {}
+        return seen
+
     def _params_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
             at = self.position
+            if at.leg != "training":
+                return
             self.recorder.record.layers.append(
                 LayerSeen(
                     step=at.step,
@@ -56,7 +66,7 @@ class Witness:
 
     def _output_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            if self.position.step == 0:
+            if self.position.fingerprints:
                 self._take(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook

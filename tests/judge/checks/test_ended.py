@@ -127,3 +127,18 @@ def test_ranks_that_the_parent_ended_are_not_the_cause() -> None:
     assert evidence.result is not None
     evidence.result.ranks[0].exit_code, evidence.result.ranks[1].exit_code = -15, -6
     assert place_of(the_only_finding(evidence, "ended"), "rank") == (1,)
+
+
+def test_a_crash_in_a_canary_leg_is_attributed_to_it_and_hides_nothing_of_the_training() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    assert evidence.result is not None
+    evidence.result.status = "failed"
+    for record in evidence.records.values():
+        record.ended = "raised"
+        record.progress = Progress(leg="isolation", step=0, micro_batch=1, phase="forward")
+        record.failure = Failure(type="RuntimeError", message="64 vs 32", traceback="", time=5.0 + record.rank)
+        record.steps[1].grad_norm = 9.0
+    findings = judge(evidence).findings
+    assert [finding.check for finding in findings] == ["grad_norm", "ended"]
+    assert "raised in the canary leg isolation, step 0, micro-batch 1, forward: RuntimeError" in findings[1].message
+    assert place_of(findings[1], "rank", "leg") == (0, "isolation")

@@ -1,0 +1,163 @@
+"""Passes over the micro-batches of a step through Megatron's schedule, with what the last stage computes kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, DataPath, RankContext
+from harness.node.faults import Fault
+from harness.node.probe.fingerprints import gradient_fingerprint, part_fingerprints
+from harness.node.probe.model import unwrap
+from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import NamedParameter, named_parameters
+from harness.node.probe.witness import Position, Witness
+from harness.node.recorder import Recorder
+from harness.words.packing import PAD
+from harness.words.records import DocumentLoss, ParameterSeen, TokenLoss
+
+MAX_TOKEN_LOSSES = 8192  # per rank and pass; more would make the record larger than its worth
+
+
+class Owned:
+    """An iterator that knows its model chunk; the schedule passes it through to the forward step."""
+
+    def __init__(self, inner: Iterator[Any] | None, chunk: int) -> None:
+        self.inner = inner
+        self.chunk = chunk
+
+
+@dataclass(kw_only=True)
+class Losses:
+    """What a pass leaves on the last stage: of this rank's tokens, in float64."""
+
+    loss_sum: float = 0.0
+    token_count: float = 0.0
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)
+
+
+class Passes:
+    """Owns the model chunks with the probe's hooks on them, and runs one pass after another."""
+
+    def __init__(
+        self, chunks: list[Any], path: DataPath, context: RankContext, fault: Fault, recorder: Recorder
+    ) -> None:
+        self.chunks, self.path, self.context = chunks, path, context
+        self.fault, self.recorder = fault, recorder
+        self.position = Position()
+        self.witness = Witness([unwrap(chunk) for chunk in chunks], context, self.position, recorder)
+
+    def begin(self, truth: StepTruth, leg: str, *, keep_tokens: bool) -> list[Owned]:
+        """Set up the next pass and open the data path's iterators, one per chunk, which may communicate.
+
+        `leg` is the name under which progress is told.
+        """
+        self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
+        self.losses = Losses()
+        self.position.step, self.position.leg = truth.step, leg
+        self.recorder.progress(leg, truth.step, 0, "start")
+        return [Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
+
+    def run(self, iterators: list[Owned], *, micro_batches: int, forward_only: bool) -> None:
+        """Zero the gradients and run the schedule; gradients are reduced at its end unless `forward_only`."""
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        get_forward_backward_func()(
+            forward_step_func=self._forward_step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=micro_batches,
+            seq_length=self.context.config.train.seq_length,
+            micro_batch_size=self.context.config.micro_batch_size,
+            forward_only=forward_only,
+        )
+        self.progress("reduce")
+        if not forward_only:
+            self.fault.on_gradients(self.chunks, self.context)
+
+    def progress(self, phase: str) -> None:
+        """Tell that all micro-batches are through."""
+        self.recorder.progress(self.position.leg, self.truth.step, len(self.truth.plans), phase)
+
+    def named_parameters(self) -> Iterator[NamedParameter]:
+        """Parameters of all chunks of this rank."""
+        tp = self.context.config.layout.tp
+        for chunk in self.chunks:
+            yield from named_parameters(unwrap(chunk), tp_rank=self.context.place.tp, tp_size=tp)
+
+    def parameters_seen(self) -> list[ParameterSeen]:
+        """Fingerprints of the gradients as they are now."""
+        return [self._parameter_seen(item) for item in self.named_parameters()]
+
+    def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
+        config, gradient = self.context.config, gradient_of(item)
+        alone = config.layout.world_size == 1  # what others are compared with, shard by shard
+        return ParameterSeen(
+            name=item.name,
+            sharded=item.shard.dim is not None,
+            gradient=gradient_fingerprint(item, gradient, config.train.seed),
+            parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
+        )
+
+    def _forward_step(self, iterator: Owned, model: Any, *_: Any) -> tuple[Tensor, Any]:
+        """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
+        chunk = iterator.chunk
+        number = self.counts[chunk]
+        self.counts[chunk] += 1
+        at = self.position
+        self.recorder.progress(at.leg, at.step, number, "fetch")
+        batch = self.fault.on_batch(self.path.fetch(iterator.inner, chunk), self.context, chunk, number)
+        micro = self.truth.micro_batches[number]
+        at.chunk, at.micro_batch = chunk, number
+        at.owners = micro.local(micro.owners, self.context.config.layout.cp, self.context.place.cp)
+        self.recorder.progress(at.leg, at.step, number, "forward")
+        if at.leg == "training":
+            self.recorder.flush()
+        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
+        return output, partial(self._loss, batch, at.owners)
+
+    def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Per-token mode (pretrain_gpt.loss_func): (sum, token count, report). output [rows, local slots] per token."""
+        assert batch.loss_mask is not None
+        losses, mask = output.float(), batch.loss_mask.float()
+        loss = (losses * mask).sum()
+        tokens = mask.sum().to(torch.int)
+        self.losses.loss_sum += float(loss.detach())
+        self.losses.token_count += float(tokens)
+        if self.context.place.tp == 0:
+            self._record_losses(losses.detach().cpu(), mask.cpu(), owners)
+        at = self.position
+        self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
+        loss, tokens = self.fault.on_loss(loss, tokens, self.context)
+        report = torch.stack([loss.detach().double(), tokens.double()])
+        return loss, tokens, {"lm loss": report}
+
+    def _record_losses(self, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
+        if losses.shape != owners.shape[:-1]:
+            return  # the metadata lane reports the wrong shape
+        documents, positions = owners.flatten(0, 1).unbind(1)
+        losses, mask = losses.flatten().double(), mask.flatten().double()
+        for document in set(documents.tolist()):
+            if document == PAD:
+                continue
+            mine = documents == document
+            seen = self.losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+            seen.loss_sum += float((losses * mask)[mine].sum())
+            seen.tokens += int(mask[mine].sum())
+        if self.keep_tokens and len(self.losses.tokens) < MAX_TOKEN_LOSSES:
+            counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
+            rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
+            self.losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
+
+
+def gradient_of(item: NamedParameter) -> Tensor:
+    """The reduced gradient of a parameter, as Megatron's DDP keeps it."""
+    gradient: Tensor = item.parameter.main_grad  # type: ignore[attr-defined]  # set by Megatron's DDP
+    return gradient
