@@ -193,7 +193,7 @@ class Leader(Agent):
         if attempt.result.exists():  # this agent's job was requeued; the attempt is over
             self.ended(cell, number, config, None)
             return
-        reason = DATA_PATHS[config.data_path].unavailable()
+        reason = DATA_PATHS[config.data_path].unavailable(config)
         if reason is not None:
             rejection = Rejection(rule="stack.data_path", reason=reason, source="the stack under test")
             self._write(attempt, cell, number, "rejected", reason, rejection)

@@ -128,6 +128,10 @@ class OptionsSection(Section):
         default=_OPTIONS.pad_cu_seqlens, description="cu_seqlens has a fixed number of entries."
     )
     metadata: bool = Field(default=_OPTIONS.metadata, description="Pack metadata lies beside the documents.")
+    remove_microbatch_padding: bool = Field(
+        default=_OPTIONS.remove_microbatch_padding,
+        description="`skyrl` packs the documents of a micro-batch; false: one padded row each.",
+    )
     calculate_per_token_loss: bool = Field(
         default=_OPTIONS.calculate_per_token_loss, description="Sum the loss over tokens, divide once by all tokens."
     )
@@ -288,6 +292,7 @@ AXIS_ALIASES = {
     "virtual_pipeline_model_parallel_size": "vpp",
     "sequence_parallel": "sp",
     "mbs": "micro_batch_size",
+    "use_sample_packing": "remove_microbatch_padding",
 }
 MODEL_ALIASES = {
     "num_layers": "layers",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.words.documents import Document
 from harness.words.layout import Layout
@@ -255,6 +255,12 @@ def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) 
     return Row(placed=tuple(placed), tail=filled - start if style.tail_segment else 0)
 
 
+def _evened(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows of one document each, all padded to the longest."""
+    width = max(row.length for row in rows)
+    return tuple(Row(placed=(replace(row.placed[0], padded_length=width),)) for row in rows)
+
+
 def _metadata(rows: Sequence[Row]) -> PackMetadata:
     return PackMetadata(
         most_documents=max(len(row.placed) for row in rows),
@@ -274,8 +280,8 @@ def plan_step(
     """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size."""
     rows = pack(documents, style, seq_length=seq_length, multiple=row_multiple(layout, micro_batch_size))
     metadata = _metadata(rows) if style.fixed_entries else None
-    blocks = [
-        MicroBatch(rows=tuple(rows[start : start + micro_batch_size]), style=style, metadata=metadata)
-        for start in range(0, len(rows), micro_batch_size)
-    ]
+    groups = [tuple(rows[start : start + micro_batch_size]) for start in range(0, len(rows), micro_batch_size)]
+    if style.even_rows:
+        groups = [_evened(group) for group in groups]
+    blocks = [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
     return [blocks[dp :: layout.dp] for dp in range(layout.dp)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PackingOptions:
-    """Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's.
+    """Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's, one is SkyRL's.
 
     `pad_seq_to_mult` replaces the multiple a data path pads each document to. `pad_to_max_length` makes every
     packed row seq_length slots long. What the probe does not act on is refused by a rule (plan/rules).
@@ -17,6 +17,7 @@ class PackingOptions:
     pad_to_max_length: bool = False
     pad_cu_seqlens: bool = False
     metadata: bool = False  # pack metadata (most segments, longest segment) lies beside the documents
+    remove_microbatch_padding: bool = True  # SkyRL: documents are packed; false: a row each, padded to the longest
     calculate_per_token_loss: bool = True
     average_in_collective: bool = False
 
@@ -26,6 +27,7 @@ class PackingOptions:
         parts += ["padmax"] if self.pad_to_max_length else []
         parts += ["padcu"] if self.pad_cu_seqlens else []
         parts += ["meta"] if self.metadata else []
+        parts += [] if self.remove_microbatch_padding else ["nopack"]
         parts += [] if self.calculate_per_token_loss else ["meanloss"]
         parts += ["avgcoll"] if self.average_in_collective else []
         return parts

@@ -26,6 +26,7 @@ class PackingStyle:
     row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata tells real lengths beside padded ones
     one_per_row: bool = False  # every document has a row of its own; the rows of a micro-batch are merged
+    even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
     split_last: bool = False  # how more rows are made: see packing.pack
     longest_first: bool = False  # documents go, longest first, into the first row with room; else in order, next fit
     tail_segment: bool = False  # slots that fill a row up are a segment of their own, without a document
@@ -45,8 +46,7 @@ def packing_style(
 
     `sft` follows megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19): all length + 1 tokens
     of a document are in the row, and the last one's label, the next document's first target, is masked out; documents
-    are padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail. `skyrl`
-    follows preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
+    are padded to 2 * cp only when cp > 1, rows always to seq_length, and the last segment takes the tail.
     `scheduler` follows DpBalancedScheduler, which is given documents that are padded already, as for the reference.
     Packing options do not touch `unpacked`.
     """
@@ -72,8 +72,7 @@ def packing_style(
     if data_path == "bridge_in_batch":
         return _bridge_in_batch(layout)
     if data_path == "skyrl":
-        multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
-        return PackingStyle(packed=True, document_multiple=multiple, row_length=None, real_lengths=False)
+        return _skyrl(layout, options)
     raise ValueError(f"unknown data path {data_path!r}")
 
 
@@ -109,4 +108,16 @@ def _bridge_in_batch(layout: Layout) -> PackingStyle:
         real_lengths=layout.alignment > 1,
         one_per_row=True,
         longest_as_tensor=True,
+    )
+
+
+def _skyrl(layout: Layout, options: PackingOptions) -> PackingStyle:
+    """SkyRL preprocess_packed_seqs: documents padded to 2 * cp * tp, or to tp when cp is 1, with or without sp.
+
+    Without packing remove_left_padding: rows padded to the longest of their micro-batch, and that to tp.
+    """
+    packed = options.remove_microbatch_padding
+    multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+    return PackingStyle(
+        packed=packed, document_multiple=multiple, row_length=None, real_lengths=False, even_rows=not packed
     )

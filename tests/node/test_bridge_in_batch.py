@@ -26,4 +26,6 @@ def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
 
 
 def test_what_the_stack_lacks_is_said() -> None:
-    assert "megatron.bridge.data.collators.sequence cannot be imported" in (BridgeInBatchPath.unavailable() or "")
+    assert "megatron.bridge.data.collators.sequence cannot be imported" in (
+        BridgeInBatchPath.unavailable(config("bridge_in_batch")) or ""
+    )

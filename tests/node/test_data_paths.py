@@ -31,16 +31,16 @@ def test_every_data_path_of_the_packing_axis_has_an_adapter() -> None:
 
 
 def test_a_release_without_one_of_the_functions_cannot_serve_sft(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert SftPath.unavailable() is None
+    assert SftPath.unavailable(config("sft")) is None
     monkeypatch.delattr(upstream, "get_batch_on_this_cp_rank")
-    assert "megatron.core.utils.get_batch_on_this_cp_rank" in (SftPath.unavailable() or "")
+    assert "megatron.core.utils.get_batch_on_this_cp_rank" in (SftPath.unavailable(config("sft")) or "")
     monkeypatch.delattr(upstream, "get_batch_on_this_tp_rank")  # then it could only be 0.17
-    assert "megatron.training.utils.get_batch_on_this_tp_rank" in (SftPath.unavailable() or "")
+    assert "megatron.training.utils.get_batch_on_this_tp_rank" in (SftPath.unavailable(config("sft")) or "")
 
 
 def test_a_release_without_the_dataset_cannot_serve_sft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, DATASET_MODULE, None)  # a wheel of megatron.core only, as up to 0.16
-    assert "no importable megatron.training.datasets.sft_dataset" in (SftPath.unavailable() or "")
+    assert "no importable megatron.training.datasets.sft_dataset" in (SftPath.unavailable(config("sft")) or "")
 
 
 @pytest.mark.parametrize("asked", [None, 8])

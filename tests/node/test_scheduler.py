@@ -11,7 +11,7 @@ from tests.node.conftest import config
 
 
 def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
-    assert f"has no {MODULE}.wrap_data_iterator" in (SchedulerPath.unavailable() or "")
+    assert f"has no {MODULE}.wrap_data_iterator" in (SchedulerPath.unavailable(config("scheduler")) or "")
 
 
 @given(count=st.integers(0, 30), dp=st.integers(1, 5))

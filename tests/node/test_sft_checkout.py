@@ -28,13 +28,13 @@ def test_an_installed_megatron_core_is_no_checkout() -> None:
 
 def test_a_checkout_serves_sft_by_its_own_script(checkout: Path) -> None:
     assert sft_checkout.find() == checkout
-    assert sft.SftPath.unavailable() is None
+    assert sft.SftPath.unavailable(config("sft")) is None
     assert Path(str(sys.modules["pretrain_gpt"].__file__)).parent == checkout
 
 
 def test_a_checkout_whose_script_does_not_import_is_rejected_with_the_reason(checkout: Path) -> None:
     (checkout / "pretrain_gpt.py").write_text("import no_such_package")
-    assert "No module named 'no_such_package'" in (sft.SftPath.unavailable() or "")
+    assert "No module named 'no_such_package'" in (sft.SftPath.unavailable(config("sft")) or "")
 
 
 def test_a_script_from_elsewhere_is_rejected(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_script_from_elsewhere_is_rejected(checkout: Path, monkeypatch: pytest
     other.mkdir()
     (other / "pretrain_gpt.py").write_text("")
     monkeypatch.syspath_prepend(other)
-    assert f"comes from {other}" in (sft.SftPath.unavailable() or "")
+    assert f"comes from {other}" in (sft.SftPath.unavailable(config("sft")) or "")
 
 
 def test_the_stand_in_for_the_model_keeps_what_forward_step_calls_it_with() -> None:

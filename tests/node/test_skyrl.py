@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 import types
+from dataclasses import replace
 
 import pytest
+import torch
 
 from harness.node.data_paths import skyrl
-from harness.node.data_paths.skyrl import SkyrlPath, _places
+from harness.node.data_paths.skyrl import SkyrlPath, _places, _positions
 from harness.node.probe.truth import StepTruth
+from harness.words.packing_options import PackingOptions
 from tests.node.conftest import config
 
 
 def test_without_skyrl_the_cell_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skyrl, "find_spec", lambda name: None)
-    assert "neither skyrl nor skyrl-train is installed" in (SkyrlPath.unavailable() or "")
+    assert "neither skyrl nor skyrl-train is installed" in (SkyrlPath.unavailable(config("skyrl")) or "")
 
 
 def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +34,11 @@ def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    assert SkyrlPath.unavailable() == f"{home}.megatron_utils has no preprocess_packed_seqs"
+    assert SkyrlPath.unavailable(config("skyrl")) == f"{home}.megatron_utils has no preprocess_packed_seqs"
     monkeypatch.setattr(sys.modules[f"{home}.megatron_utils"], "preprocess_packed_seqs", print, raising=False)
-    assert SkyrlPath.unavailable() is None
+    assert SkyrlPath.unavailable(config("skyrl")) is None
+    rows = replace(config("skyrl"), options=PackingOptions(remove_microbatch_padding=False))
+    assert SkyrlPath.unavailable(rows) == f"{home}.megatron_utils has no remove_left_padding"
 
 
 def test_every_document_has_a_row_padded_on_both_sides() -> None:
@@ -42,3 +47,8 @@ def test_every_document_has_a_row_padded_on_both_sides() -> None:
         assert [length for _, length in places] == [item.document.length for item in micro.plan.placed]
         assert all(start >= 0 and start + length <= 64 for start, length in places)
         assert all(start == (64 - length) // 2 for start, length in places)
+
+
+def test_positions_are_counted_over_the_real_tokens_of_a_row() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 0, 0]]).bool()
+    assert _positions(mask).tolist() == [[0, 0, 1, 2, 0], [0, 0, 0, 0, 0]]

@@ -27,6 +27,7 @@ CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
             "tp2-pp4-cp1-sft-padcu-meta-avgcoll",
         ),
         ({"options": PackingOptions(calculate_per_token_loss=False)}, "tp2-pp4-cp1-sft-meanloss"),
+        ({"options": PackingOptions(remove_microbatch_padding=False)}, "tp2-pp4-cp1-sft-nopack"),
         ({"variant": "seq_length128", "stack": "main", "fault": "leak"}, "tp2-pp4-cp1-sft-seq_length128-main-leak"),
     ],
 )

@@ -257,6 +257,22 @@ def test_in_batch_packing_gives_each_document_a_row_and_merges_the_rows_of_a_mic
         assert params.cu_seqlens_q_padded == (padded if layout.alignment > 1 else None)
 
 
+@given(lengths=st.lists(st.integers(1, SEQ - 1), min_size=48), tp=st.sampled_from([1, 2, 4]), size=st.integers(1, 4))
+def test_without_packing_skyrl_pads_rows_to_the_longest_of_their_micro_batch(
+    lengths: list[int], tp: int, size: int
+) -> None:
+    style = packing_style("skyrl", Layout(tp=tp), SEQ, PackingOptions(remove_microbatch_padding=False))
+    documents = documents_of(lengths[: len(lengths) // size * size])
+    [batches] = plan_step(documents, style, Layout(tp=tp), seq_length=SEQ, micro_batch_size=size)
+    assert [item.document for batch in batches for item in batch.placed] == documents
+    for batch in batches:
+        width = align_up(max(item.document.length for item in batch.placed), tp)
+        assert [row.length for row in batch.rows] == [width] * size
+        assert [item.start for item in batch.placed] == [index * width for index in range(size)]
+        assert batch.params() is None
+        assert batch.local_slots(1, 0) == [list(range(index * width, (index + 1) * width)) for index in range(size)]
+
+
 def test_fixed_entries_are_as_many_in_every_row_and_repeat_the_end() -> None:
     options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
     style = packing_style("bridge_offline", Layout(), SEQ, options)

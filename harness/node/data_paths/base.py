@@ -58,8 +58,8 @@ class DataPath(Protocol):
     def __init__(self, context: RankContext) -> None: ...
 
     @staticmethod
-    def unavailable() -> str | None:
-        """Why the software under test cannot serve this path; None when it can."""
+    def unavailable(config: CellConfig) -> str | None:
+        """Why the software under test cannot serve this cell by this path; None when it can."""
         ...
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:

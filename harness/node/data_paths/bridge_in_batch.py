@@ -22,6 +22,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, missing
 from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.words.cell import CellConfig
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
@@ -34,7 +35,7 @@ class BridgeInBatchPath:
         self.step = BridgeStep(context, _dataset(context), module)
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
         in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
         return f"{collate}; {in_step}" if collate and in_step else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, dataset_config, missing
 from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.words.cell import CellConfig
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
@@ -24,7 +25,7 @@ class BridgeLongPath:
         self.step = BridgeStep(context, dataset_config(context, str(context.folder)))
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         return missing("training.gpt_step", "training.config")
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Tensor | None]]:

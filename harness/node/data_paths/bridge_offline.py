@@ -26,6 +26,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, dataset_config, missing
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END
+from harness.words.cell import CellConfig
 
 
 class BridgeOfflinePath:
@@ -36,7 +37,7 @@ class BridgeOfflinePath:
         self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         return missing("training.gpt_step", "training.config") or _no_builder()
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:

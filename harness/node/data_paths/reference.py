@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.words.cell import CellConfig
 
 _FIRST = ("tokens", "position_ids")
 _LAST = ("labels", "loss_mask")
@@ -28,7 +29,7 @@ class ReferencePath:
         self.reads = context.place.tp == 0
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:

@@ -19,6 +19,7 @@ from typing import Any
 from harness.node.data_paths import rules_asked
 from harness.node.data_paths.bridge_step import missing
 from harness.node.data_paths.unpacked import UnpackedPath
+from harness.words.cell import CellConfig
 from harness.words.records import Refusal
 
 
@@ -105,7 +106,7 @@ class RulesPath(UnpackedPath):
     """Asks the validators in the metadata leg; what it trains is the control."""
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         return missing("training.config", "models.gpt_provider")
 
     def refusal(self) -> Refusal:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import StepTruth
+from harness.words.cell import CellConfig
 from harness.words.documents import Document
 
 MODULE = "megatron.core.datasets.data_schedule"
@@ -37,7 +38,7 @@ class SchedulerPath:
         self.iterators: list[Any] = []  # one per chunk, of the step that chunk 0 last asked for
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         try:
             module = importlib.import_module(MODULE)
         except ImportError as error:

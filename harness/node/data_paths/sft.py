@@ -19,6 +19,7 @@ from harness.node.data_paths import sft_checkout, sft_wheel
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.sft_rows import rows
 from harness.node.probe.truth import StepTruth
+from harness.words.cell import CellConfig
 
 
 class Wiring(Protocol):
@@ -34,7 +35,7 @@ class SftPath:
         self.wiring: Wiring = sft_checkout.Checkout(context) if checkout else sft_wheel.Wheel(context)
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         """Also imports what the path needs, so that ranks forked later have it."""
         return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable()
 

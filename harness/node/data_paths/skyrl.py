@@ -1,13 +1,15 @@
 """SkyRL's Megatron backend: preprocess_packed_seqs, and its way back to log-probabilities per document, unmodified.
 
-| package | module | way back |
-|---|---|---|
-| skyrl-train 0.3 | skyrl_train.distributed.megatron | postprocess_packed_seqs, from_parallel_logits_to_logprobs |
-| skyrl 0.1, 0.2 | skyrl.backends.skyrl_train.distributed.megatron | the same |
-| skyrl 0.3, 0.4 | the same | from_parallel_logits_to_logprobs_packed_sequences(attention_mask=...) |
+| package | module | switch | way back |
+|---|---|---|---|
+| skyrl-train 0.3 | skyrl_train.distributed.megatron | use_sample_packing | postprocess_packed_seqs, then logits |
+| skyrl 0.1, 0.2 | skyrl.backends.skyrl_train.distributed.megatron | use_sample_packing | the same |
+| skyrl 0.3, 0.4 | the same | remove_microbatch_padding | packed logits, with the mask |
 
 Documents come as in SkyRL's trainer: one per row, padded left (prompts) and right (responses), with a mask. Every
 rank reads; nothing is sent. SkyRL trains on log-probabilities, so labels and masks take the way of the tokens here.
+With the switch off, remove_left_padding moves documents to the left of rows as long as the longest, and
+recover_left_padding moves logits back; the mask it makes for attention is not needed by a causal one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.words.cell import CellConfig
 
 _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distributed.megatron")
 
@@ -34,15 +37,16 @@ class SkyrlPath:
         self.packing, self.scoring = _upstream("megatron_utils"), _upstream("model_utils")
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         try:
             packing = _upstream("megatron_utils")
             _upstream("model_utils")
         except ImportError as error:
             return f"SkyRL's Megatron backend cannot be imported: {error}"
-        if hasattr(packing, "preprocess_packed_seqs"):
-            return None
-        return f"{packing.__name__} has no preprocess_packed_seqs"
+        packs = config.options.remove_microbatch_padding
+        needed = ("preprocess_packed_seqs",) if packs else ("remove_left_padding", "recover_left_padding")
+        missing = [name for name in needed if not hasattr(packing, name)]
+        return f"{packing.__name__} has no {missing[0]}" if missing else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth]:
         return iter(truth.micro_batches)
@@ -55,24 +59,32 @@ class SkyrlPath:
         wanted: tuple[str, ...] = ("tokens", "position_ids") if self.context.is_first(chunk) else ()
         wanted += ("labels", "loss_mask") if self.context.is_last(chunk) else ()
         for name in wanted or ("tokens",):
-            rows, mask = self._rows(micro, name)
-            packed, batch.params = self.packing.preprocess_packed_seqs(rows, mask, pre_process=bool(wanted))
+            stream, batch.params = self._forth(micro, name, bool(wanted))
             if wanted:
-                setattr(batch, name, packed)
+                setattr(batch, name, stream)
         return batch
+
+    def _forth(self, micro: MicroTruth, name: str, pre_process: bool) -> tuple[Tensor, Any]:
+        """A stream as the model gets it, and its packed params: None when nothing is packed."""
+        rows, mask = self._rows(micro, name)
+        if micro.plan.style.packed:
+            packed: tuple[Tensor, Any] = self.packing.preprocess_packed_seqs(rows, mask, pre_process=pre_process)
+            return packed
+        ids, _, positions = self.packing.remove_left_padding(rows, mask, _positions(mask), pre_process=pre_process)
+        return (positions if name == "position_ids" else ids), None
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
         """Log-probability of each next token, per document in order: [length - 1].
 
-        `logits` [1, local slots, vocabulary share] are those of this rank, as the model would return them.
+        `logits` [rows, local slots, vocabulary share] are those of this rank, as the model would return them.
         """
         sequences, mask = self._rows(micro, "tokens")
         share = logits.shape[-1]
         first = self.context.place.tp * share
         group = parallel_state.get_tensor_model_parallel_group()
         bounds = {"vocab_start_index": first, "vocab_end_index": first + share, "inference_only": True}
-        if hasattr(self.packing, "postprocess_packed_seqs"):
-            rows = self.packing.postprocess_packed_seqs(logits, batch.params, mask, *mask.shape, post_process=True)
+        if hasattr(self.packing, "postprocess_packed_seqs") or not micro.plan.style.packed:
+            rows = self._back(logits, sequences, mask, batch.params)
             scores = self.scoring.from_parallel_logits_to_logprobs(
                 rows, sequences, tp_group=group, cp_group=None, **bounds
             )
@@ -90,6 +102,16 @@ class SkyrlPath:
         return [
             scores[row, start : start + length - 1] for row, (start, length) in enumerate(_places(micro, mask.shape[1]))
         ]
+
+    def _back(self, logits: Tensor, sequences: Tensor, mask: Tensor, params: Any) -> Tensor:
+        """Logits in the places that their tokens had in SkyRL's batch: [documents, seq_length, vocabulary share]."""
+        rows: Tensor
+        if params is None:
+            _, shortened, _ = self.packing.remove_left_padding(sequences, mask, _positions(mask))
+            rows = self.packing.recover_left_padding(logits, shortened, mask, mask.shape[1], post_process=True)
+        else:
+            rows = self.packing.postprocess_packed_seqs(logits, params, mask, *mask.shape, post_process=True)
+        return rows
 
     def _rows(self, micro: MicroTruth, name: str) -> tuple[Tensor, Tensor]:
         """A stream as SkyRL's batch: [documents, seq_length], and the boolean mask of its real tokens."""
@@ -109,6 +131,11 @@ def _places(micro: MicroTruth, width: int) -> list[tuple[int, int]]:
     """(first column, length) of each document: in the middle of its row."""
     lengths = [item.document.length for item in micro.plan.placed]
     return [((width - length) // 2, length) for length in lengths]
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Positions of the real tokens of each row, as SkyRL's megatron_worker counts them."""
+    return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
 
 def _upstream(name: str) -> ModuleType:

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
+from harness.words.cell import CellConfig
 
 
 class UnpackedPath:
@@ -14,7 +15,7 @@ class UnpackedPath:
         self.context = context
 
     @staticmethod
-    def unavailable() -> str | None:
+    def unavailable(config: CellConfig) -> str | None:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:

@@ -50,13 +50,13 @@ def _step(slots: int) -> float:
 
 
 def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
-    """[1, local slots, vocabulary / tp] float32: 0 everywhere but at the next token."""
+    """[rows, local slots, vocabulary / tp] float32: 0 everywhere but at the next token."""
     layout, vocab = context.config.layout, context.config.model.vocab
     share = vocab // layout.tp
-    labels = micro.local(micro.labels, layout.cp, context.place.cp)[0]
-    mine = micro.local(values, layout.cp, context.place.cp)[0]
+    labels = micro.local(micro.labels, layout.cp, context.place.cp)
+    mine = micro.local(values, layout.cp, context.place.cp)
     # softmax gives exp(x) / (exp(x) + vocab - 1) = exp(value) to the token whose logit is x
     heights = mine + math.log(vocab - 1) - torch.log1p(-mine.exp())
-    logits = torch.zeros(1, len(labels), vocab)
-    logits[0].scatter_(1, labels[:, None], heights[:, None].float())
+    logits = torch.zeros(*labels.shape, vocab)
+    logits.scatter_(-1, labels[..., None], heights[..., None].float())
     return logits[..., context.place.tp * share : (context.place.tp + 1) * share].to(context.device.torch_device)

@@ -36,7 +36,7 @@ def row_holds_alignment(config: CellConfig) -> str | None:
 
 
 def documents_aligned(config: CellConfig) -> str | None:
-    """Every document's padded length must be cut evenly: `sft` over 2 * cp, the reference also over cp * tp with sp.
+    """Every document's padded length must be cut evenly: over 2 * cp, and where rows end with it over cp * tp with sp.
 
     Only pad_seq_to_mult can break it: what a data path derives by itself is aligned.
     """
@@ -44,7 +44,7 @@ def documents_aligned(config: CellConfig) -> str | None:
     if multiple is None or not config.style.packed:
         return None
     needed, why = (2 * layout.cp if layout.cp > 1 else 1), f"2 * cp = 2 * {layout.cp}"
-    if config.data_path == "reference" and layout.sp:
+    if config.data_path in ("reference", "scheduler") and layout.sp:
         needed, why = layout.alignment, _alignment_text(config)
     if multiple % needed == 0:
         return None
@@ -87,6 +87,22 @@ def skyrl_pads_by_itself(config: CellConfig) -> str | None:
         return None
     name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
     return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
+
+
+def skyrl_packs_for_cp(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if config.data_path != "skyrl" or cp == 1 or config.options.remove_microbatch_padding:
+        return None
+    return (
+        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context ranks only where it "
+        "packs them; set remove_microbatch_padding or cp 1"
+    )
+
+
+def only_skyrl_may_not_pack(config: CellConfig) -> str | None:
+    if config.options.remove_microbatch_padding or config.data_path == "skyrl":
+        return None
+    return f"remove_microbatch_padding is false, and packing is {config.data_path}: it is a switch of skyrl alone"
 
 
 def in_batch_pads_by_itself(config: CellConfig) -> str | None:
@@ -184,6 +200,12 @@ RULES = (
         "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
         skyrl_pads_by_itself,
     ),
+    Rule(
+        "packing.skyrl-cp",
+        "SkyRL validate_megatron_cfg and remove_left_padding: context parallel is only supported with packing",
+        skyrl_packs_for_cp,
+    ),
+    Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", only_skyrl_may_not_pack),
     Rule(
         "packing.in-batch-alignment",
         "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",

@@ -45,6 +45,17 @@ def test_skyrl_derives_its_padding_and_takes_no_other() -> None:
         assert next(iter(option)) in reasons(cell("skyrl", layout, **option))["packing.skyrl-alignment"]
 
 
+def test_skyrl_splits_over_context_ranks_only_what_it_packs() -> None:
+    assert reasons(cell("skyrl", Layout(tp=2, sp=True), remove_microbatch_padding=False)) == {}
+    found = reasons(cell("skyrl", Layout(cp=2), remove_microbatch_padding=False))
+    assert list(found) == ["packing.skyrl-cp"]
+    assert "cp 2 and remove_microbatch_padding is false" in found["packing.skyrl-cp"]
+
+
+def test_only_skyrl_has_the_switch_not_to_pack() -> None:
+    assert list(reasons(cell("reference", Layout(), remove_microbatch_padding=False))) == ["packing.skyrl-switch"]
+
+
 def test_in_batch_packing_merges_rows_and_derives_its_padding() -> None:
     layout = Layout(tp=2, cp=2, sp=True)
     merged = replace(cell("bridge_in_batch", layout), micro_batch_size=2)
