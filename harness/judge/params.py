@@ -27,6 +27,7 @@ class Wrong:
     field: str
     measured: Any
     expected: Any
+    tensor: str = ""  # of form problems: the cu_seqlens field
 
 
 def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
@@ -38,8 +39,9 @@ def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
     problems = []
     for name in VALUE_FIELDS:
         measured, expected = getattr(seen, name), _plain(getattr(truth, name))
-        if measured == expected:
-            continue
+        form = seen.forms.get(name)
+        if measured == expected or (form is not None and form.device == "meta"):
+            continue  # a tensor on the meta device has no values: a problem of its form
         if expected is None and measured == list(getattr(truth, name.removesuffix("_padded"))):
             continue
         problems.append(Wrong(field=name, measured=measured, expected=expected))
@@ -50,15 +52,59 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def form_problems(seen: SeenParams, style: PackingStyle) -> list[Wrong]:
-    """Element type, rank of the tensor, Python type and format: what kernels refuse or silently misread."""
-    wanted: list[tuple[str, Any, Any]] = [("qkv_format", seen.qkv_format, "thd")]
-    if seen.cu_seqlens_q is not None:
-        wanted.append(("dtype", seen.dtype, "torch.int32"))
-        wanted.append(("shape", seen.shape, [len(seen.cu_seqlens_q)]))
+def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[Wrong]:
+    """Type, rank and device of the tensors, Python type and format: what kernels refuse or silently misread.
+
+    `device` is the model's ("cuda:0"), None when the rank did not say.
+    """
+    wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", seen.qkv_format, "thd")]
+    for name, form in seen.forms.items():
+        values = getattr(seen, name)
+        wanted.append(("dtype", name, form.dtype, "torch.int32"))
+        wanted.append(("shape", name, form.shape, form.shape if values is None else [len(values)]))
+        wanted.append(("device", name, form.device, device or form.device))
     if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
-        wanted.append(("max_seqlen_type", seen.max_seqlen_type, "int"))
-    return [Wrong(field=name, measured=found, expected=right) for name, found, right in wanted if found != right]
+        wanted.append(("max_seqlen_type", "", seen.max_seqlen_type, "int"))
+    return [
+        Wrong(field=field, tensor=name, measured=found, expected=right)
+        for field, name, found, right in wanted
+        if found != right
+    ]
+
+
+def copied_padding(seen: SeenParams) -> bool:
+    """Whether padded offsets equal the plain ones without being the same tensors, and nobody says what that means.
+
+    Transformer Engine (DotProductAttention.forward, pad_between_seqs=None) then takes it that there is padding between
+    documents and leaves its fast path; issue 3487 there.
+    """
+    pairs = [(name, name.removesuffix("_padded")) for name in PADDED]
+    equal = all(getattr(seen, padded) is not None and getattr(seen, padded) == getattr(seen, q) for padded, q in pairs)
+    return equal and seen.pad_between_seqs is None and not all(_same(seen, padded, q) for padded, q in pairs)
+
+
+def _same(seen: SeenParams, one: str, other: str) -> bool:
+    names = [seen.forms[name].same_as or name for name in (one, other) if name in seen.forms]
+    return len(set(names)) == 1
+
+
+def pairing(real: list[int], padded: list[int]) -> list[str]:
+    """What is wrong between real and padded offsets: count of segments, and more real tokens than slots."""
+    if len(real) != len(padded):
+        return [f"there are {len(real) - 1} real segments and {len(padded) - 1} padded ones"]
+    sizes = [(b - a, d - c) for (a, b), (c, d) in zip(itertools.pairwise(real), itertools.pairwise(padded))]
+    full = [(number, tokens, slots) for number, (tokens, slots) in enumerate(sizes) if tokens > slots]
+    return [f"segment {number} has {tokens} real tokens in {slots} slots" for number, tokens, slots in full[:1]]
+
+
+def ghosts(offsets: list[int], expected: list[int]) -> int:
+    """How many empty segments there are beyond those of the plan, when nothing else is wrong; else 0."""
+    segments, planned = _without_empty(offsets), _without_empty(expected)
+    return len(offsets) - len(expected) if segments == planned and len(offsets) > len(expected) else 0
+
+
+def _without_empty(offsets: list[int]) -> list[int]:
+    return [value for index, value in enumerate(offsets) if index == 0 or value != offsets[index - 1]]
 
 
 def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:

@@ -54,7 +54,8 @@ def _state(evidence: CellEvidence, sighting: Sighting) -> str:
         return "missing" if evidence.packed else "unpacked"
     if truth is None or truth.params is None:
         return "differs"
-    form = form_problems(sighting.params, evidence.cell.config.style)
+    device = evidence.records[sighting.place.rank].environment.get("torch_device")
+    form = form_problems(sighting.params, evidence.cell.config.style, device)
     return "differs" if value_problems(sighting.params, truth.params) or form else "ok"
 
 

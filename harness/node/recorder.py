@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.edge.run_dir import needs_room, write_json
 from harness.words.jsonable import dumps, from_jsonable, loads
-from harness.words.records import Failure, Progress, RankRecord, SeenParams
+from harness.words.records import Failure, Progress, RankRecord, SeenParams, TensorForm
 
 _PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
 _FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
@@ -75,22 +75,37 @@ def last_progress(record: Path) -> Progress | None:
 
 
 def _seen(params: Any) -> SeenParams:
-    offsets = {name: _ints(getattr(params, name, None)) for name in _FIELDS}
-    cu_seqlens = getattr(params, "cu_seqlens_q", None)
+    tensors = {name: getattr(params, name, None) for name in _FIELDS}
+    offsets = {name: _ints(tensor) for name, tensor in tensors.items()}
     longest = getattr(params, "max_seqlen_q", None)
     return SeenParams(
         **offsets,
         max_seqlen_q=_int(longest),
         max_seqlen_kv=_int(getattr(params, "max_seqlen_kv", None)),
         qkv_format=getattr(params, "qkv_format", None),
-        dtype=None if cu_seqlens is None else str(cu_seqlens.dtype),
-        shape=None if cu_seqlens is None else list(cu_seqlens.shape),
+        forms=_forms({name: tensor for name, tensor in tensors.items() if tensor is not None}),
+        pad_between_seqs=getattr(params, "pad_between_seqs", None),
         max_seqlen_type=None if longest is None else type(longest).__name__,
     )
 
 
+def _forms(tensors: dict[str, Any]) -> dict[str, TensorForm]:
+    first: dict[int, str] = {}
+    forms = {}
+    for name, tensor in tensors.items():
+        known = first.setdefault(id(tensor), name)
+        forms[name] = TensorForm(
+            dtype=str(tensor.dtype),
+            shape=list(tensor.shape),
+            device=str(tensor.device),
+            same_as=None if known == name else known,
+        )
+    return forms
+
+
 def _ints(tensor: Any) -> list[int] | None:
-    return None if tensor is None else [int(value) for value in tensor.reshape(-1).tolist()]
+    """Values of a tensor; None when there is none, or when it is on the device that holds no values."""
+    return None if tensor is None or tensor.is_meta else [int(value) for value in tensor.reshape(-1).tolist()]
 
 
 def _int(value: Any) -> int | None:

@@ -15,6 +15,16 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(kw_only=True)
+class TensorForm:
+    """What one cu_seqlens tensor is, beside its values."""
+
+    dtype: str  # "torch.int32" when right
+    shape: list[int]  # [documents + 1] when right
+    device: str  # that of the model when right
+    same_as: str | None = None  # the first field that holds the very same tensor object
+
+
+@dataclass(kw_only=True)
 class SeenParams:
     """PackedSeqParams as they really were on a rank, good or bad. Offsets in tokens."""
 
@@ -25,8 +35,8 @@ class SeenParams:
     max_seqlen_q: int | None = None
     max_seqlen_kv: int | None = None
     qkv_format: str | None = None
-    dtype: str | None = None  # of cu_seqlens_q, "torch.int32" when right
-    shape: list[int] | None = None  # of cu_seqlens_q, [documents + 1] when right
+    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are there
+    pad_between_seqs: bool | None = None  # what Transformer Engine is told; None: it finds out by itself
     max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
 
 

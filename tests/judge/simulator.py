@@ -31,6 +31,7 @@ from harness.words.records import (
     RankRecord,
     SeenParams,
     StepSeen,
+    TensorForm,
     TensorSeen,
     TokenLoss,
 )
@@ -110,6 +111,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         ended="completed",
         progress=Progress(leg="end", step=config.train.steps - 1, phase="done"),
         peak_memory_bytes=1_000_000 + rank,
+        environment={"torch_device": "cpu"},
     )
     for step in range(config.train.steps):
         batches = config.micro_batches(step)[place.dp]
@@ -140,13 +142,28 @@ def _params(record: RankRecord, truth: PackedParams | None) -> int | None:
         max_seqlen_q=truth.max_seqlen_q,
         max_seqlen_kv=truth.max_seqlen_kv,
         qkv_format="thd",
-        dtype="torch.int32",
-        shape=[len(truth.cu_seqlens_q)],
+        forms=forms_of(truth),
         max_seqlen_type="int",
     )
     if seen not in record.packed_params:
         record.packed_params.append(seen)
     return record.packed_params.index(seen)
+
+
+def forms_of(truth: PackedParams) -> dict[str, TensorForm]:
+    """One tensor for q and kv; padded offsets are a tensor of their own only where they differ."""
+    forms = {}
+    equal = truth.cu_seqlens_q_padded == truth.cu_seqlens_q
+    for name, same in (
+        ("cu_seqlens_q", None),
+        ("cu_seqlens_kv", "cu_seqlens_q"),
+        ("cu_seqlens_q_padded", "cu_seqlens_q" if equal else None),
+        ("cu_seqlens_kv_padded", "cu_seqlens_q" if equal else "cu_seqlens_q_padded"),
+    ):
+        values = getattr(truth, name)
+        if values is not None:
+            forms[name] = TensorForm(dtype="torch.int32", shape=[len(values)], device="cpu", same_as=same)
+    return forms
 
 
 def _batches(

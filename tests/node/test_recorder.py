@@ -56,10 +56,29 @@ def test_params_are_recorded_by_value_and_each_value_once(tmp_path: Path) -> Non
         1,
     ]
     first, second = recorder.record.packed_params
-    assert (first.cu_seqlens_q, first.dtype, first.shape, first.max_seqlen_type) == (
-        [0, 3, 8],
-        "torch.int32",
-        [3],
-        "int",
-    )
+    assert (first.cu_seqlens_q, first.max_seqlen_type) == ([0, 3, 8], "int")
+    form = first.forms["cu_seqlens_q"]
+    assert (form.dtype, form.shape, form.device, form.same_as) == ("torch.int32", [3], "cpu", None)
+    assert first.forms["cu_seqlens_kv"].same_as == "cu_seqlens_q"
     assert (second.max_seqlen_q, second.max_seqlen_type) == (5, "Tensor")
+
+
+def test_forms_tell_tensors_that_are_equal_from_those_that_are_the_same(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    offsets = torch.tensor([0, 3, 8], dtype=torch.int32)
+    params = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=offsets,
+        cu_seqlens_kv=offsets.clone(),
+        cu_seqlens_q_padded=offsets,
+        cu_seqlens_kv_padded=offsets.to("meta"),
+    )
+    recorder.params(params)
+    [seen] = recorder.record.packed_params
+    assert {name: form.same_as for name, form in seen.forms.items()} == {
+        "cu_seqlens_q": None,
+        "cu_seqlens_kv": None,
+        "cu_seqlens_q_padded": "cu_seqlens_q",
+        "cu_seqlens_kv_padded": None,
+    }
+    assert (seen.cu_seqlens_kv_padded, seen.forms["cu_seqlens_kv_padded"].device) == (None, "meta")

@@ -69,9 +69,11 @@ def test_the_cell_fits_its_layout(spec: FaultSpec) -> None:
     assert all(replica for step in range(config.train.steps) for replica in config.micro_batches(step))
 
 
-def test_only_infrastructure_faults_leave_the_verdict_open() -> None:
+def test_only_infrastructure_faults_leave_the_verdict_open_and_only_slow_ones_pass() -> None:
     for spec in FAULTS:
-        assert spec.outcome is (Outcome.ERROR if spec.fault_class == "infrastructure" else Outcome.FAIL)
+        warned = spec.checks == ("params_identity",)
+        right = Outcome.ERROR if spec.fault_class == "infrastructure" else Outcome.PASS if warned else Outcome.FAIL
+        assert spec.outcome is right, spec.name
 
 
 def test_the_page_is_made_from_the_catalogue(root: Path) -> None:

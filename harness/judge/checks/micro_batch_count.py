@@ -27,12 +27,25 @@ def check(evidence: CellEvidence) -> list[Finding]:
             check="micro_batch_count",
             fault_class=fault_classes.MICRO_BATCHES,
             message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
-            f"wrong on {counted('rank', ranks)}",
+            f"wrong on {counted('rank', ranks)}{_replicas(evidence, step)}",
             where=where_of(record.place, rank=rank, step=step) | {"ranks": ranks},
             measured=found,
             bound=expected,
         )
     ]
+
+
+def _replicas(evidence: CellEvidence, step: int) -> str:
+    """The counts of the replicas, when they differ: their gradients are summed, so all must run equally many."""
+    counts: dict[int, set[int]] = {}
+    for record in evidence.records.values():
+        for number, found in _counts(record):
+            if number == step:
+                counts.setdefault(record.place.dp, set()).add(found)
+    if len({frozenset(found) for found in counts.values()}) < 2:
+        return ""
+    texts = [f"replica {dp} {' or '.join(map(str, sorted(counts[dp])))}" for dp in sorted(counts)]
+    return f"; data-parallel replicas differ: {', '.join(texts)}"
 
 
 def _counts(record: RankRecord) -> list[tuple[int, int]]:

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence, Truth
-from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, judged, missing_class, structure
+from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, ghosts, judged, missing_class, pairing, structure
 from harness.judge.places import Place, fold, listed, reach
 from harness.words.outcomes import Finding, Lane
+from harness.words.records import SeenParams
 
 GROUPS = (OFFSETS, PADDED, LONGEST)  # one finding per group: q and kv go wrong together
 
 
+class _Seen(NamedTuple):
+    place: Place
+    problem: Wrong
+    truth: Truth
+    params: SeenParams
+
+
 def check(evidence: CellEvidence) -> list[Finding]:
-    wrong: dict[tuple[str, ...], list[tuple[Place, Wrong, Truth]]] = {}
-    for sighting, _, truth, problems in judged(evidence):
+    wrong: dict[tuple[str, ...], list[_Seen]] = {}
+    for sighting, seen, truth, problems in judged(evidence):
         for group in GROUPS:
             found = next((problem for problem in problems if problem.field in group), None)
             if found is not None:
-                wrong.setdefault(group, []).append((sighting.place, found, truth))
+                wrong.setdefault(group, []).append(_Seen(sighting.place, found, truth, seen))
     return [_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
 
 
-def _finding(evidence: CellEvidence, wrong: list[tuple[Place, Wrong, Truth]]) -> Finding:
-    places = [place for place, _, _ in wrong]
+def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> Finding:
+    places = [item.place for item in wrong]
     first, where = fold(places)
-    problem, truth = next((problem, truth) for place, problem, truth in wrong if place == first)
-    missing = missing_class(evidence, places)
+    seen = next(item for item in wrong if item.place == first)
+    problem = seen.problem
     stale = _other_micro_batch(evidence, first, problem)
-    notes = [f"these are the values of micro-batch {stale}"] if stale is not None else []
-    if isinstance(problem.measured, list) and (truth.params and truth.params.cu_seqlens_q_padded) is None:
-        multiple = evidence.cell.config.style.document_multiple
-        notes += structure(problem.measured, length=truth.batch.slots, multiple=multiple)
+    notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, seen)
+    fault_class = fault_classes.STALE if stale is not None else _fault_class(seen, missing_class(evidence, places))
     return Finding(
         lane=Lane.METADATA,
         check="params_agree_plan",
-        fault_class=fault_classes.STALE if stale is not None else _fault_class(problem, truth, missing),
+        fault_class=fault_class,
         message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
         f"{reach(where)}{''.join('; ' + note for note in notes)}",
         where={**where, "field": problem.field},
@@ -58,9 +66,34 @@ def _other_micro_batch(evidence: CellEvidence, place: Place, problem: Wrong) -> 
     return None
 
 
-def _fault_class(problem: Wrong, truth: Truth, missing: str) -> str:
+def _notes(evidence: CellEvidence, seen: _Seen) -> list[str]:
+    """What is wrong with the offsets as such, and between real and padded ones."""
+    problem, truth = seen.problem, seen.truth
+    if not isinstance(problem.measured, list):
+        return []
+    if count := _ghosts(problem):
+        return [f"{count} empty segment{'s' if count > 1 else ''} that no document has"]
+    style, notes = evidence.cell.config.style, []
+    physical = problem.field in PADDED or (truth.params and truth.params.cu_seqlens_q_padded) is None
+    if physical:
+        notes += structure(problem.measured, length=truth.batch.slots, multiple=style.document_multiple)
+    for kind in ("q", "kv"):
+        real, padded = getattr(seen.params, f"cu_seqlens_{kind}"), getattr(seen.params, f"cu_seqlens_{kind}_padded")
+        if problem.field.startswith(f"cu_seqlens_{kind}") and real is not None and padded is not None:
+            notes += pairing(real, padded)
+    return notes
+
+
+def _ghosts(problem: Wrong) -> int:
+    both = isinstance(problem.measured, list) and isinstance(problem.expected, list)
+    return ghosts(problem.measured, problem.expected) if both else 0
+
+
+def _fault_class(seen: _Seen, missing: str) -> str:
     """`missing` is the class of offsets that are not there."""
-    params = truth.params
+    problem, params = seen.problem, seen.truth.params
+    if _ghosts(problem):
+        return fault_classes.GHOSTS
     if problem.field in OFFSETS and problem.measured is None:
         return missing
     if problem.field in LONGEST or params is None:

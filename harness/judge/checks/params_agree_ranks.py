@@ -7,7 +7,7 @@ left here are fields that the plan allows in two forms (padded offsets given or 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
@@ -20,7 +20,7 @@ from harness.words.records import SeenParams
 def check(evidence: CellEvidence) -> list[Finding]:
     groups: dict[tuple[int, int, int], list[tuple[Place, SeenParams]]] = {}
     for sighting, seen, _, problems in judged(evidence):
-        if not problems and not form_problems(seen, evidence.cell.config.style):
+        if not problems and not form_problems(seen, evidence.cell.config.style, None):
             place = sighting.place
             groups.setdefault((place.at.dp, place.step, place.micro_batch), []).append((place, seen))
     odd: list[tuple[Place, list[str]]] = []
@@ -48,14 +48,14 @@ def _odd(members: list[tuple[Place, SeenParams]]) -> list[tuple[Place, list[str]
     forms: dict[int, str] = {}
     for _, seen in members:
         if id(seen) not in forms:
-            forms[id(seen)] = repr(astuple(seen))
+            forms[id(seen)] = repr(astuple(replace(seen, forms={})))  # each rank has tensors of its own
     counts = Counter(forms[id(seen)] for _, seen in members)
     if len(counts) == 1:
         return []
     usual = counts.most_common(1)[0][0]
     norm = next(seen for _, seen in members if forms[id(seen)] == usual)
     return [
-        (place, [name for name in vars(seen) if getattr(seen, name) != getattr(norm, name)])
+        (place, [name for name in vars(seen) if name != "forms" and getattr(seen, name) != getattr(norm, name)])
         for place, seen in members
         if forms[id(seen)] != usual
     ]

@@ -1,4 +1,7 @@
-"""Packed params have the form that kernels read: int32, 1-D, max_seqlen a Python int, format thd; none if unpacked."""
+"""Packed params have the form that kernels read, and unpacked runs have none.
+
+Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from harness.judge.params import Wrong, form_problems, judged
 from harness.judge.places import Place, fold, reach
 from harness.words.outcomes import Finding, Lane
 
+_NAMES = {"max_seqlen_type": "type of max_seqlen"}
+
 
 def check(evidence: CellEvidence) -> list[Finding]:
     if not evidence.packed:
@@ -16,7 +21,8 @@ def check(evidence: CellEvidence) -> list[Finding]:
     known: dict[int, list[Wrong]] = {}
     for sighting, seen, _, _ in judged(evidence):
         if id(seen) not in known:
-            known[id(seen)] = form_problems(seen, evidence.cell.config.style)
+            device = evidence.records[sighting.place.rank].environment.get("torch_device")
+            known[id(seen)] = form_problems(seen, evidence.cell.config.style, device)
         for problem in known[id(seen)]:
             wrong.setdefault(problem.field, []).append((sighting.place, problem))
     return [_finding(field, places) for field, places in wrong.items()]
@@ -25,14 +31,15 @@ def check(evidence: CellEvidence) -> list[Finding]:
 def _finding(field: str, wrong: list[tuple[Place, Wrong]]) -> Finding:
     first, where = fold([place for place, _ in wrong])
     problem = next(problem for place, problem in wrong if place == first)
-    names = {"dtype": "cu_seqlens dtype", "shape": "cu_seqlens shape", "max_seqlen_type": "type of max_seqlen"}
+    name = f"{field} of {problem.tensor}" if problem.tensor else _NAMES.get(field, field)
+    more = sorted({item.tensor for place, item in wrong if place == first} - {problem.tensor, ""})
+    name += f" (and of {', '.join(more)})" if more else ""
     return Finding(
         lane=Lane.METADATA,
         check="params_form",
         fault_class=fault_classes.FORM,
-        message=f"{names.get(field, field)} is {problem.measured}, expected {problem.expected}, "
-        f"at {first}{reach(where)}",
-        where={**where, "field": field},
+        message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{reach(where)}",
+        where={**where, "field": field, **({"tensor": problem.tensor} if problem.tensor else {})},
         measured=problem.measured,
         bound=problem.expected,
     )

@@ -58,8 +58,10 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
                 yield Place(rank=rank, at=at, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)
     if not completed:
         return
+    ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
     for step in evidence.steps:
-        for micro_batch in range(len(evidence.plan[step][at.dp])):
+        # Of micro-batches that were not run, `micro_batch_count` tells.
+        for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
                 for layer in layout.layers(evidence.cell.config.model.layers, at.pp, chunk):
                     yield Place(

@@ -97,6 +97,56 @@ class CuSeqlensInt64(Fault):
         return replace(batch, params=with_offsets(batch.params, batch.params.cu_seqlens_q.long()))
 
 
+class KvOffsetsInt64(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=changed(batch.params, cu_seqlens_kv=batch.params.cu_seqlens_kv.long()))
+
+
+class CuSeqlensOnAnotherDevice(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        other = "cpu" if context.device.kind == "cuda" else "meta"  # a machine without GPUs has no other device
+        return replace(batch, params=changed(batch.params, cu_seqlens_q=batch.params.cu_seqlens_q.to(other)))
+
+
+def _filled_up(params: Any, value: int | None) -> Any:
+    """All offsets with three more entries: their last one, or the value."""
+    fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED if getattr(params, name) is not None}
+    more = {
+        name: offsets[-1:] if value is None else torch.full_like(offsets[-1:], value)
+        for name, offsets in fields.items()
+    }
+    return changed(params, **{name: torch.cat([fields[name], more[name].repeat(3)]) for name in fields})
+
+
+class GhostSegmentsAtTheEnd(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=_filled_up(batch.params, None))
+
+
+class CuSeqlensWithSentinels(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=_filled_up(batch.params, -1))
+
+
+class PaddedOffsetsCopied(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        copies = {name: getattr(batch.params, name).clone() for name in _PADDED}
+        return replace(batch, params=changed(batch.params, **copies))
+
+
+class MicroBatchCountsDifferOverDp(Fault):
+    def micro_batches(self, count: int, context: RankContext, step: int) -> int:
+        return count - 1 if context.place.dp == 1 else count
+
+
+class PaddedOffsetsRoundedDown(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        multiple, params = context.config.style.document_multiple, batch.params
+        down = params.cu_seqlens_q // multiple * multiple
+        down[-1] = params.cu_seqlens_q_padded[-1]  # the row stays as long as it is
+        return replace(batch, params=changed(params, **dict.fromkeys(_PADDED, down)))
+
+
 class DocumentBoundaryDroppedOnOneTpRank(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         params = batch.params

@@ -101,6 +101,7 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "pid": str(os.getpid()),
         "python": platform.python_version(),
         "device": device.kind if device.kind == "cpu" else torch.cuda.get_device_name(),
+        "torch_device": str(device.torch_device),
         "backend": device.backend,
         "attention": "harness reference attention",
         "dtype": config.dtype,

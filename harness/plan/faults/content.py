@@ -28,6 +28,18 @@ LAYOUT: tuple[FaultSpec, ...] = (
         deadline_s=HANG_DEADLINE_S,
     ),
     FaultSpec(
+        name="padded-offsets-rounded-down",
+        fault_class="layout",
+        summary="cu_seqlens_padded is rounded down to the alignment: documents have more tokens than slots",
+        modelled_on="B21: NVIDIA/TransformerEngine issue 1930, real lengths rounded down under context parallelism",
+        layout=_TP,
+        why="real and padded lengths differ when documents are padded for sequence parallel",
+        lane=Lane.METADATA,
+        checks=("params_agree_plan", "ended"),
+        where={"stage": 0, "ranks": [0, 1], "field": "cu_seqlens_q_padded"},
+        deadline_s=HANG_DEADLINE_S,
+    ),
+    FaultSpec(
         name="rope-by-real-offsets",
         fault_class="layout",
         summary="rotary positions restart at the real offsets; metadata is right, the model misuses it",

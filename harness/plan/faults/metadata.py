@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
 from harness.words.layout import Layout
-from harness.words.outcomes import Lane
+from harness.words.outcomes import Lane, Outcome
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
@@ -100,6 +100,73 @@ METADATA: tuple[FaultSpec, ...] = (
         lane=Lane.METADATA,
         checks=("params_form",),
         where={"field": "dtype", "stage": 0},
+    ),
+    FaultSpec(
+        name="kv-offsets-int64",
+        fault_class="metadata",
+        summary="cu_seqlens_kv is int64 while cu_seqlens_q is int32",
+        modelled_on="M13: Megatron-LM core/utils.py; each of the four offset tensors is handed to the kernel",
+        layout=_ONE,
+        why=_ANY_ONE,
+        lane=Lane.METADATA,
+        checks=("params_form",),
+        where={"field": "dtype", "tensor": "cu_seqlens_kv", "stage": 0},
+    ),
+    FaultSpec(
+        name="cu-seqlens-on-another-device",
+        fault_class="metadata",
+        summary="cu_seqlens stays on a device that is not the model's",
+        modelled_on="M19: DpBalancedScheduler wants CUDA tensors; kernels read offsets where the activations are",
+        layout=_ONE,
+        why=_ANY_ONE,
+        lane=Lane.METADATA,
+        checks=("params_form",),
+        where={"field": "device", "tensor": "cu_seqlens_q", "stage": 0},
+    ),
+    FaultSpec(
+        name="ghost-segments-at-the-end",
+        fault_class="metadata",
+        summary="cu_seqlens is filled up with its last value: attention runs over segments that no document has",
+        modelled_on="5.2: NVIDIA/Megatron-LM ce2cc40707, cu_seqlens padded with bin_size entries",
+        layout=_ONE,
+        why=_ANY_ONE,
+        lane=Lane.METADATA,
+        checks=("params_agree_plan",),
+        where={"field": "cu_seqlens_q", "stage": 0, "micro_batch": 0},
+    ),
+    FaultSpec(
+        name="cu-seqlens-with-sentinels",
+        fault_class="metadata",
+        summary="cu_seqlens ends in the -1 entries that fill a packed file's rows",
+        modelled_on="B8: NVIDIA-NeMo/Megatron-Bridge dec0532c1 (PR 4489), -1 sentinels passed to the partition",
+        layout=_ONE,
+        why=_ANY_ONE,
+        lane=Lane.METADATA,
+        checks=("params_agree_plan",),
+        where={"field": "cu_seqlens_q", "stage": 0, "micro_batch": 0},
+    ),
+    FaultSpec(
+        name="padded-offsets-copied",
+        fault_class="metadata",
+        summary="cu_seqlens_padded equals cu_seqlens but is another tensor: right numbers, a slower kernel",
+        modelled_on="F3: NVIDIA/TransformerEngine issue 3487, padded offsets compared by object",
+        layout=_ONE,
+        why="one rank that pads no document",
+        lane=Lane.METADATA,
+        outcome=Outcome.PASS,
+        checks=("params_identity",),
+        where={"field": "cu_seqlens_q_padded", "stage": 0, "ranks": [0]},
+    ),
+    FaultSpec(
+        name="micro-batch-counts-differ-over-dp",
+        fault_class="metadata",
+        summary="data-parallel replica 1 runs one micro-batch fewer: nothing hangs, its documents are not trained on",
+        modelled_on="E1: NVIDIA-NeMo/RL PR 748; M21: packs are made a multiple of dp",
+        layout=Layout(dp=2),
+        why="two replicas",
+        lane=Lane.METADATA,
+        checks=("micro_batch_count", "token_count"),
+        where={"dp": 1, "ranks": [1], "step": 0},
     ),
     FaultSpec(
         name="document-boundary-dropped-on-one-tp-rank",

@@ -19,4 +19,7 @@ def test_a_rank_that_runs_another_number_than_it_plans() -> None:
     evidence = evidence_for(config_of("sft", dp=2))
     [record] = at(evidence, dp=1)
     record.steps[0].micro_batches -= 1
-    assert place_of(the_only_finding(evidence, "micro_batch_count"), "dp", "step") == (1, 0)
+    finding = the_only_finding(evidence, "micro_batch_count")
+    assert place_of(finding, "dp", "step") == (1, 0)
+    right = len(evidence.plan[0][1])
+    assert f"replicas differ: replica 0 {right}, replica 1 {right - 1} or {right}" in finding.message

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.judge import fault_classes
+from harness.judge.params import ghosts, pairing
 from harness.words.records import SeenParams
 from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
 
@@ -64,7 +65,8 @@ def test_the_offsets_of_another_micro_batch_are_recognised() -> None:
 
     def stale(seen: SeenParams) -> None:
         seen.cu_seqlens_q = seen.cu_seqlens_kv = list(truth.cu_seqlens_q)
-        seen.shape = [len(truth.cu_seqlens_q)]
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            seen.forms[name].shape = [len(truth.cu_seqlens_q)]
 
     [record] = at(evidence, tp=1)
     alter_params(record, stale, micro_batch=1)
@@ -99,3 +101,51 @@ def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
     finding = the_only_finding(evidence, "params_agree_plan")
     assert (finding.where["ranks"], finding.where["field"], finding.measured) == ([3, 5], "cu_seqlens_q", None)
     assert finding.fault_class == fault_classes.MIDDLE_STAGES
+
+
+def _set(seen: SeenParams, values: dict[str, list[int]]) -> None:
+    for name, offsets in values.items():
+        setattr(seen, name, offsets)
+        seen.forms[name].shape = [len(offsets)]
+
+
+def test_empty_segments_that_no_document_has() -> None:
+    evidence = evidence_for(config_of("sft"))
+
+    def ghosts(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q
+        longer = seen.cu_seqlens_q + [seen.cu_seqlens_q[-1]] * 3
+        _set(seen, {"cu_seqlens_q": longer, "cu_seqlens_kv": longer})
+
+    alter_params(evidence.records[0], ghosts, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert "3 empty segments that no document has" in finding.message
+    assert finding.fault_class == fault_classes.GHOSTS
+
+
+def test_empty_segments_of_the_plan_are_no_ghosts() -> None:
+    offsets = [0, 3, 8, 8, 8]
+    assert ghosts(offsets, offsets) == 0
+    assert ghosts([*offsets, 8], offsets) == 1
+    assert ghosts([0, 3, 3, 8, 8, 8], offsets) == 1
+    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # wrong otherwise, which says more
+
+
+def test_a_segment_with_more_tokens_than_slots() -> None:
+    evidence = evidence_for(config_of("reference", tp=2))
+
+    def round_down(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q and seen.cu_seqlens_q_padded
+        down = [value // 2 * 2 for value in seen.cu_seqlens_q[:-1]] + seen.cu_seqlens_q_padded[-1:]
+        _set(seen, {"cu_seqlens_q_padded": down, "cu_seqlens_kv_padded": down})
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, round_down, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert finding.where["field"] == "cu_seqlens_q_padded"
+    assert "segment 0 has 1 real tokens in 0 slots" in finding.message
+
+
+def test_padded_offsets_of_another_count() -> None:
+    assert pairing([0, 3, 8], [0, 4, 8, 12]) == ["there are 2 real segments and 3 padded ones"]
+    assert pairing([0, 3, 8], [0, 4, 12]) == []

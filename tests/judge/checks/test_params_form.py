@@ -6,13 +6,12 @@ import pytest
 
 from harness.judge import fault_classes
 from harness.words.records import SeenParams
-from tests.judge.simulator import alter_params, at, config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("dtype", "torch.int64", "torch.int32"),
         ("max_seqlen_type", "Tensor", "int"),
         ("qkv_format", "sbhd", "thd"),
     ],
@@ -31,12 +30,50 @@ def test_wrong_type_or_format(field: str, value: Any, expected: Any) -> None:
     assert finding.fault_class == fault_classes.FORM
 
 
+@pytest.mark.parametrize("tensor", ["cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"])
+@pytest.mark.parametrize(
+    ("field", "value", "expected"), [("dtype", "torch.int64", "torch.int32"), ("device", "cuda:1", "cpu")]
+)
+def test_every_tensor_has_the_type_and_the_device_of_its_own(
+    tensor: str, field: str, value: str, expected: str
+) -> None:
+    evidence = evidence_for(config_of("reference", tp=2))
+
+    def change(seen: SeenParams) -> None:
+        setattr(seen.forms[tensor], field, value)
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, change, micro_batch=1)
+    finding = the_only_finding(evidence, "params_form")
+    assert place_of(finding, "tp", "micro_batch", "field", "tensor") == (1, 1, field, tensor)
+    assert (finding.measured, finding.bound) == (value, expected)
+    assert f"{field} of {tensor} is {value}, expected {expected}" in finding.message
+
+
+def test_the_device_of_a_rank_that_does_not_tell_its_own_is_not_judged() -> None:
+    evidence = evidence_for(config_of("reference"))
+    for record in evidence.records.values():
+        record.environment.clear()
+        for seen in record.packed_params:
+            seen.forms["cu_seqlens_q"].device = "cuda:3"
+    assert judge(evidence).findings == []
+
+
+def test_offsets_without_values_are_a_matter_of_their_device() -> None:
+    evidence = evidence_for(config_of("sft"))
+    for seen in evidence.records[0].packed_params:
+        seen.cu_seqlens_q = None
+        seen.forms["cu_seqlens_q"].device = "meta"
+    finding = the_only_finding(evidence, "params_form")
+    assert (finding.measured, finding.where["tensor"]) == ("meta", "cu_seqlens_q")
+
+
 def test_two_dimensional_offsets() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
 
     def unsqueeze(seen: SeenParams) -> None:
-        assert seen.shape
-        seen.shape = [1, *seen.shape]
+        for form in seen.forms.values():
+            form.shape = [1, *form.shape]
 
     [record] = at(evidence, tp=1)
     alter_params(record, unsqueeze)

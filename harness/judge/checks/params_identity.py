@@ -1,0 +1,39 @@
+"""Padded offsets that equal the plain ones are the same tensors; copies cost Transformer Engine its fast path.
+
+A warning: the numbers are right, the kernel is slower. Transformer Engine compares padded with plain offsets by object
+for q and for kv (DotProductAttention.forward); it never compares those of q with those of kv.
+"""
+
+from __future__ import annotations
+
+from harness.judge import fault_classes
+from harness.judge.evidence import CellEvidence
+from harness.judge.params import copied_padding, judged
+from harness.judge.places import fold, reach
+from harness.words.outcomes import Finding, Lane, Severity
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    known: dict[int, bool] = {}
+    places = []
+    for sighting, seen, _, problems in judged(evidence):
+        if id(seen) not in known:
+            known[id(seen)] = not problems and copied_padding(seen)
+        if known[id(seen)]:
+            places.append(sighting.place)
+    if not places:
+        return []
+    first, where = fold(places)
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="params_identity",
+            severity=Severity.WARNING,
+            fault_class=fault_classes.NOT_THE_SAME,
+            message=f"cu_seqlens_padded equals cu_seqlens but is another tensor, and pad_between_seqs is not set: "
+            f"Transformer Engine takes a slower kernel, at {first}{reach(where)}",
+            where={**where, "field": "cu_seqlens_q_padded"},
+            measured="equal, another tensor",
+            bound="the same tensor, or pad_between_seqs set",
+        )
+    ]
