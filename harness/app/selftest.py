@@ -153,7 +153,7 @@ def _cell(report: Report, name: str) -> ReportCell:
 
 
 def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
-    """The leading finding is of the right lane and check; the lane fails; beside wrong numbers metadata is right."""
+    """The leading finding is of the right lane and check; the lane fails; the lanes before it are right."""
     if not cell.findings:
         return ["no check has a finding"]
     first = cell.findings[0]
@@ -162,8 +162,10 @@ def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
         problems.append(f"the leading finding is {first.lane.value}: {first.check}")
     if spec.outcome is Outcome.FAIL and cell.lanes[spec.lane] is not LaneVerdict.FAIL:
         problems.append(f"lane {spec.lane.value} says {cell.lanes[spec.lane].value}")
-    if spec.lane is Lane.NUMERICS and cell.lanes[Lane.METADATA] is not LaneVerdict.PASS:
-        problems.append(f"lane metadata says {cell.lanes[Lane.METADATA].value}, though the metadata is right")
+    right = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
+    for lane in right[spec.lane]:
+        if cell.lanes[lane] is not LaneVerdict.PASS:
+            problems.append(f"lane {lane.value} says {cell.lanes[lane].value}, though the {lane.value} is right")
     return problems
 
 

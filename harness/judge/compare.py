@@ -46,4 +46,5 @@ def beyond(measured: float, bound: Bound) -> bool:
 
 def bound_text(bound: Bound) -> str:
     side = "" if bound.direction == "either" else f", {bound.direction} the reference only"
-    return f"{bound.value:.3g} {bound.unit}{side} ({bound.origin})"
+    unit = "times" if bound.unit == "factor" else bound.unit
+    return f"{bound.value:.3g} {unit}{side} ({bound.origin})"

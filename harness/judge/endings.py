@@ -12,8 +12,8 @@ from harness.words.layout import Coordinates, Layout
 from harness.words.legs import LEG_NAMES
 from harness.words.records import CellResult, Failure, Progress, RankEnding, RankRecord
 
-LEGS = ("start", "metadata", "training", *LEG_NAMES, "end")
-TRAINED = ("training", *LEG_NAMES)  # legs that use the model, once the metadata leg is through
+LEGS = ("start", "metadata", "training", *LEG_NAMES, "timing", "end")
+TRAINED = ("training", *LEG_NAMES, "timing")  # legs that use the model, once the metadata leg is through
 PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done")
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)

@@ -54,8 +54,7 @@ def _judge_all(plan: RunPlan, evidence: Mapping[str, CellEvidence], today: str) 
     verdicts: dict[str, CellVerdict] = {}
     for cell in sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None):
         known = verdicts.get(cell.reference) if cell.reference else None
-        outcome = known.outcome if known else None
-        verdicts[cell.id] = judge_cell(evidence[cell.id], today=today, reference_outcome=outcome)
+        verdicts[cell.id] = judge_cell(evidence[cell.id], today=today, reference=known)
     return verdicts
 
 

@@ -24,10 +24,10 @@ class CellVerdict(NamedTuple):
     usable: bool = True  # False: the records are absent, or not to be read
 
 
-def judge_cell(evidence: CellEvidence, *, today: str, reference_outcome: Outcome | None = None) -> CellVerdict:
+def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | None = None) -> CellVerdict:
     """Judge one cell. `today` is an ISO date, for the expiry of xfail entries.
 
-    `reference_outcome` is the outcome of the cell's reference when the caller knows it already; else it is judged here.
+    `reference` is the verdict on the cell's reference when the caller knows it already; else it is judged here.
     """
     result = evidence.result
     if result is not None and result.status == "rejected":
@@ -37,7 +37,7 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference_outcome: Outcome
     problem = _unusable(evidence) or wrong_code(evidence.stack, evidence.records)
     if problem:
         return CellVerdict(Outcome.ERROR, _skipped(), [], problem, usable=False)
-    no_reference = _reference_problem(evidence, today, reference_outcome)
+    no_reference = _reference_problem(evidence, today, reference)
     findings = _findings(evidence, with_reference=not no_reference)
     lanes = _lanes(evidence, findings, bool(no_reference))
     outcome, reason = _outcome(evidence, lanes, no_reference)
@@ -79,16 +79,23 @@ def _record_problem(evidence: CellEvidence, rank: int, record: RankRecord) -> st
     return ""
 
 
-def _reference_problem(evidence: CellEvidence, today: str, known: Outcome | None) -> str:
+def _reference_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:
     """Why there is no reference to compare with; empty when there is one or the cell is the reference."""
     if evidence.cell.reference is None:
         return ""
     if evidence.reference is None:
         return f"reference cell {evidence.cell.reference} is not in the run"
-    outcome = known or judge_cell(evidence.reference, today=today).outcome
-    if outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS):
+    verdict = known or judge_cell(evidence.reference, today=today)
+    if verdict.outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS) or _only_slow(verdict):
         return ""
-    return f"reference cell {evidence.cell.reference} did not pass ({outcome.value}), so numerics cannot be compared"
+    outcome = verdict.outcome.value
+    return f"reference cell {evidence.cell.reference} did not pass ({outcome}), so numerics cannot be compared"
+
+
+def _only_slow(verdict: CellVerdict) -> bool:
+    """Its numbers are right, whatever its times."""
+    numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
+    return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
 
 
 def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
@@ -101,14 +108,16 @@ def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
 
 def _led_by_root(findings: list[Finding]) -> list[Finding]:
     """Root first: metadata, then numbers in order of steps (a wrong gradient moves all later losses), those of canary
-    legs, then warnings.
+    legs, then times, then warnings.
 
     Numbers that differ take the class of the first finding, being its effect; hangs and crashes keep their own.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
+    slow = [finding for finding in errors if finding.lane is Lane.THROUGHPUT]
+    errors = [finding for finding in errors if finding.lane is not Lane.THROUGHPUT]
     if not errors:
-        return warnings
+        return slow + warnings
     metadata = [finding for finding in errors if finding.lane is Lane.METADATA]
     numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
     numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, int(finding.where.get("step", 0))))
@@ -117,15 +126,16 @@ def _led_by_root(findings: list[Finding]) -> list[Finding]:
     numerics = [
         item if item.fault_class in own or root in own else replace(item, fault_class=root) for item in numerics
     ]
-    return metadata + numerics + warnings
+    return metadata + numerics + slow + warnings
 
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     through = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
     whole = evidence.cause is None and not no_reference
-    lanes = _skipped()  # throughput is measured, not judged
-    for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole)):
+    timed = evidence.cause is None and any(record.timings for record in evidence.records.values())
+    lanes = _skipped()
+    for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole), (Lane.THROUGHPUT, timed)):
         if lane in failed:
             lanes[lane] = LaneVerdict.FAIL
         elif complete:
@@ -148,6 +158,8 @@ def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_referenc
         return Outcome.ERROR, no_reference
     if result is not None and result.status != "completed":
         return Outcome.ERROR, f"every rank completed, but the attempt is {result.status}: {result.reason}"
+    if lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL:
+        return Outcome.FAIL, ""
     if evidence.retried:
         return Outcome.FLAKY, "passed only on a retry"
     return Outcome.PASS, ""

@@ -39,6 +39,7 @@ from harness.words.errors import InputError
 from harness.words.packing_options import PackingOptions
 from harness.words.run_plan import XFail
 from harness.words.stack import DEFAULT, Stack
+from harness.words.timing import TimingConfig
 from harness.words.tolerances import ToleranceOverrides
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
@@ -75,6 +76,7 @@ class Matrix:
     launch: Launch
     tolerances: ToleranceOverrides
     canaries: tuple[str, ...]
+    timing: TimingConfig
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     cluster: str = "local"  # a profile's name or path
@@ -118,8 +120,9 @@ def load(
         axes=axes,
         constraints=constraints,
         launch=Launch(**launch.model_dump()),
-        tolerances=ToleranceOverrides(numerics=dict(checks.numerics)),
+        tolerances=ToleranceOverrides(numerics=dict(checks.numerics), throughput=checks.throughput.bounds()),
         canaries=tuple(checks.canaries),
+        timing=checks.throughput.timing(),
         xfail=xfail,
         values=values,
         cluster=top.get("cluster", "local"),
@@ -280,7 +283,20 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": dict(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
+    result["checks"]["throughput"] = _resolved_throughput(matrix)
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
+    return result
+
+
+def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
+    bounds, timing = matrix.tolerances.throughput, matrix.timing
+    result: dict[str, Any] = {"rounds": timing.rounds}
+    if "segment_slope" in bounds:
+        names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
+        result["segment_slope"] = {key: bounds[name] for key, name in names.items()}
+        result["segment_slope"]["documents"] = list(timing.documents)
+    if "packed_slower" in bounds:
+        result["packed_slower"] = {"bound": bounds["packed_slower"]}
     return result
 
 

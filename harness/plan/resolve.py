@@ -17,6 +17,7 @@ from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import UNPACKED
 from harness.words.stack import DEFAULT
+from harness.words.timing import NOT_TIMED
 
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
 _OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
@@ -75,6 +76,7 @@ class Resolver:
             variant=variant,
             deadline_s=self.matrix.launch.deadline_s,
             canaries=self.matrix.canaries,
+            timing=NOT_TIMED if values["packing"] in UNPACKED else self.matrix.timing,
         )
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
@@ -140,5 +142,6 @@ def reference_config(config: CellConfig, attention: str) -> CellConfig:
         micro_batch_size=1,
         attention=attention,
         options=PackingOptions(),
+        timing=NOT_TIMED,
         fault=None,
     )

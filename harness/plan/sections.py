@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.plan.section import SAFE_NAME, Section, one_of
 from harness.plan.stacks import StackLayer
+from harness.plan.throughput_section import ThroughputSection
 from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, ModelConfig, TrainConfig
 from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
@@ -217,6 +218,9 @@ class ChecksSection(Section):
 
     numerics: dict[BoundName, Bound] = Field(
         default_factory=dict, description="Name of a bound -> largest allowed distance."
+    )
+    throughput: ThroughputSection = Field(
+        default_factory=ThroughputSection, description="What the throughput lane times and judges."
     )
 
 

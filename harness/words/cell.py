@@ -15,6 +15,7 @@ from harness.words.packing import MicroBatch, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.packing_style import PackingStyle, packing_style
 from harness.words.stack import DEFAULT
+from harness.words.timing import NOT_TIMED, TimingConfig
 
 FORBIDDEN = (  # cases of the data path `rules`
     "offline-micro-batch-2",
@@ -86,6 +87,7 @@ class CellConfig:
     variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
+    timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
 
     @property
@@ -147,6 +149,7 @@ def cell_id(config: CellConfig) -> str:
         config.fault,
     )
     rest += (config.forbidden,) if config.forbidden else ()
+    rest += (config.timing,) if config.timing.asked else ()
     digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"
 

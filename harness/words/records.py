@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.words.layout import Coordinates
 from harness.words.outcomes import Rejection
+from harness.words.timing import Timed
 
 SCHEMA_VERSION = 1
 
@@ -183,7 +184,7 @@ class Failure:
 class Progress:
     """Where a rank is: the last thing it said before it ended."""
 
-    leg: str = "start"  # start | metadata | training | a canary leg | end
+    leg: str = "start"  # start | metadata | training | a canary leg | timing | end
     step: int = 0
     micro_batch: int = 0
     phase: str = "setup"  # setup | start (of a step) | fetch | forward | backward | reduce | optimizer | done
@@ -209,7 +210,9 @@ class RankRecord:
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
-    peak_memory_bytes: int = 0
+    timings: list[Timed] = field(default_factory=list)  # of the timing leg
+    untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
+    peak_memory_bytes: int = 0  # before the timing leg
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 

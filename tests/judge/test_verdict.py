@@ -246,9 +246,11 @@ def test_a_pass_on_a_retry_is_flaky() -> None:
     assert judge(evidence).outcome is Outcome.FLAKY
 
 
-def test_the_caller_may_know_the_outcome_of_the_reference() -> None:
+def test_the_caller_may_know_the_verdict_on_the_reference() -> None:
     evidence = evidence_for(config_of("sft"))
-    verdict = judge_cell(evidence, today="2026-01-01", reference_outcome=Outcome.FAIL)
+    assert evidence.reference is not None
+    known = judge(evidence.reference)._replace(outcome=Outcome.FAIL)
+    verdict = judge_cell(evidence, today="2026-01-01", reference=known)
     assert verdict.outcome is Outcome.ERROR
 
 

@@ -11,6 +11,7 @@ from harness.words.documents import DocumentsConfig
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
+from harness.words.timing import TimingConfig
 
 CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
 
@@ -62,6 +63,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "options": PackingOptions(metadata=True),
         "fault": "leak",
         "forbidden": "cp-mean-loss",
+        "timing": TimingConfig(unpacked=True),
     }
     assert cell_id(replace(CELL, **{name: changed[name]}))[-8:] != cell_id(CELL)[-8:]
 

@@ -1,4 +1,4 @@
-"""The checks, in the order in which their findings tell most: metadata before numerics, root before consequence."""
+"""The checks, in the order in which their findings tell most: lane by lane, root before consequence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.judge.checks import (
     finiteness,
     grad_norm,
     micro_batch_count,
+    packed_slower,
     parameter_gradients,
     params_agree_plan,
     params_agree_ranks,
@@ -22,6 +23,7 @@ from harness.judge.checks import (
     refused,
     repeated_document,
     replica_gradients,
+    segment_slope,
     step_loss,
     token_count,
     tokens_placed,
@@ -59,4 +61,6 @@ CHECKS: tuple[Check, ...] = (
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
     Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check, needs_reference=True),
     Check("grad_norm", Lane.NUMERICS, grad_norm.check, needs_reference=True),
+    Check("segment_slope", Lane.THROUGHPUT, segment_slope.check),
+    Check("packed_slower", Lane.THROUGHPUT, packed_slower.check),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.node.faults import content, endings, metadata, model, numerics
+from harness.node.faults import content, endings, metadata, model, numerics, slow
 from harness.node.faults.seams import Fault
 
 FAULTS: dict[str, type[Fault]] = {
@@ -62,4 +62,6 @@ FAULTS: dict[str, type[Fault]] = {
     "native-crash-in-a-kernel": endings.NativeCrashInAKernel,
     "static-pipeline-shapes": endings.StaticPipelineShapes,
     "rank-killed-from-outside": endings.RankKilledFromOutside,
+    "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
+    "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
 }

@@ -1,4 +1,4 @@
-"""The probe of one rank: set up, metadata leg, training leg, canary legs."""
+"""The probe of one rank: set up, metadata leg, training leg, canary legs, timing leg."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from harness.node.probe.canaries import CanaryLegs
 from harness.node.probe.imports import import_proof
 from harness.node.probe.metadata import metadata_leg
 from harness.node.probe.passes import Passes
+from harness.node.probe.timing import TimingLeg
 from harness.node.probe.training import TrainingLeg
 from harness.node.probe.weights import initialize
 from harness.node.recorder import Recorder
@@ -56,8 +57,9 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
     canaries.run()
-    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.record.peak_memory_bytes = peak_memory_bytes(device)
+    TimingLeg(training.passes).run()
+    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.progress("end", config.train.steps, 0, "done")
 
 

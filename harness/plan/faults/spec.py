@@ -9,6 +9,7 @@ from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane, Outcome
+from harness.words.timing import NOT_TIMED, TimingConfig
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
 MODEL = ModelConfig(layers=6)
@@ -23,7 +24,8 @@ class FaultSpec:
     """One fault of the self-test. harness/node/faults has its injection under the same name.
 
     It is caught when the outcome is as said, the leading finding is in `lane`, of the first of `checks` and has all
-    of `where`, and each of the other checks has a finding. Beside a numerics fault the metadata lane must pass.
+    of `where`, and each of the other checks has a finding. Beside a numerics fault the metadata lane must pass, beside
+    a throughput fault both others.
     """
 
     name: str
@@ -41,6 +43,7 @@ class FaultSpec:
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
     deadline_s: float = DEADLINE_S
+    timing: TimingConfig = NOT_TIMED
 
     def _config(self, *, layout: Layout, data_path: str, **more: Any) -> CellConfig:
         train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
@@ -56,6 +59,7 @@ class FaultSpec:
             data_path=self.data_path,
             micro_batch_size=self.micro_batch_size,
             deadline_s=self.deadline_s,
+            timing=self.timing,
             fault=self.name,
         )
 
@@ -67,6 +71,7 @@ class FaultSpec:
             data_path=self.data_path,
             micro_batch_size=self.micro_batch_size,
             deadline_s=DEADLINE_S,
+            timing=self.timing,
         )
 
     @property
@@ -75,4 +80,4 @@ class FaultSpec:
         return self._config(layout=Layout(), data_path="unpacked", deadline_s=DEADLINE_S)
 
 
-CLASSES = ("metadata", "layout", "content", "leak", "normalisation", "hang", "crash", "infrastructure")
+CLASSES = ("metadata", "layout", "content", "leak", "normalisation", "hang", "crash", "infrastructure", "throughput")

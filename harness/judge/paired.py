@@ -1,0 +1,72 @@
+"""Paired ratios of times: how large, within what interval, and whether that is beyond a bound.
+
+Times are never compared on their own. What is compared ran next to each other, round by round, and the ratio of each
+round is one sample. The interval is the one of the sign test: between order statistics of the samples, exact for any
+distribution of independent noise, and untouched by how far outliers lie. Ratios are dimensionless.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEVEL = 0.01  # one-sided: the chance that an end of the interval lies beyond the true median
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRatio:
+    """`low` and `high` each miss the true median with a chance of at most LEVEL; 0 and infinity: too few rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    def above(self, bound: float) -> bool:
+        """Beyond the bound in size and significantly so: the whole interval lies above it."""
+        return self.low > bound
+
+    def verdict(self, bound: float) -> str:
+        """slower | faster | no difference, of a time over its base; `bound` > 1 is the smallest that counts."""
+        if self.above(bound):
+            return "slower"
+        return "faster" if self.high < 1 / bound else "no difference"
+
+
+def paired_ratio(times: Sequence[float], base: Sequence[float], *, level: float = LEVEL) -> PairedRatio | None:
+    """Ratio of times to the base's of the same rounds; None without a round in which both are positive and finite."""
+    ratios = sorted(one / other for one, other in zip(times, base) if _usable(one) and _usable(other))
+    if not ratios:
+        return None
+    outside = _outside(len(ratios), level)
+    return PairedRatio(
+        median=statistics.median(ratios),
+        low=ratios[outside - 1] if outside else 0.0,
+        high=ratios[-outside] if outside else math.inf,
+        rounds=len(ratios),
+    )
+
+
+def _usable(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0
+
+
+def _outside(rounds: int, level: float) -> int:
+    """The largest k for which the k-th smallest of `rounds` samples exceeds the median with a chance <= level.
+
+    That is the chance of fewer than k heads in `rounds` throws of a coin; 0 when even one is too many.
+    """
+    chance, k = 0.0, 0
+    while k <= rounds:
+        chance += math.comb(rounds, k) / 2.0**rounds
+        if chance > level:
+            break
+        k += 1
+    return k
+
+
+def ratio_text(ratio: PairedRatio) -> str:
+    """3.1 times (2.9 to 3.4 in 7 rounds)."""
+    return f"{ratio.median:.3g} times ({ratio.low:.3g} to {ratio.high:.3g} in {ratio.rounds} rounds)"

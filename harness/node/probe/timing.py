@@ -1,0 +1,176 @@
+"""Timing leg: loads that only time tells apart, in turn and round after round; nothing but seconds is recorded.
+
+It comes last, after everything else is recorded, and takes the probe's own hooks off the model, since they cost time
+for each document. What is timed is the code under test on batches that were fetched before.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, DataPath
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device import Device, synchronize
+from harness.node.probe.model import DTYPES, transformer_config
+from harness.node.probe.passes import Passes
+from harness.node.probe.rotary import rotary_load
+from harness.node.probe.truth import StepTruth
+from harness.words.cell import CellConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.packing import row_multiple
+from harness.words.packing_options import DEFAULT_OPTIONS
+from harness.words.timing import NOT_TIMED, Timed, rotary_tokens, step_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """`run` is None on ranks that have no part in it."""
+
+    name: str
+    documents: int
+    run: Callable[[], None] | None
+
+
+class TimingLeg:
+    """Owns the loads of a cell."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.chunks, self.path = passes.chunks, passes.path
+        self.context, self.recorder = passes.context, passes.recorder
+
+    def run(self) -> None:
+        """Time every load `rounds` times, after one round that warms up and is not recorded. Collective."""
+        timing = self.context.config.timing
+        if not timing.asked:
+            return
+        self.recorder.progress("timing", 0, 0, "start")
+        for chunk in self.chunks:
+            _take_hooks_off(chunk)
+        loads = [*self._slope(), *self._packing()]
+        gc.collect()
+        gc.disable()  # else a collection falls into some load or other
+        try:
+            for number in range(-1, timing.rounds):
+                self.recorder.progress("timing", max(number, 0), 0, "forward")
+                for load in loads if number % 2 else reversed(loads):
+                    seconds = self._seconds(load)
+                    if number >= 0 and seconds is not None:
+                        self.recorder.record.timings.append(
+                            Timed(load=load.name, documents=load.documents, round=number, seconds=seconds)
+                        )
+        finally:
+            gc.enable()
+        self.recorder.flush()
+
+    def _seconds(self, load: Load) -> float | None:
+        device = self.context.device
+        synchronize(device)
+        dist.barrier()
+        if load.run is None:
+            return None
+        begin = _clock(device)
+        load.run()
+        synchronize(device)
+        return _clock(device) - begin
+
+    def _slope(self) -> Iterator[Load]:
+        """Packs of the same tokens in more and more documents; the rotary function alone on one rank only."""
+        config, device = self.context.config, self.context.device.torch_device
+        if not config.timing.documents:
+            return
+        upstream, tokens = transformer_config(config), rotary_tokens(config.timing, config.layout)
+        for documents in config.timing.documents:
+            alone = None
+            if self.context.is_rank_zero:
+                alone = rotary_load(upstream, documents, tokens, device, DTYPES[config.dtype])
+            yield Load(name="rotary", documents=documents, run=alone)
+        for documents in config.timing.documents:
+            yield self._pass("step", documents, slope_config(config, documents))
+
+    def _packing(self) -> Iterator[Load]:
+        """The documents of step 0 as the data path packs them, and one per row in the same layout."""
+        config = self.context.config
+        if not config.timing.unpacked:
+            return
+        unpacked = replace(config, data_path="unpacked", options=DEFAULT_OPTIONS, timing=NOT_TIMED)
+        try:
+            unpacked.micro_batches(0)
+        except ValueError as error:
+            self.recorder.record.untimed["unpacked"] = str(error)
+            return
+        yield self._pass("packed", 0, config, self.path)
+        yield self._pass("unpacked", 0, unpacked)
+
+    def _pass(self, name: str, documents: int, config: CellConfig, path: DataPath | None = None) -> Load:
+        """Forward and backward over the micro-batches of step 0 of `config`, fetched now."""
+        path = path or DATA_PATHS[config.data_path](replace(self.context, config=config))
+        truth = StepTruth(config, 0, self.context.place.dp)
+        batches = []
+        for chunk in range(len(self.chunks)):
+            iterator = path.iterator(truth, chunk)
+            batches.append([path.fetch(iterator, chunk) for _ in truth.plans])
+        return Load(name=name, documents=documents, run=partial(self._forward_backward, config, batches))
+
+    def _forward_backward(self, config: CellConfig, batches: list[list[Batch]]) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        iterators = [iter(own) for own in batches]
+        get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=len(batches[0]),
+            seq_length=config.train.seq_length,
+            micro_batch_size=config.micro_batch_size,
+            forward_only=False,
+        )
+
+
+def slope_config(config: CellConfig, documents: int) -> CellConfig:
+    """The cell with other documents: packs of `documents` equal ones, as few packs as the layout allows."""
+    tokens = step_tokens(config.timing, config.layout)
+    packs = row_multiple(config.layout, 1)
+    return replace(
+        config,
+        data_path="reference",
+        micro_batch_size=1,
+        options=DEFAULT_OPTIONS,
+        train=replace(config.train, seq_length=tokens, global_batch=documents * packs),
+        documents=DocumentsConfig(mode="file", lengths=(tokens // documents,)),
+        timing=NOT_TIMED,
+    )
+
+
+def _forward_step(iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
+    """Megatron's forward_step_func, as in the training leg but for the records."""
+    batch = next(iterator)
+    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
+    return output, partial(_loss, batch)
+
+
+def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    assert batch.loss_mask is not None
+    loss, tokens = (output.float() * batch.loss_mask.float()).sum(), batch.loss_mask.sum().to(torch.int)
+    return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
+
+
+def _clock(device: Device) -> float:
+    """Seconds; on a CPU those that its ranks computed, since other processes may share it and gloo sleeps in waits."""
+    return time.perf_counter() if device.kind == "cuda" else time.process_time()
+
+
+def _take_hooks_off(chunk: Any) -> None:
+    """Forward hooks are the probe's: Megatron's own work by hooks of autograd."""
+    for module in chunk.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()

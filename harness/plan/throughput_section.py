@@ -1,0 +1,81 @@
+"""`checks.throughput` of a matrix file: what is timed and judged. What it does not name is measured and shown only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from harness.plan.section import Section
+from harness.words.timing import DOCUMENTS, ROUNDS, TimingConfig
+from harness.words.tolerances import DEFAULTS
+
+MOST_DOCUMENTS = 1024
+_DEFAULT = DEFAULTS["fp32"]
+_Bound = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+
+
+def _dividing(values: list[int]) -> list[int]:
+    """So that packs of the same length hold them all, in documents of equal length."""
+    if values != sorted(set(values)):
+        raise ValueError("must rise")
+    if any(values[-1] % value for value in values):
+        raise ValueError(f"each must divide the last, {values[-1]}")
+    return values
+
+
+class SlopeSection(Section):
+    """Time over the number of documents in a pack, at a fixed number of tokens."""
+
+    bound: _Bound = Field(
+        default=_DEFAULT.segment_slope.value,
+        description="Largest factor of time of the whole step, most documents over fewest.",
+    )
+    rotary_bound: _Bound = Field(
+        default=_DEFAULT.rotary_slope.value, description="The same of the stack's rotary function alone."
+    )
+    documents: Annotated[
+        list[Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]], Field(min_length=2), AfterValidator(_dividing)
+    ] = Field(default=list(DOCUMENTS), description="Documents per pack.")
+
+
+class PackedSlowerSection(Section):
+    """Packed against unpacked, over the same documents."""
+
+    bound: _Bound = Field(
+        default=_DEFAULT.packed_slower.value, description="Largest factor of time, packed over unpacked."
+    )
+
+
+def _switch(value: Any) -> Any:
+    """`true` asks for the defaults, `false` for nothing."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+def _switched(section: type[Section]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"type": "boolean"}, section.model_json_schema()]})
+
+
+class ThroughputSection(Section):
+    """Checks of the throughput lane: `true`, or a mapping of what differs from the defaults."""
+
+    segment_slope: Annotated[SlopeSection | None, BeforeValidator(_switch), _switched(SlopeSection)] = Field(
+        default=None, description="Time of packs with few and with many documents."
+    )
+    packed_slower: Annotated[PackedSlowerSection | None, BeforeValidator(_switch), _switched(PackedSlowerSection)] = (
+        Field(default=None, description="The documents of a step packed, and one per row.")
+    )
+    rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
+        default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
+    )
+
+    def timing(self) -> TimingConfig:
+        """What the packed cells of the matrix time."""
+        documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
+        return TimingConfig(documents=documents, unpacked=self.packed_slower is not None, rounds=self.rounds)
+
+    def bounds(self) -> dict[str, float]:
+        """Bound -> value, of the checks that are asked for."""
+        slope, packed = self.segment_slope, self.packed_slower
+        asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
+        return asked | ({"packed_slower": packed.bound} if packed else {})

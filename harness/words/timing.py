@@ -1,0 +1,62 @@
+"""What the timing leg of a cell measures, and the samples that it leaves.
+
+The leg runs its loads in turn, round after round, each round in the other direction: so loads are compared pair by
+pair, each with its neighbour in time, and a machine that slows down does not favour one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.words.layout import Layout
+
+DOCUMENTS = (4, 16, 64, 256)  # per pack, of the segment slope
+ROUNDS = 7  # the fewest in which a one-sided sign test can reach 1 %: 1 / 2^7
+ROTARY_TOKENS = 4096  # about, of one call of the rotary function, over all context ranks
+STEP_TOKENS = 1024  # about, of one pack that goes through the model
+ROTARY_HEADS, ROTARY_SIZE = 4, 64  # heads, and elements of a head
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig:
+    """What is timed. The default is nothing, and costs nothing."""
+
+    documents: tuple[int, ...] = ()  # per pack, ascending: the loads of the segment slope
+    unpacked: bool = False  # the step's documents as the data path packs them, and one per row
+    rounds: int = ROUNDS
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.documents) or self.unpacked
+
+
+NOT_TIMED = TimingConfig()
+
+
+@dataclass(kw_only=True)
+class Timed:
+    """One load in one round on one rank.
+
+    Loads: `rotary` (the stack's function alone), `step` (forward and backward of the whole model), both over packs of
+    `documents`; `packed` and `unpacked` (forward and backward over the documents of step 0, `documents` is 0).
+    """
+
+    load: str
+    documents: int
+    round: int
+    seconds: float  # of the processor on a CPU, where other processes share it; of the wall clock on a GPU
+
+
+def step_tokens(timing: TimingConfig, layout: Layout) -> int:
+    """Tokens of a pack in the `step` loads."""
+    return _near(STEP_TOKENS, timing.documents[-1] * layout.alignment)
+
+
+def rotary_tokens(timing: TimingConfig, layout: Layout) -> int:
+    """Tokens of a call in the `rotary` loads."""
+    return _near(ROTARY_TOKENS, timing.documents[-1] * layout.alignment)
+
+
+def _near(tokens: int, unit: int) -> int:
+    """The multiple of `unit` next to `tokens`: most documents of equal, aligned lengths fill it, and fewer do too."""
+    return unit * max(round(tokens / unit), 1)

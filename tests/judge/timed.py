@@ -1,0 +1,32 @@
+"""Evidence of a cell with a timing leg, of invented but noisy times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from harness.judge.evidence import CellEvidence
+from harness.judge.timings import Load
+from harness.words.timing import Timed, TimingConfig
+from tests.judge.simulator import config_of, evidence_for
+
+TIMING = TimingConfig(documents=(4, 16, 64, 256), unpacked=True)
+
+
+def timed(seconds: Mapping[Load, float], *, jitter: float = 0.1, rounds: int = 7, **layout: int) -> CellEvidence:
+    """Every rank needs about so long for each load, every round a little differently."""
+    evidence = evidence_for(replace(config_of("reference", **layout), timing=TIMING))
+    generator = random.Random(3)
+    for record in evidence.records.values():
+        record.timings = [
+            Timed(load=name, documents=documents, round=number, seconds=median * generator.lognormvariate(0, jitter))
+            for number in range(rounds)
+            for (name, documents), median in seconds.items()
+        ]
+    return evidence
+
+
+def slope(part: str, most: float, least: float = 0.1) -> dict[Load, float]:
+    """Seconds that rise from `least` with 4 documents to `most` with 256."""
+    return {(part, documents): least + (most - least) * (documents - 4) / 252 for documents in TIMING.documents}
