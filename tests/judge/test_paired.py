@@ -42,7 +42,9 @@ def test_the_same_distribution_is_never_beyond_a_bound_of_a_tenth_in_a_thousand_
 
 def test_a_shift_of_three_tenths_is_caught_beyond_a_bound_of_a_tenth() -> None:
     generator, repeats = random.Random(2), 300
-    shifted = [ratio(noisy(generator, 21, shift=1.3, burst=0.1), noisy(generator, 21, burst=0.1)) for _ in range(repeats)]
+    shifted = [
+        ratio(noisy(generator, 21, shift=1.3, burst=0.1), noisy(generator, 21, burst=0.1)) for _ in range(repeats)
+    ]
     assert sum(item.verdict(1.1) == "slower" for item in shifted) > 0.9 * repeats
     assert sum(abs(item.median / 1.3 - 1) < 0.1 for item in shifted) > 0.9 * repeats
 
