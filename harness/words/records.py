@@ -66,6 +66,17 @@ class BatchSeen:
 
 
 @dataclass(kw_only=True)
+class WorkloadSeen:
+    """The work of a step as the data path counted it when it made the step's iterators (words/workload.py)."""
+
+    leg: str
+    step: int
+    micro_batches: float
+    tokens: float
+    squares: float
+
+
+@dataclass(kw_only=True)
 class Refusal:
     """What an upstream validator said to a forbidden combination, and to the nearest allowed one."""
 
@@ -202,6 +213,7 @@ class RankRecord:
     stand_ins: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
+    workloads: list[WorkloadSeen] = field(default_factory=list)  # of data paths that count the work of a step
     packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
     batches: list[BatchSeen] = field(default_factory=list)
     refusal: Refusal | None = None  # of the data path `rules`

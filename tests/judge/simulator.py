@@ -34,8 +34,10 @@ from harness.words.records import (
     TensorForm,
     TensorSeen,
     TokenLoss,
+    WorkloadSeen,
 )
 from harness.words.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
+from harness.words.workload import workload
 
 MODEL = ModelConfig(layers=4)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
@@ -116,6 +118,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     for step in range(config.train.steps):
         batches = config.micro_batches(step)[place.dp]
         record.micro_batches.append(len(batches))
+        record.workloads += _workloads(config, place, step)
         indices = [_params(record, batch.params()) for batch in batches]
         if step == 0:
             record.batches += _batches(config, place, batches, indices)
@@ -129,6 +132,16 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     record.parameters = _parameters(config, place)
     record.activations = _activations(config, place)
     return record
+
+
+def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[WorkloadSeen]:
+    """What the data paths that count the work of a step report: step 0 in two legs."""
+    if config.data_path not in ("reference", "scheduler"):
+        return []
+    work = workload(config.micro_batches(step), place.dp)
+    legs = ("metadata", "training") if step == 0 else ("training",)
+    counts = {"micro_batches": work.micro_batches, "tokens": work.tokens, "squares": work.squares}
+    return [WorkloadSeen(leg=leg, step=step, **counts) for leg in legs]
 
 
 def _params(record: RankRecord, truth: PackedParams | None) -> int | None:

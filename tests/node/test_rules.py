@@ -23,7 +23,7 @@ def test_the_allowed_and_the_forbidden_combination_are_put_and_a_refusal_is_told
         if forbidden:
             sys.exit("no such row")
 
-    case = Asked(put, "row", "a validator")
+    case = Asked(put, "row", "a validator", ())
     assert _ask(case, False, tmp_path) == (None, None)
     assert _ask(case, True, tmp_path) == ("no such row", "SystemExit")
 

@@ -27,6 +27,7 @@ from harness.judge.checks import (
     step_loss,
     token_count,
     tokens_placed,
+    workload,
 )
 from harness.judge.evidence import CellEvidence
 from harness.words.outcomes import Finding, Lane
@@ -49,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     Check("params_identity", Lane.METADATA, params_identity.check),
     Check("tokens_placed", Lane.METADATA, tokens_placed.check),
     Check("micro_batch_count", Lane.METADATA, micro_batch_count.check),
+    Check("workload", Lane.METADATA, workload.check),
     Check("refused", Lane.METADATA, refused.check),
     Check("completeness", Lane.METADATA, completeness.check),
     Check("ended", Lane.NUMERICS, ended.check),

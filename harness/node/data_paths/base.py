@@ -53,7 +53,10 @@ class RankContext:
 
 
 class DataPath(Protocol):
-    """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order."""
+    """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
+
+    A path that counts the work of a step keeps it as `workload` (words/workload.py) when chunk 0 asks for its iterator.
+    """
 
     def __init__(self, context: RankContext) -> None: ...
 

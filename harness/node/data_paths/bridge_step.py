@@ -18,11 +18,15 @@ from harness.node.data_paths.base import Batch, RankContext
 
 def missing(*modules: str) -> str | None:
     """Why the modules of megatron.bridge cannot be imported; None when they can."""
-    for module in modules:
-        try:
-            importlib.import_module(f"megatron.bridge.{module}")
-        except ImportError as error:
-            return f"megatron.bridge.{module} cannot be imported: {type(error).__name__}: {error}"
+    return next(filter(None, (not_importable(f"megatron.bridge.{module}") for module in modules)), None)
+
+
+def not_importable(module: str) -> str | None:
+    """Why a module cannot be imported; None when it can."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return None
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
+from harness.words.workload import Workload, sums
 
 _FIRST = ("tokens", "position_ids")
 _LAST = ("labels", "loss_mask")
@@ -27,13 +28,23 @@ class ReferencePath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.reads = context.place.tp == 0
+        self.workload: Workload | None = None  # of the step that chunk 0 last asked for
 
     @staticmethod
     def unavailable(config: CellConfig) -> str | None:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:
+        if chunk == 0:
+            self.workload = self._counted(truth)
         return iter(truth.micro_batches) if self.reads else None
+
+    def _counted(self, truth: StepTruth) -> Workload:
+        """Micro-batches of this replica, sums over all: every rank reduces those of its own replica."""
+        device = self.context.device.torch_device
+        both = torch.tensor(sums(truth.plans), dtype=torch.float64, device=device)
+        dist.all_reduce(both, group=parallel_state.get_data_parallel_group())
+        return Workload(micro_batches=len(truth.plans), tokens=int(both[0]), squares=int(both[1]))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         fields = (_FIRST if self.context.is_first(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.node.data_paths import rules_asked
-from harness.node.data_paths.bridge_step import missing
+from harness.node.data_paths.bridge_step import missing, not_importable
 from harness.node.data_paths.unpacked import UnpackedPath
 from harness.words.cell import CellConfig
 from harness.words.records import Refusal
@@ -48,6 +48,7 @@ class Asked:
     put: Callable[[bool, Path], None]
     says: str
     validator: str
+    homes: tuple[str, ...]  # modules one of which has the validator
 
 
 def _micro_batch_2(config: Any) -> None:
@@ -91,13 +92,22 @@ CASES: dict[str, Case | Asked] = {
     "pad-cu-seqlens-free-rows": Case(_fixed_entries, r"pad_cu_seqlens.*pad_to_max_length"),
     "offline-and-in-batch": Case(_set_in_batch, r"mutually exclusive"),
     "pad-cu-seqlens-no-metadata": Asked(
-        rules_asked.pad_cu_seqlens, r"metadata json file is required", "Megatron-Bridge GPTSFTPackedDataset"
+        rules_asked.pad_cu_seqlens,
+        r"metadata json file is required",
+        "Megatron-Bridge GPTSFTPackedDataset",
+        ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft"),
     ),
     "in-batch-opt-out": Asked(
-        rules_asked.in_batch, r"does not support in-batch packing", "Megatron-Bridge qwen3_omni_collate_fn"
+        rules_asked.in_batch,
+        r"does not support in-batch packing",
+        "Megatron-Bridge qwen3_omni_collate_fn",
+        ("megatron.bridge.models.qwen_omni.data.collate_fn",),
     ),
     "megatron-cp-seq-length": Asked(
-        rules_asked.megatron_arguments, r"multiple of 2 \* context-parallel-size", "Megatron-LM validate_args"
+        rules_asked.megatron_arguments,
+        r"multiple of 2 \* context-parallel-size",
+        "Megatron-LM validate_args",
+        ("megatron.training.arguments",),
     ),
 }
 
@@ -107,7 +117,12 @@ class RulesPath(UnpackedPath):
 
     @staticmethod
     def unavailable(config: CellConfig) -> str | None:
-        return missing("training.config", "models.gpt_provider")
+        """Each case needs only the module that has its validator."""
+        case = CASES[config.forbidden]
+        if isinstance(case, Case):
+            return missing("training.config", "models.gpt_provider")
+        reasons = [not_importable(home) for home in case.homes]
+        return f"{case.validator} is not there: {'; '.join(map(str, reasons))}" if all(reasons) else None
 
     def refusal(self) -> Refusal:
         """What upstream says to the allowed combination and to the forbidden one."""

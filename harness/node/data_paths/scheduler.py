@@ -26,6 +26,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import StepTruth
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
+from harness.words.workload import Workload
 
 MODULE = "megatron.core.datasets.data_schedule"
 _NEEDED = ("wrap_data_iterator", "get_batch_on_this_rank_for_sequence_packing")
@@ -35,6 +36,7 @@ class SchedulerPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.upstream: Any = importlib.import_module(MODULE)
+        self.workload: Workload | None = None  # of the same step
         self.iterators: list[Any] = []  # one per chunk, of the step that chunk 0 last asked for
 
     @staticmethod
@@ -54,7 +56,7 @@ class SchedulerPath:
         return chosen
 
     def _scheduled(self, truth: StepTruth) -> list[Any]:
-        """ValueError when what upstream returns beside the iterators is not the plan's."""
+        """Iterators per chunk; what upstream counts beside them is kept as it is, sums over all replicas."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
@@ -67,7 +69,7 @@ class SchedulerPath:
         )
         wanted = [source] * layout.vpp if layout.vpp > 1 else source
         iterators, count, tokens, squares = self.upstream.wrap_data_iterator(wanted, config, len(documents))
-        _hold_against_plan(truth, count, tokens, squares)
+        self.workload = Workload(micro_batches=count, tokens=tokens, squares=squares)
         return list(iterators) if layout.vpp > 1 else [iterators]
 
     def _sample(self, truth: StepTruth, document: Document) -> dict[str, Tensor]:
@@ -93,15 +95,3 @@ class SchedulerPath:
 def share(documents: list[Document], dp: int, replica: int) -> list[Document]:
     """The documents that one replica reads: contiguous, so that upstream's global order is that of the step."""
     return documents[replica * len(documents) // dp : (replica + 1) * len(documents) // dp]
-
-
-def _hold_against_plan(truth: StepTruth, count: Any, tokens: Any, squares: Any) -> None:
-    """Micro-batches of this replica; sum L and sum L^2 over all replicas, of padded lengths as upstream counts them."""
-    lengths = [item.padded_length for replica in truth.replicas for micro in replica for item in micro.placed]
-    for name, found, expected in (
-        ("the number of micro-batches", count, len(truth.plans)),
-        ("the sum of lengths", tokens, sum(lengths)),
-        ("the sum of squared lengths", squares, sum(length**2 for length in lengths)),
-    ):
-        if found != expected:
-            raise ValueError(f"wrap_data_iterator returned {found} as {name}, expected {expected}")

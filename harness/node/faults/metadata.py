@@ -14,6 +14,7 @@ from harness.node.faults.seams import Fault
 from harness.node.faults.truths import own_fields
 from harness.node.probe.model import unwrap
 from harness.words.packing import MicroBatch, PackedParams
+from harness.words.workload import Workload
 
 GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -198,3 +199,22 @@ class PaddedOffsetsOnOneTpRank(Fault):
 class RealOffsetsWherePaddedMustBe(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         return replace(batch, params=changed(batch.params, **dict.fromkeys(_PADDED, batch.params.cu_seqlens_q)))
+
+
+class SquaresOfWholePacks(Fault):
+    def on_workload(self, work: Workload, context: RankContext) -> Workload:
+        packs = [micro.plan.slots for micro in self.truths(context)]
+        return replace(work, squares=sum(slots**2 for slots in packs))
+
+
+class WorkCountedOncePerModelChunk(Fault):
+    def on_workload(self, work: Workload, context: RankContext) -> Workload:
+        chunks = context.config.layout.vpp
+        return replace(work, tokens=chunks * work.tokens, squares=chunks * work.squares)
+
+
+class ValidatorSwitchedOff(Fault):
+    def on_path(self, path: Any, context: RankContext) -> None:
+        from megatron.training import arguments
+
+        arguments.validate_args = lambda args, defaults=None: args

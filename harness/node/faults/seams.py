@@ -9,6 +9,7 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.legs import Leg
+from harness.words.workload import Workload
 
 
 class Fault:
@@ -28,6 +29,13 @@ class Fault:
     def micro_batches(self, count: int, context: RankContext, step: int) -> int:
         """How many of the planned micro-batches of a step this rank runs."""
         return count
+
+    def on_path(self, path: Any, context: RankContext) -> None:
+        """After the data path is made."""
+
+    def on_workload(self, work: Workload, context: RankContext) -> Workload:
+        """What the data path counted of the work of a step."""
+        return work
 
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         """After the data path's fetch, in every leg."""

@@ -16,7 +16,8 @@ from harness.node.probe.log_probs import log_probs_returned
 from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
 from harness.node.recorder import Recorder
 from harness.words.packing import PAD
-from harness.words.records import BatchSeen, TensorSeen
+from harness.words.records import BatchSeen, TensorSeen, WorkloadSeen
+from harness.words.workload import Workload
 
 
 def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: Recorder) -> None:
@@ -37,6 +38,8 @@ def batches_seen(
     for chunk in range(context.config.layout.vpp):
         recorder.progress(leg, 0, 0, "start")
         iterator = path.iterator(truth, chunk)
+        if chunk == 0 and leg == "metadata":
+            note_workload(path, leg, 0, context, fault, recorder)
         for number, micro in enumerate(truth.micro_batches):
             recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
@@ -45,6 +48,23 @@ def batches_seen(
             if context.is_last(chunk):
                 seen.log_probs = log_probs_returned(path, micro, context, batch)
             yield seen
+
+
+def note_workload(path: DataPath, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+    """What the data path counted of the step whose iterators it has just made, if it counts."""
+    counted: Workload | None = getattr(path, "workload", None)
+    if counted is None:
+        return
+    work = fault.on_workload(counted, context)
+    recorder.record.workloads.append(
+        WorkloadSeen(
+            leg=leg,
+            step=step,
+            micro_batches=float(work.micro_batches),
+            tokens=float(work.tokens),
+            squares=float(work.squares),
+        )
+    )
 
 
 def _seen(

@@ -50,6 +50,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     fault = fault_named(config.fault)
     recorder.progress("metadata", 0, 0, "setup")  # from here on, what raises is the code under test
     path = DATA_PATHS[config.data_path](context)
+    fault.on_path(path, context)
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]
     metadata_leg(path, context, fault, recorder)

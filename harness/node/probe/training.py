@@ -11,6 +11,7 @@ from megatron.core import parallel_state
 
 from harness.node.data_paths.base import RankContext
 from harness.node.device import synchronize
+from harness.node.probe.metadata import note_workload
 from harness.node.probe.passes import Passes, gradient_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter
@@ -33,6 +34,7 @@ class TrainingLeg:
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         count = self.fault.micro_batches(len(truth.plans), self.context, step)
         iterators = passes.begin(truth, "training", keep_tokens=step == 0)
+        note_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
         passes.position.fingerprints = step == 0
         synchronize(self.context.device)
         begin = time.perf_counter()

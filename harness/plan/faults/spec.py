@@ -39,6 +39,7 @@ class FaultSpec:
     where: dict[str, Any] = field(default_factory=dict)
     outcome: Outcome = Outcome.FAIL
     data_path: str = "reference"
+    forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     micro_batch_size: int = 1
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
@@ -57,6 +58,7 @@ class FaultSpec:
         return self._config(
             layout=self.layout,
             data_path=self.data_path,
+            forbidden=self.forbidden,
             micro_batch_size=self.micro_batch_size,
             deadline_s=self.deadline_s,
             timing=self.timing,
@@ -69,6 +71,7 @@ class FaultSpec:
         return self._config(
             layout=self.layout,
             data_path=self.data_path,
+            forbidden=self.forbidden,
             micro_batch_size=self.micro_batch_size,
             deadline_s=DEADLINE_S,
             timing=self.timing,
