@@ -149,6 +149,9 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
             reason = f"  {item.id}  {item.rule}: {item.reason}"
             console.print(Text(clean(reason)), soft_wrap=True)
         console.print()
+    for cell in report.cells:
+        for ratio in cell.throughput.ratios:
+            console.print(Text(clean(f"time  {cell.id}  {ratio.what}: {ratio.text}")), soft_wrap=True)
     for outcome in (Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
         for cell in report.cells:
             if cell.outcome is outcome:

@@ -83,6 +83,7 @@ def render_html(report: Report) -> str:
             curves=list(curve_groups(report, {detail.cell.id: detail.number for detail in details})),
             pictures=pictures,
             undrawn=undrawn,
+            timed=[(cell, ratio) for cell in report.cells for ratio in cell.throughput.ratios],
             fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
             detailed={detail.cell.id for detail in details},
             started=_started(report),

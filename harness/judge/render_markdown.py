@@ -16,8 +16,8 @@ _SPECIAL = re.compile(r"([\\`*|\[\]])")
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, failures by class of fault, what is undecided, the grid, and what was rejected."""
-    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
+    """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, and times."""
+    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report), *_times(report)]
     return _cut(lines, most_bytes)
 
 
@@ -134,6 +134,37 @@ def _grid(report: Report) -> Iterator[str]:
     for name, cells in rows.items():
         yield f"| {text(name)} | {' | '.join(', '.join(cells.get(column, ['-'])) for column in columns)} |"
     yield ""
+
+
+def _times(report: Report) -> Iterator[str]:
+    """Rates of every cell that has some, and what the timing legs compared."""
+    cells = [cell for cell in report.cells if cell.throughput.step_p50_s is not None]
+    if not cells:
+        return
+    yield from ("",) if report.rejected else ()
+    yield from ("## Throughput", "", "Medians per rank. Judged are the ratios below, if any.", "")
+    yield "| cell | real tokens/s | slots/s | real / slots | TFLOP/s | step p50 | step p95 | peak memory |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for cell in cells:
+        speed = cell.throughput
+        numbers = (
+            _number(speed.real_tokens_per_s),
+            _number(speed.slots_per_s),
+            _number(speed.efficiency),
+            _number(speed.tflops_per_s),
+            _number(speed.step_p50_s, " ms", 1000),
+            _number(speed.step_p95_s, " ms", 1000),
+            _number(speed.peak_memory_bytes, " MiB", 2**-20),
+        )
+        yield f"| {text(cell.id)} | {' | '.join(numbers)} |"
+    ratios = [(cell, ratio) for cell in cells for ratio in cell.throughput.ratios]
+    yield from ("",) if ratios else ()
+    for cell, ratio in ratios:
+        yield f"- **{text(cell.id)}**: {text(ratio.what)}: {text(ratio.text)}"
+
+
+def _number(value: float | None, unit: str = "", factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:.4g}{unit}"
 
 
 def _varying(axes: list[dict[str, Any]]) -> list[str]:

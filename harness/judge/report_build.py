@@ -8,8 +8,9 @@ from typing import Any
 
 from harness.judge.evidence import CellEvidence
 from harness.judge.report_model import Report, ReportCell, ReportRejected
+from harness.judge.speed import throughput
 from harness.judge.verdict import CellVerdict, judge_cell
-from harness.judge.views import failure_view, loss_curve, rank_views, throughput
+from harness.judge.views import failure_view, loss_curve, rank_views
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection
 from harness.words.run_plan import PlannedCell, RejectedCell, RunPlan
 

@@ -25,15 +25,36 @@ class RankView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimedRatio:
+    """Two times of the same rounds: how many times as long one takes as the other, and the interval of that."""
+
+    what: str  # e.g. "whole step, 256 documents over 4"
+    median: float
+    low: float
+    high: float
+    rounds: int
+    bound: Bound
+    verdict: str  # slower | faster | no difference: beyond the bound with all of the interval, or not
+
+    @property
+    def text(self) -> str:
+        """E.g. "1.06 times (0.973 to 1.14 in 7 rounds), bound 1.25: no difference"."""
+        interval = f"{self.low:.3g} to {self.high:.3g} in {self.rounds} rounds"
+        return f"{self.median:.3g} times ({interval}), bound {self.bound.value:g}: {self.verdict}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Medians over the timed steps. Rates are per rank (GPU or CPU process), times in seconds."""
 
     real_tokens_per_s: float | None = None
     slots_per_s: float | None = None
     efficiency: float | None = None  # real tokens / slots
+    tflops_per_s: float | None = None  # 1e12 operations on real tokens per second, forward and backward
     step_p50_s: float | None = None
     step_p95_s: float | None = None
     peak_memory_bytes: int | None = None
+    ratios: list[TimedRatio] = field(default_factory=list)  # of the timing leg
 
 
 @dataclass(frozen=True, kw_only=True)

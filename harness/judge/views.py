@@ -1,15 +1,12 @@
-"""What a report shows of a cell beside its findings: rank picture, throughput, loss curves, first failure."""
+"""What a report shows of a cell beside its findings: rank picture, loss curves, first failure."""
 
 from __future__ import annotations
-
-import math
-import statistics
 
 from harness.judge.checks.grad_norm import grad_norms
 from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence, Sighting
 from harness.judge.params import form_problems, value_problems
-from harness.judge.report_model import FailureView, LossCurve, RankView, Throughput
+from harness.judge.report_model import FailureView, LossCurve, RankView
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
@@ -57,40 +54,6 @@ def _state(evidence: CellEvidence, sighting: Sighting) -> str:
     device = evidence.records[sighting.place.rank].environment.get("torch_device")
     form = form_problems(sighting.params, evidence.cell.config.style, device)
     return "differs" if value_problems(sighting.params, truth.params) or form else "ok"
-
-
-def throughput(evidence: CellEvidence) -> Throughput:
-    """Medians over the steps after the first (it warms up); a step takes as long as its slowest rank.
-
-    Rates are per rank: tokens of all replicas / (world size x step time), in tokens per second.
-    """
-    times, real, slots = [], [], []
-    for step in list(evidence.steps)[1:]:
-        seen = [item for _, item in evidence.step_records(step)]
-        heads = [item for _, item in evidence.step_records(step, pp=0, tp=0, cp=0)]
-        slowest = max((item.time_s for item in seen), default=0.0)
-        if len(seen) < evidence.layout.world_size or slowest <= 0:
-            continue
-        times.append(slowest)
-        real.append(sum(item.real_tokens for item in heads))
-        slots.append(sum(item.slots for item in heads))
-    peak = max((record.peak_memory_bytes for record in evidence.records.values()), default=0) or None
-    if not times:
-        return Throughput(peak_memory_bytes=peak)
-    world = evidence.layout.world_size
-    return Throughput(
-        real_tokens_per_s=statistics.median(count / time / world for count, time in zip(real, times)),
-        slots_per_s=statistics.median(count / time / world for count, time in zip(slots, times)),
-        efficiency=sum(real) / sum(slots) if sum(slots) else None,
-        step_p50_s=statistics.median(times),
-        step_p95_s=_percentile(times, 0.95),
-        peak_memory_bytes=peak,
-    )
-
-
-def _percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile."""
-    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harness.plan.cluster import ClusterProfile
 from harness.words.cell import CellConfig
 from harness.words.errors import InputError, Problem
+from harness.words.flops import weights_per_token
 from harness.words.run_plan import Allocation, Expansion
 
 # Fitted to matrices/smoke.yaml with megatron-core 0.19.2 on 2 cores without a GPU: 167 ranks in 56 to 69 s.
@@ -150,7 +151,4 @@ def step_flops(config: CellConfig) -> float:
     Slots are bounded by one row per document, the unpacked case.
     """
     model, train = config.model, config.train
-    head = model.hidden // model.heads
-    attention = model.hidden * (2 * model.hidden + 2 * model.kv_heads * head)
-    parameters = model.layers * (attention + 3 * model.hidden * model.ffn) + model.hidden * model.vocab
-    return 6.0 * parameters * train.global_batch * train.seq_length
+    return 6.0 * weights_per_token(model) * train.global_batch * train.seq_length

@@ -13,9 +13,9 @@ _HEAD = """# Faults
 
 `harness selftest` injects each of these faults into a real training cell and demands that it is caught: the leading
 finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. The same
-cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its cell passes. Beside a fault
-of the numerics lane the metadata lane must stay green, beside one of the throughput lane both others. References such
-as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
+cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its cell passes. Beside a
+fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane both others. References
+such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
 
 `python -m harness.app.selftest > docs/faults.md` makes this page from the catalogue in `harness/plan/faults`. The
 injections are in `harness/node/faults`, under the same names.

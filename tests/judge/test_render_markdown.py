@@ -43,5 +43,6 @@ def test_hostile_axes_keep_the_table_whole(broken_report: Report) -> None:
     cells = [replace(cell, axes={**cell.axes, "packing": "a|b"}) for cell in broken_report.cells]
     lines = render_markdown(replace(broken_report, cells=cells)).splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("| layout"))
-    bars = {line.replace("\\|", "").count("|") for line in lines[start:] if line.startswith("|")}
+    end = lines.index("", start)
+    bars = {line.replace("\\|", "").count("|") for line in lines[start:end]}
     assert len(bars) == 1

@@ -7,8 +7,11 @@ import pytest
 from harness.judge.failures import JobEnding
 from harness.judge.report_build import build_report
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.speed import throughput
+from harness.words.flops import train_flops
 from harness.words.outcomes import Outcome
 from tests.judge.simulator import TODAY, config_of, run_of
+from tests.judge.timed import slope, timed
 
 
 def _cell(report: Report, start: str) -> ReportCell:
@@ -127,8 +130,24 @@ def test_throughput_is_per_rank_and_leaves_the_first_step_out() -> None:
     assert shown.real_tokens_per_s == sum(batch.real_tokens for batch in batches) / 4 / 2.0
     assert shown.slots_per_s == sum(batch.slots for batch in batches) / 4 / 2.0
     assert shown.efficiency == pytest.approx(sum(b.real_tokens for b in batches) / sum(b.slots for b in batches))
+    lengths = [document.length for document in cell.cell.config.documents_of(1)]
+    assert shown.tflops_per_s == train_flops(cell.cell.config.model, lengths) / 4 / 2.0 / 1e12
     assert (shown.step_p50_s, shown.step_p95_s) == (2.0, 2.0)
     assert shown.peak_memory_bytes == 1_000_003
+
+
+def test_compared_times_are_shown_with_interval_and_verdict_whether_slow_or_not() -> None:
+    cell = timed(slope("rotary", 0.7) | slope("step", 0.1) | {("packed", 0): 0.05, ("unpacked", 0): 0.1})
+    ratios = {ratio.what: ratio for ratio in throughput(cell).ratios}
+    assert {what: ratio.verdict for what, ratio in ratios.items()} == {
+        "rotary function, 256 documents over 4": "slower",
+        "whole step, 256 documents over 4": "no difference",
+        "packed over unpacked": "faster",
+    }
+    slow = ratios["rotary function, 256 documents over 4"]
+    assert slow.low < slow.median < slow.high
+    assert (slow.rounds, slow.bound.value) == (7, 2.0)
+    assert slow.text.endswith("in 7 rounds), bound 2: slower")
 
 
 def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:

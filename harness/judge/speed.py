@@ -1,0 +1,83 @@
+"""How fast a cell was, for the report: measured rates, and the ratios of times that the throughput lane judges."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from harness.judge.evidence import CellEvidence
+from harness.judge.report_model import Throughput, TimedRatio
+from harness.judge.timings import Load, documents_of, ratio_of, times_of
+from harness.words.flops import train_flops
+from harness.words.tolerances import Bound
+
+
+def throughput(evidence: CellEvidence) -> Throughput:
+    """Medians over the steps after the first (it warms up); a step takes as long as its slowest rank.
+
+    Rates are per rank: of all replicas / (world size x step time). Operations are those of
+    real tokens alone (harness/words/flops.py).
+    """
+    times, real, slots, flops = [], [], [], []
+    for step in list(evidence.steps)[1:]:
+        seen = [item for _, item in evidence.step_records(step)]
+        heads = [item for _, item in evidence.step_records(step, pp=0, tp=0, cp=0)]
+        slowest = max((item.time_s for item in seen), default=0.0)
+        if len(seen) < evidence.layout.world_size or slowest <= 0:
+            continue
+        times.append(slowest)
+        real.append(sum(item.real_tokens for item in heads))
+        slots.append(sum(item.slots for item in heads))
+        config = evidence.cell.config
+        flops.append(train_flops(config.model, (document.length for document in config.documents_of(step))))
+    peak = max((record.peak_memory_bytes for record in evidence.records.values()), default=0) or None
+    ratios = timed_ratios(evidence)
+    if not times:
+        return Throughput(peak_memory_bytes=peak, ratios=ratios)
+    world = evidence.layout.world_size
+    return Throughput(
+        real_tokens_per_s=statistics.median(count / time / world for count, time in zip(real, times)),
+        slots_per_s=statistics.median(count / time / world for count, time in zip(slots, times)),
+        efficiency=sum(real) / sum(slots) if sum(slots) else None,
+        tflops_per_s=statistics.median(count / time / world / 1e12 for count, time in zip(flops, times)),
+        step_p50_s=statistics.median(times),
+        step_p95_s=_percentile(times, 0.95),
+        peak_memory_bytes=peak,
+        ratios=ratios,
+    )
+
+
+def _percentile(values: list[float], share: float) -> float:
+    """Nearest-rank percentile."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
+
+
+def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
+    """What the timing leg compared, whether it is judged slow or not."""
+    times, tolerances = times_of(evidence), evidence.tolerances
+    pairs: list[tuple[str, Load, Load, Bound]] = []
+    for part, title, bound in (
+        ("rotary", "rotary function", tolerances.rotary_slope),
+        ("step", "whole step", tolerances.segment_slope),
+    ):
+        documents = documents_of(times, part)
+        if len(documents) > 1:
+            most, least = documents[-1], documents[0]
+            pairs.append((f"{title}, {most} documents over {least}", (part, most), (part, least), bound))
+    pairs.append(("packed over unpacked", ("packed", 0), ("unpacked", 0), tolerances.packed_slower))
+    found = []
+    for what, load, base, bound in pairs:
+        ratio = ratio_of(times, load, base)
+        if ratio is not None:
+            found.append(
+                TimedRatio(
+                    what=what,
+                    median=ratio.median,
+                    low=ratio.low,
+                    high=ratio.high,
+                    rounds=ratio.rounds,
+                    bound=bound,
+                    verdict=ratio.verdict(bound.value),
+                )
+            )
+    return found
