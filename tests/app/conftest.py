@@ -21,12 +21,12 @@ constraints: ["tp == pp"]
 
 
 def harness(
-    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in `cwd` with `env` beside this process's; output captured, never raising."""
     command = [sys.executable, "-m", "harness", *map(str, arguments)]
     whole = {**os.environ, **(env or {})}
-    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=timeout)
 
 
 def write_matrix(folder: Path, text: str = MATRIX, name: str = "small.yaml") -> Path:

@@ -1,0 +1,128 @@
+"""What a stack costs: one cell in a warm stack against the same cell without one, and the releases matrix, stacks warm.
+
+    .venv/bin/python benchmarks/bench_stacks.py [--runs 5] [--releases 1]
+
+The two runs of a pair hold the same release of megatron-core and follow each other directly. Wall time is that of the
+whole command; the import is what the agent reports. Processor time is that of all processes together: unlike wall
+time, other work on the machine moves it little. A first run of each makes the stacks and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RELEASES = ROOT / "matrices" / "releases.yaml"
+STACK_LIMIT_S, RELEASES_LIMIT_S = 3.0, 240.0
+MATRIX = """\
+name: {name}
+model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}}
+train: {{steps: 1, global_batch: 4, seq_length: 32}}
+matrix: {{packing: unpacked, stack: {name}}}
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of one `harness run`."""
+
+    wall: float
+    processor: float  # user and system, of all its processes
+    imports: float  # wall, of the first agent
+    outcomes: str
+
+    @property
+    def own(self) -> float:
+        """Wall time but for the import."""
+        return self.wall - self.imports
+
+
+def run(matrix: Path) -> Run:
+    with tempfile.TemporaryDirectory() as parent:
+        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", parent]
+        log = Path(parent) / "said"
+        with log.open("wb") as stream:
+            begin = time.perf_counter()
+            process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream)
+            _, status, usage = os.wait4(process.pid, 0)
+            wall = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{matrix.name}: exit code {process.returncode}\n{log.read_text()}")
+        (report,) = Path(parent).glob("*/report.json")
+        found = json.loads(report.read_text())
+        counts = ", ".join(f"{count} {name}" for name, count in found["counts"].items() if count)
+        return Run(wall, usage.ru_utime + usage.ru_stime, found["timing"]["import_s"], counts)
+
+
+def matrices(folder: Path) -> tuple[Path, Path]:
+    """The same cell in the default stack, and in an environment of packages with the same megatron-core."""
+    release = version("megatron-core")
+    default, packages = folder / "default.yaml", folder / "packages.yaml"
+    default.write_text(MATRIX.format(name="default"))
+    packages.write_text(
+        MATRIX.format(name="packages") + f"stacks: {{packages: {{packages: [megatron-core=={release}]}}}}\n"
+    )
+    return default, packages
+
+
+def spread(values: list[float]) -> str:
+    return f"median {statistics.median(values):.2f} s (min {min(values):.2f}, max {max(values):.2f})"
+
+
+def held(value: float, limit: float) -> str:
+    return f"{'within' if value <= limit else 'ABOVE'} the limit of {limit:.0f} s"
+
+
+def measure_stack(runs: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        default, packages = matrices(Path(folder))
+        run(default)
+        run(packages)
+        pairs = [(run(default), run(packages)) for _ in range(runs)]
+    for name, number in (("default stack", 0), ("warm stack of packages", 1)):
+        made = [pair[number] for pair in pairs]
+        print(f"{name}, {runs} runs of one cell to the verdict:")
+        print(f"  wall {spread([one.wall for one in made])}")
+        print(f"  import {spread([one.imports for one in made])}")
+        print(f"  processor time {spread([one.processor for one in made])}")
+    more = [stack.own - default.own for default, stack in pairs]
+    print(f"a warm stack costs, import aside: {spread(more)}; {held(statistics.median(more), STACK_LIMIT_S)}")
+    processor = [stack.processor - default.processor for default, stack in pairs]
+    print(f"processor time of a warm stack over the default one: {spread(processor)}", flush=True)
+
+
+def measure_releases(runs: int) -> None:
+    run(RELEASES)
+    made = [run(RELEASES) for _ in range(runs)]
+    wall = statistics.median(one.wall for one in made)
+    print(f"releases matrix, stacks warm, {len(os.sched_getaffinity(0))} cores: {made[-1].outcomes}")
+    print(f"  wall {spread([one.wall for one in made])}; {held(wall, RELEASES_LIMIT_S)}")
+    print(f"  processor time {spread([one.processor for one in made])}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="pairs of runs of one cell; 0: none")
+    parser.add_argument("--releases", type=int, default=1, help="runs of the releases matrix; 0: none")
+    arguments = parser.parse_args()
+    print(f"load before: {os.getloadavg()[0]:.1f}")
+    if arguments.runs:
+        measure_stack(arguments.runs)
+    if arguments.releases:
+        measure_releases(arguments.releases)
+    print(f"load after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
