@@ -12,7 +12,7 @@ setup: ## make .venv with everything the other targets need (again: a moment)
 smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
-test: browser slurm lint types ## all checks: ruff, mypy, pytest
+test: browser slurm compiler lint types ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target pytest-machine pytest-cluster
 
 lint: setup ## ruff: rules and formatting
@@ -29,12 +29,15 @@ unit: setup ## the fast tests: no training, no browser, no Slurm
 clean: ## remove .venv and caches; reports stay
 	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
-.PHONY: browser slurm
+.PHONY: browser slurm compiler
 browser:
 	@scripts/setup --browser
 
 slurm: browser # one after the other: both write to the same place
 	@scripts/setup --slurm
+
+compiler: slurm
+	@scripts/setup --compiler
 
 # Side by side, since tests on a cluster mostly wait. What each printed comes when it has ended.
 .PHONY: pytest-machine pytest-cluster

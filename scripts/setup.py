@@ -6,6 +6,7 @@ so an interrupted setup never counts as done and a second call only compares the
     scripts/setup             make or refresh .venv
     scripts/setup --browser   the same, and Chromium for the tests that open a report
     scripts/setup --slurm     the same, and Slurm for the tests that run on a cluster
+    scripts/setup --compiler  the same, and g++ for stacks of which a part is compiled
 
 Environment: HARNESS_PYTHON names the interpreter to use. uv reads its own UV_* variables; where they are
 not set, pip's index and certificate are handed to it.
@@ -248,10 +249,17 @@ def ensure_slurm() -> None:
         )
 
 
+def ensure_compiler() -> None:
+    """g++, which compiles a part of Transformer Engine. Without it its cells are rejected, and their tests fail."""
+    if not succeeds(["g++", "--version"]) and not (apt_install("g++") and succeeds(["g++", "--version"])):
+        say("no g++ (install it: apt-get install g++); stacks with Transformer Engine will be rejected")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--browser", action="store_true", help="also see to Chromium")
     parser.add_argument("--slurm", action="store_true", help="also see to Slurm")
+    parser.add_argument("--compiler", action="store_true", help="also see to g++")
     arguments = parser.parse_args()
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
@@ -263,6 +271,8 @@ def main() -> int:
                 ensure_chromium()
             if arguments.slurm:
                 ensure_slurm()
+            if arguments.compiler:
+                ensure_compiler()
         except SetupError as error:
             say(str(error))
             return 2

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grid, rank_picture
+from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grids, rank_picture
 from harness.judge.report_model import Report, ReportCell
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
@@ -79,7 +79,7 @@ def render_html(report: Report) -> str:
             failures=failures,
             known=known,
             classes=_classes(failures),
-            grid=outcome_grid(report),
+            grids=outcome_grids(report),
             curves=list(curve_groups(report, {detail.cell.id: detail.number for detail in details})),
             pictures=pictures,
             undrawn=undrawn,

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.judge.report_model import RankView, Report, ReportCell, ReportRejected
 from harness.words.outcomes import LaneVerdict, Outcome
+from harness.words.stack import DEFAULT
 
 # outcome -> (symbol, word); both are shown, so that colour alone never carries the meaning
 OUTCOME_MARKS = {
@@ -63,28 +64,51 @@ class Chip:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Rows are layouts, columns data paths; a square holds as many chips as cells share the place."""
+    """Rows are layouts, columns data paths; of one data path on several stacks, rows are the longer of the two."""
 
+    title: str  # the data path; empty when the columns name it
+    corner: str  # what the rows are
     columns: list[str]
-    rows: list[tuple[str, list[list[Chip]]]]
+    rows: list[tuple[str, list[list[Chip]]]]  # a square holds as many chips as cells share the place
 
 
-def outcome_grid(report: Report) -> Grid:
-    """Every cell and every rejected cell in one square each."""
+def outcome_grids(report: Report) -> list[Grid]:
+    """Every cell and every rejected cell in one square each; a grid per data path when the stacks differ."""
     items: list[tuple[dict[str, Any], Chip]] = [(_axes_of(cell), _chip(cell)) for cell in report.cells]
     items += [(_axes_of(rejected), _rejected_chip(rejected)) for rejected in report.rejected]
     usual = _usual([axes for axes, _ in items])
+    if "stack" not in usual:
+        return [_grid("", items, usual, "packing")]
+    stacks = list(dict.fromkeys(_stack_of(axes) for axes, _ in items))
+    items.sort(key=lambda item: stacks.index(_stack_of(item[0])))
+    paths = dict.fromkeys(_path_of(axes) for axes, _ in items)
+    return [_grid(path, [item for item in items if _path_of(item[0]) == path], usual, "stack") for path in paths]
+
+
+def _grid(title: str, items: list[tuple[dict[str, Any], Chip]], usual: Mapping[str, str], across: str) -> Grid:
     rows: dict[tuple[Any, ...], str] = {}
-    columns: list[str] = []
+    columns: dict[str, None] = {}
     squares: dict[tuple[str, str], list[Chip]] = {}
     for axes, chip in items:
-        row, column = _row_name(axes, usual), _column_name(axes, usual)
-        rows.setdefault(_row_order(axes, row), row)
-        if column not in columns:
-            columns.append(column)
+        row = _row_name(axes, usual)
+        column = _path_of(axes) if across == "packing" else _stack_of(axes)
+        rows[_row_order(axes, row)] = row
+        columns[column] = None
         squares.setdefault((row, column), []).append(chip)
-    ordered = [rows[key] for key in sorted(rows)]
-    return Grid(columns=columns, rows=[(row, [squares.get((row, name), []) for name in columns]) for row in ordered])
+    down, over, corner = [rows[key] for key in sorted(rows)], list(columns), "layout"
+    if title and len(over) > len(down):
+        down, over, corner = over, down, across
+        squares = {(column, row): chips for (row, column), chips in squares.items()}
+    lines = [(name, [squares.get((name, column), []) for column in over]) for name in down]
+    return Grid(title=title, corner=corner, columns=over, rows=lines)
+
+
+def _path_of(axes: dict[str, Any]) -> str:
+    return str(axes.get("packing", "cells"))
+
+
+def _stack_of(axes: dict[str, Any]) -> str:
+    return str(axes.get("stack", DEFAULT))
 
 
 def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
@@ -117,11 +141,6 @@ def _row_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
 def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:
     sizes = [axes.get(size, 1) for size in ("tp", "pp", "cp", "dp", "ep", "vpp", "micro_batch_size")]
     return (*(size if isinstance(size, int) else 0 for size in sizes), name)
-
-
-def _column_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
-    name = str(axes.get("packing", "cells"))
-    return f"{name} · {axes['stack']}" if "stack" in usual and "stack" in axes else name
 
 
 def _chip(cell: ReportCell) -> Chip:

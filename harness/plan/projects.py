@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class Project:
     modules: tuple[str, ...]  # those that a checkout of it must provide
     folders: tuple[str, ...]  # of the checkout, put on the module search path
-    needs: tuple[str, ...]  # what it imports, to make an environment when a stack names no packages
+    # What importing it for runs needs beside torch, added to the packages of the stack. Not the Megatron that a project
+    # uses, nor Transformer Engine for Megatron-Bridge: which release of them is meant, a lower layer says.
+    needs: tuple[str, ...]
 
 
 PROJECTS: dict[str, Project] = {
@@ -27,9 +29,21 @@ PROJECTS: dict[str, Project] = {
         folders=("",),
         needs=("numpy", "packaging", "six", "regex", "einops", "pyyaml", "pydantic"),
     ),
-    "megatron-bridge": Project(modules=("megatron.bridge",), folders=("src",), needs=()),
-    "skyrl": Project(modules=("skyrl",), folders=("",), needs=()),
-    "skyrl-train": Project(modules=("skyrl_train",), folders=("skyrl-train",), needs=()),
+    "megatron-bridge": Project(
+        modules=("megatron.bridge",),
+        folders=("src",),
+        needs=(
+            "datasets",
+            "megatron-energon",
+            "nvidia-modelopt",
+            "omegaconf",
+            "requests",
+            "tensorboard",
+            "transformers",
+        ),
+    ),
+    "skyrl": Project(modules=("skyrl",), folders=("",), needs=("cloudpathlib", "loguru", "pydantic")),
+    "skyrl-train": Project(modules=("skyrl_train",), folders=("skyrl-train",), needs=("loguru",)),
 }
 
 # Imported by modules that runs use, but not declared by the distribution (megatron.training of the core wheels).

@@ -123,8 +123,9 @@ def test_skyrl_0_1_crashes_on_documents_shorter_than_the_alignment(ran: Ran) -> 
 def test_wheels_that_do_not_hold_sft_are_rejected(ran: Ran) -> None:
     rejected = {cell["id"].rpartition("-")[0]: cell["reason"] for cell in ran.report["rejected"]}
     expected = [f"tp2-pp{pp}-cp1-sft{rows}-{old}" for old in RELEASES[:2] for pp, rows in ((4, ""), (1, "-mbs2"))]
-    assert sorted(rejected) == sorted(expected)
-    assert all("no importable megatron.training.datasets.sft_dataset" in reason for reason in rejected.values())
+    assert sorted(name for name in rejected if "-sft-" in name) == sorted(expected)
+    for name in expected:
+        assert "no importable megatron.training.datasets.sft_dataset" in rejected[name]
 
 
 def judged_again(ran: Ran, folder: Path, name: str, entry: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from harness.edge.html_report import place_words, reach_words, render_html, show
-from harness.edge.html_views import outcome_grid, rank_picture
+from harness.edge.html_views import outcome_grids, rank_picture
 from harness.judge.report_model import RankView, Report
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.layout import Layout
@@ -148,12 +148,13 @@ def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_dr
     report = passing_report()
     cells = [replace(cell, role="cell") for cell in report.cells]
     html = render_html(replace(report, cells=cells))
-    assert outcome_grid(replace(report, cells=cells)).rows[0][1][0][0].note == "control"
+    assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][0][0].note == "control"
     assert "the reference and 3 cells" in html
 
 
 def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> None:
-    grid = outcome_grid(sample_report())
+    (grid,) = outcome_grids(sample_report())
+    assert (grid.title, grid.corner) == ("", "layout")
     assert grid.columns == ["unpacked", "reference", "sft"]
     rows = [row for row, _ in grid.rows]
     assert rows[0] == "tp1-pp1-cp1" and rows[-1] == "tp8-pp1-cp1"
@@ -164,10 +165,23 @@ def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> 
 
 
 def test_grid_shows_further_axes_only_where_the_matrix_varies_them() -> None:
-    grid = outcome_grid(big_report(40))
-    assert grid.columns == ["reference · core-0", "sft · core-0", "reference · core-1", "sft · core-1"]
-    names = [row for row, _ in grid.rows]
+    names = [row for row, _ in outcome_grids(big_report(40))[0].rows]
     assert "tp2-pp2-cp2" in names and "tp2-pp2-cp2-bf16" in names  # fp32 is usual here
+
+
+def test_several_stacks_have_a_grid_per_data_path_and_the_longer_side_goes_down() -> None:
+    report = big_report(40)
+    grids = outcome_grids(report)
+    assert [(grid.title, grid.corner, grid.columns) for grid in grids] == [
+        ("reference", "layout", ["core-0", "core-1"]),
+        ("sft", "layout", ["core-0", "core-1"]),
+    ]
+    assert sum(len(chips) for grid in grids for _, squares in grid.rows for chips in squares) == 40
+    one_layout = [cell for cell in report.cells if cell.layout == report.cells[0].layout][:1]
+    names = ("new", "old", "older")
+    on_stacks = [replace(cell, axes={**cell.axes, "stack": name}) for name in names for cell in one_layout]
+    (grid,) = outcome_grids(replace(report, cells=on_stacks))
+    assert (grid.corner, [row for row, _ in grid.rows], len(grid.columns)) == ("stack", list(names), 1)
 
 
 def test_an_axis_without_a_name_of_its_own_is_named_with_its_value() -> None:
@@ -176,7 +190,7 @@ def test_an_axis_without_a_name_of_its_own_is_named_with_its_value() -> None:
     rest = [
         replace(cell, axes={**cell.axes, "pad_seq_to_mult": "auto"}) for cell in [report.cells[0], *report.cells[2:]]
     ]
-    assert [row for row, _ in outcome_grid(replace(report, cells=[*rest, odd])).rows] == [
+    assert [row for row, _ in outcome_grids(replace(report, cells=[*rest, odd]))[0].rows] == [
         "tp1-pp1-cp1",
         "tp1-pp1-cp1-pad_seq_to_mult=1",
         "tp2-pp1-cp1",
