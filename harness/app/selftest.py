@@ -122,10 +122,16 @@ def judge_fault(spec: FaultSpec, report: Report) -> Caught:
     caught = cell.outcome is spec.outcome
     lane_problems = _lane_problems(spec, cell)
     absent = [check for check in spec.checks if not any(finding.check == check for finding in findings)]
-    right_place = first is not None and _holds(first.where, spec.where)
+    elsewhere = [
+        check
+        for check, where in spec.also.items()
+        if check not in absent and not any(f.check == check and _holds(f.where, where) for f in findings)
+    ]
+    right_place = first is not None and _holds(first.where, spec.where) and not elsewhere
     problems = [] if caught else [f"the outcome is {cell.outcome.value} ({cell.reason or 'no reason'})"]
     problems += lane_problems + [f"{check} has no finding" for check in absent]
-    if first is not None and not right_place:
+    problems += [f"{check} names another place than {where_text(spec.also[check])}" for check in elsewhere]
+    if first is not None and not right_place and not elsewhere:
         problems.append(f"{first.check} names another place: {where_text(first.where)}")
     return Caught(
         fault=spec.name,

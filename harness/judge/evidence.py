@@ -13,8 +13,10 @@ from functools import cached_property
 
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
+from harness.judge.leg_evidence import LegEvidence, legs_seen
 from harness.judge.places import Place
 from harness.words.layout import Layout
+from harness.words.legs import Leg, legs_of
 from harness.words.packing import MicroBatch, PackedParams
 from harness.words.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
 from harness.words.run_plan import PlannedCell, RunPlan
@@ -148,6 +150,16 @@ class CellEvidence:
                 for seen in record.steps:
                     if seen.step == step:
                         yield record, seen
+
+    @cached_property
+    def legs(self) -> dict[str, LegEvidence]:
+        """Canary legs that every rank came through, by name."""
+        return legs_seen(self.cell.config, self.legs_planned, self.records)
+
+    @cached_property
+    def legs_planned(self) -> list[Leg]:
+        """The canary legs that the cell was to run."""
+        return legs_of(self.cell.config) if self.cell.config.canaries else []
 
     @property
     def last_stage(self) -> int:

@@ -10,7 +10,7 @@ from harness.judge.evidence import CellEvidence
 from harness.judge.report_model import Report, ReportCell, ReportRejected
 from harness.judge.speed import throughput
 from harness.judge.verdict import CellVerdict, judge_cell
-from harness.judge.views import failure_view, loss_curve, rank_views
+from harness.judge.views import canaries_view, failure_view, loss_curve, rank_views
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection
 from harness.words.run_plan import PlannedCell, RejectedCell, RunPlan
 
@@ -74,6 +74,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
             "curve": loss_curve(evidence, judged=verdict.lanes[Lane.NUMERICS] is not LaneVerdict.SKIP),
             "ranks": rank_views(evidence),
             "failure": failure_view(evidence),
+            "canaries": canaries_view(evidence),
         }
     elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can
         views = {"failure": failure_view(evidence)}

@@ -109,6 +109,7 @@ class ReportCell:
     curve: LossCurve = field(default_factory=LossCurve)
     ranks: list[RankView] = field(default_factory=list)
     failure: FailureView | None = None
+    canaries: dict[str, str] = field(default_factory=dict)  # canary -> "ran", "did not end", or why it does not apply
     attempts: int = 1
     line: int | None = None  # matrix line
 

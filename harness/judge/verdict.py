@@ -76,6 +76,9 @@ def _record_problem(evidence: CellEvidence, rank: int, record: RankRecord) -> st
         return "it refers to packed params that it does not hold"
     if record.ended == "completed" and [seen.step for seen in record.steps] != list(evidence.steps):
         return f"it says completed but holds steps {[seen.step for seen in record.steps]} of {steps}"
+    legs = [leg.name for leg in evidence.legs_planned]
+    if record.ended == "completed" and [seen.leg for seen in record.legs] != legs:
+        return f"it says completed but holds canary legs {[seen.leg for seen in record.legs]} of {legs}"
     return ""
 
 

@@ -7,6 +7,7 @@ from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence, Sighting
 from harness.judge.params import form_problems, value_problems
 from harness.judge.report_model import FailureView, LossCurve, RankView
+from harness.words.legs import why_not
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
@@ -70,6 +71,16 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
         loss_bound=evidence.tolerances.step_loss if judged else None,
         grad_norm_bound=evidence.tolerances.grad_norm if judged else None,
     )
+
+
+def canaries_view(evidence: CellEvidence) -> dict[str, str]:
+    """How the canaries of a cell came out as passes; what they found are findings."""
+    config, view = evidence.cell.config, {}
+    for canary in config.canaries:
+        legs = [leg.name for leg in evidence.legs_planned if leg.canary == canary]
+        ran = legs and all(name in evidence.legs for name in legs)
+        view[canary] = "ran" if ran else why_not(config, canary) or "did not end"
+    return view
 
 
 def mean_losses(evidence: CellEvidence) -> list[float]:

@@ -12,10 +12,11 @@ from harness.words.outcomes import Outcome
 _HEAD = """# Faults
 
 `harness selftest` injects each of these faults into a real training cell and demands that it is caught: the leading
-finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. The same
-cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its cell passes. Beside a
-fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane both others. References
-such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
+finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. All run
+all canaries. The same cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its
+cell passes. Beside a fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane
+both others. References such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or
+issue.
 
 `python -m harness.app.selftest > docs/faults.md` makes this page from the catalogue in `harness/plan/faults`. The
 injections are in `harness/node/faults`, under the same names.
@@ -51,7 +52,8 @@ def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
 def demand_text(spec: FaultSpec) -> str:
     """E.g. 'metadata: params_present at stage 1, ranks [1]'."""
     outcome = "" if spec.outcome is Outcome.FAIL else f"outcome {spec.outcome.value}; "
-    return f"{outcome}{spec.lane.value}: {', '.join(spec.checks)} at {where_text(spec.where)}"
+    also = "".join(f"; {check} at {where_text(where)}" for check, where in spec.also.items())
+    return f"{outcome}{spec.lane.value}: {', '.join(spec.checks)} at {where_text(spec.where)}{also}"
 
 
 def where_text(where: Mapping[str, Any]) -> str:

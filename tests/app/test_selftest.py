@@ -28,7 +28,10 @@ def cell(spec: FaultSpec, **changes: Any) -> ReportCell:
     lanes = {Lane.METADATA: LaneVerdict.PASS, Lane.NUMERICS: LaneVerdict.PASS, Lane.THROUGHPUT: LaneVerdict.SKIP}
     lanes[spec.lane] = LaneVerdict.FAIL
     checks = {check.name: check.lane for check in verdict.CHECKS}
-    findings = [Finding(lane=checks[name], check=name, message="seen", where=dict(spec.where)) for name in spec.checks]
+    findings = [
+        Finding(lane=checks[name], check=name, message="seen", where=spec.where | spec.also.get(name, {}))
+        for name in spec.checks
+    ]
     made = ReportCell(
         id=cell_id(spec.faulty),
         axes={"fault": spec.name},
@@ -127,9 +130,20 @@ def test_a_red_metadata_lane_beside_a_numeric_fault_is_wrong() -> None:
     assert "though the metadata is right" in problems(LEAK, lanes=lanes)
 
 
+def test_a_finding_further_down_at_another_place_is_not_good_enough_either() -> None:
+    findings = [
+        replace(item, where=item.where | {"culprit": 9}) if item.check == "isolation" else item
+        for item in cell(LEAK).findings
+    ]
+    assert problems(LEAK, findings=findings) == (
+        "isolation names another place than leg isolation, document 1, culprit 0"
+    )
+    assert not selftest.judge_fault(LEAK, report(cell(LEAK, findings=findings))).right_place
+
+
 def test_a_leading_finding_of_another_check_is_wrong() -> None:
     findings = list(reversed(cell(LEAK).findings))
-    assert "the leading finding is numerics: step_loss" in problems(LEAK, findings=findings)
+    assert "the leading finding is numerics: order" in problems(LEAK, findings=findings)
 
 
 def test_a_fault_whose_cell_was_rejected_cannot_be_judged() -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from harness.judge.evidence import CellEvidence, evidence_of
 from harness.judge.verdict import CellVerdict, judge_cell
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_name
-from harness.words.documents import adversarial_mix
+from harness.words.documents import Document, adversarial_mix
 from harness.words.layout import Coordinates, Layout
+from harness.words.legs import Leg, legs_of
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.words.packing import PAD, MicroBatch, PackedParams
 from harness.words.records import (
@@ -25,6 +26,7 @@ from harness.words.records import (
     DocumentLoss,
     Fingerprint,
     LayerSeen,
+    LegSeen,
     ParameterSeen,
     Progress,
     RankEnding,
@@ -46,7 +48,9 @@ SHARDED = ("self_attention.linear_qkv.weight", "mlp.linear_fc1.weight")
 WHOLE = ("input_layernorm.weight",)
 
 
-def config_of(data_path: str = "reference", *, micro_batch_size: int = 1, **layout: Any) -> CellConfig:
+def config_of(
+    data_path: str = "reference", *, micro_batch_size: int = 1, canaries: tuple[str, ...] = (), **layout: Any
+) -> CellConfig:
     layout.setdefault("sp", layout.get("tp", 1) > 1)
     return CellConfig(
         layout=Layout(**layout),
@@ -55,6 +59,7 @@ def config_of(data_path: str = "reference", *, micro_batch_size: int = 1, **layo
         model=MODEL,
         train=TRAIN,
         documents=DOCUMENTS,
+        canaries=canaries,
     )
 
 
@@ -131,6 +136,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         record.steps.append(_step(config, place, step, batches))
     record.parameters = _parameters(config, place)
     record.activations = _activations(config, place)
+    record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
     return record
 
 
@@ -142,6 +148,21 @@ def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[Worklo
     legs = ("metadata", "training") if step == 0 else ("training",)
     counts = {"micro_batches": work.micro_batches, "tokens": work.tokens, "squares": work.squares}
     return [WorkloadSeen(leg=leg, step=step, **counts) for leg in legs]
+
+
+def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
+    place = record.place
+    batches = leg.micro_batches(config)[place.dp]
+    if not leg.model:
+        indices = [_params(record, batch.params()) for batch in batches]
+        return LegSeen(leg=leg.name, batches=_batches(config, place, batches, indices))
+    seen = LegSeen(leg=leg.name)
+    if place.pp == config.layout.pp - 1:
+        seen.documents, _ = _losses(config, place, 0, batches, leg.documents, leg.changed)
+        seen.token_count = sum(part.tokens for part in seen.documents.values())
+    if leg.backward:
+        seen.parameters, seen.activations = _parameters(config, place), _activations(config, place)
+    return seen
 
 
 def _params(record: RankRecord, truth: PackedParams | None) -> int | None:
@@ -223,8 +244,8 @@ def token_loss(content: int, position: int, step: int) -> float:
 
 
 def _step(config: CellConfig, place: Coordinates, step: int, batches: list[MicroBatch]) -> StepSeen:
-    documents = {document.index: document for document in config.documents_of(step)}
-    content = {index: index if item.copy_of is None else item.copy_of for index, item in documents.items()}
+    documents = config.documents_of(step)
+    content = _contents(documents, frozenset())
     seen = StepSeen(
         step=step,
         micro_batches=len(batches),
@@ -235,20 +256,41 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
     )
     if place.pp != config.layout.pp - 1:
         return seen
-    counted = [item for item in documents.values() if not item.masked]
+    counted = [item for item in documents if not item.masked]
     seen.token_count = sum(item.length for item in counted)
     seen.loss_sum = math.fsum(
         token_loss(content[item.index], position, step) for item in counted for position in range(item.length)
     )
+    seen.documents, tokens = _losses(config, place, step, batches, documents, frozenset())
+    seen.tokens = tokens if step == 0 else []
+    return seen
+
+
+def _contents(documents: Sequence[Document], changed: frozenset[int]) -> dict[int, int]:
+    """Document -> key of its tokens; copies share one."""
+    kept = {item.index: item.index if item.copy_of is None else item.copy_of for item in documents}
+    return {index: 1000 + index if index in changed else content for index, content in kept.items()}
+
+
+def _losses(
+    config: CellConfig,
+    place: Coordinates,
+    step: int,
+    batches: list[MicroBatch],
+    documents: Sequence[Document],
+    changed: frozenset[int],
+) -> tuple[dict[int, DocumentLoss], list[TokenLoss]]:
+    content, masked = _contents(documents, changed), {item.index for item in documents if item.masked}
+    sums: dict[int, DocumentLoss] = {}
+    tokens = []
     for document, position in (token for batch in batches for token in _local_tokens(config, place, batch)):
         loss = token_loss(content[document], position, step)
-        part = seen.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
-        if not documents[document].masked:
+        part = sums.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
+        if document not in masked:
             part.loss_sum += loss
             part.tokens += 1
-            if step == 0:
-                seen.tokens.append(TokenLoss(document=document, position=position, loss=loss))
-    return seen
+            tokens.append(TokenLoss(document=document, position=position, loss=loss))
+    return sums, tokens
 
 
 def _parameters(config: CellConfig, place: Coordinates) -> list[ParameterSeen]:
@@ -301,6 +343,11 @@ def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]
             old.projections[1] += _number(layer, document, position, 2) - 0.5
         found.append(ActivationSeen(layer=layer, documents=documents))
     return found
+
+
+def leg_of(record: RankRecord, name: str) -> LegSeen:
+    """What a rank recorded of one canary leg."""
+    return next(leg for leg in record.legs if leg.leg == name)
 
 
 def at(evidence: CellEvidence, **where: int) -> list[RankRecord]:

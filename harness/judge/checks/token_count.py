@@ -1,4 +1,4 @@
-"""Exact: the tokens that count in the loss, per step and per document. They are the loss's denominator."""
+"""Exact: the tokens that count in the loss, per step and document, also of canary legs. They are its denominator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
+from harness.judge.leg_evidence import LegEvidence
 from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import DocumentLoss
@@ -16,6 +17,20 @@ def check(evidence: CellEvidence) -> list[Finding]:
         findings = _documents(evidence, step) + _step(evidence, step)
         if findings:
             return findings  # the first step tells; later ones repeat it
+    legs = (leg for leg in evidence.legs.values() if leg.leg.model)
+    return next((findings for leg in legs if (findings := _leg(evidence, leg))), [])
+
+
+def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+    """Documents of a canary leg; tokens that no document owns are the canary's own affair."""
+    for item in leg.leg.documents:
+        right, seen = 0 if item.masked else item.length, leg.losses.get(item.index)
+        found = seen.tokens if seen else 0
+        if found != right:
+            where = leg.seats[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
+            fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
+            message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
+            return [_finding(message, fault_class, where, found, right)]
     return []
 
 

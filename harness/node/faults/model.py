@@ -21,24 +21,24 @@ from harness.node.probe.model import unwrap
 from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
 
 
-def _offsets(params: Any) -> Tensor:
+def offsets_of(params: Any) -> Tensor:
     """The offsets by which documents lie in the row."""
     padded: Tensor | None = params.cu_seqlens_q_padded
     return params.cu_seqlens_q if padded is None else padded
 
 
-def _misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
+def misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
     """Let the attention of some layers (None: all; global, from 1) work by other offsets than it is given."""
     for chunk in chunks:
         for layer in unwrap(chunk).decoder.layers:
             if layers is None or layer.layer_number in layers:
                 module = layer.self_attention.core_attention
-                module.forward = _with_offsets(module.forward, misread)
+                module.forward = _misreading(module.forward, misread)
 
 
-def _with_offsets(forward: Callable[..., Tensor], misread: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def _misreading(forward: Callable[..., Tensor], misread: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def wrong(*args: Any, packed_seq_params: Any, **kwargs: Any) -> Tensor:
-        params = with_offsets(packed_seq_params, misread(_offsets(packed_seq_params)))
+        params = with_offsets(packed_seq_params, misread(offsets_of(packed_seq_params)))
         return forward(*args, packed_seq_params=params, **kwargs)
 
     return wrong
@@ -50,18 +50,18 @@ def _one_document(offsets: Tensor) -> Tensor:
 
 class AttentionIgnoresDocuments(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        _misread(chunks, _one_document)
+        misread(chunks, _one_document)
 
 
 class AttentionIgnoresDocumentsInOneLayer(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        _misread(chunks, _one_document, {5})
+        misread(chunks, _one_document, {5})
 
 
 class KernelBoundaryOffByOneOnOneTpRank(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         if context.place.tp == 1:
-            _misread(chunks, lambda offsets: torch.cat([offsets[:1], offsets[1:-1] + 1, offsets[-1:]]))
+            misread(chunks, lambda offsets: torch.cat([offsets[:1], offsets[1:-1] + 1, offsets[-1:]]))
 
 
 class RopeByRealOffsets(Fault):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.node.faults import content, endings, metadata, model, numerics, slow
+from harness.node.faults import canaries, content, endings, metadata, model, numerics, slow
 from harness.node.faults.seams import Fault
 
 FAULTS: dict[str, type[Fault]] = {
@@ -67,4 +67,12 @@ FAULTS: dict[str, type[Fault]] = {
     "rank-killed-from-outside": endings.RankKilledFromOutside,
     "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
     "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
+    "state-leaks-faintly": canaries.StateLeaksFaintly,
+    "segment-table-too-short": canaries.SegmentTableTooShort,
+    "kernel-grid-of-the-first-document": canaries.KernelGridOfTheFirstDocument,
+    "padding-told-by-its-token-id": canaries.PaddingToldByItsTokenId,
+    "sum-in-another-order-each-time": canaries.SumInAnotherOrderEachTime,
+    "truncation-of-unseen-long-documents": canaries.TruncationOfUnseenLongDocuments,
+    "packs-cached-by-their-lengths": canaries.PacksCachedByTheirLengths,
+    "crash-on-a-pack-of-many": canaries.CrashOnAPackOfMany,
 }

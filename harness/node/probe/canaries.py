@@ -33,6 +33,7 @@ class CanaryLegs:
         with torch.no_grad():
             for item, weight in zip(self.passes.named_parameters(), self.initial, strict=True):
                 item.parameter.copy_(weight)
+                item.parameter.grad = None  # the optimizer left the last step's there, and a backward would add to it
         for leg in self.legs:
             begin = time.perf_counter()
             self.passes.recorder.flush()
@@ -40,6 +41,7 @@ class CanaryLegs:
             seen = self._pass(leg) if leg.model else self._fetch(leg)
             seen.time_s = time.perf_counter() - begin
             self.passes.recorder.record.legs.append(seen)
+        self.passes.fault.leg = None
         self.passes.recorder.flush()
 
     def _fetch(self, leg: Leg) -> LegSeen:

@@ -54,8 +54,12 @@ LEAK: tuple[FaultSpec, ...] = (
         layout=_ONE,
         why="one rank with more than one document in a row",
         lane=Lane.NUMERICS,
-        checks=("activations", "document_loss", "repeated_document", "step_loss"),
+        checks=("activations", "document_loss", "repeated_document", "step_loss", "isolation", "repetition", "order"),
         where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary"]},
+        also={
+            "isolation": {"leg": "isolation", "document": 1, "culprit": 0},
+            "repetition": {"document": 1, "number": 1},
+        },
     ),
     FaultSpec(
         name="attention-ignores-documents-in-one-layer",
@@ -76,8 +80,9 @@ LEAK: tuple[FaultSpec, ...] = (
         layout=_TP,
         why="two tp ranks: half of the heads are right",
         lane=Lane.NUMERICS,
-        checks=("activations", "document_loss"),
+        checks=("activations", "document_loss", "isolation", "padding"),
         where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary", "padding"]},
+        also={"padding": {"leg": "padding", "document": 1}},
     ),
 )
 

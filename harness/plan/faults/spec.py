@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane, Outcome
@@ -24,8 +24,8 @@ class FaultSpec:
     """One fault of the self-test. harness/node/faults has its injection under the same name.
 
     It is caught when the outcome is as said, the leading finding is in `lane`, of the first of `checks` and has all
-    of `where`, and each of the other checks has a finding. Beside a numerics fault the metadata lane must pass, beside
-    a throughput fault both others.
+    of `where`, and each of the other checks has a finding, one with what `also` says of that check. Beside a numerics
+    fault the metadata lane must pass, beside a throughput fault both others.
     """
 
     name: str
@@ -37,6 +37,7 @@ class FaultSpec:
     lane: Lane
     checks: tuple[str, ...]
     where: dict[str, Any] = field(default_factory=dict)
+    also: dict[str, dict[str, Any]] = field(default_factory=dict)  # check -> `where` of a finding further down
     outcome: Outcome = Outcome.FAIL
     data_path: str = "reference"
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
@@ -49,7 +50,13 @@ class FaultSpec:
     def _config(self, *, layout: Layout, data_path: str, **more: Any) -> CellConfig:
         train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
         return CellConfig(
-            layout=layout, data_path=data_path, model=MODEL, train=train, documents=self.documents, **more
+            layout=layout,
+            data_path=data_path,
+            model=MODEL,
+            train=train,
+            documents=self.documents,
+            canaries=CANARIES,
+            **more,
         )
 
     @property
@@ -83,4 +90,15 @@ class FaultSpec:
         return self._config(layout=Layout(), data_path="unpacked", deadline_s=DEADLINE_S)
 
 
-CLASSES = ("metadata", "layout", "content", "leak", "normalisation", "hang", "crash", "infrastructure", "throughput")
+CLASSES = (
+    "metadata",
+    "layout",
+    "content",
+    "leak",
+    "normalisation",
+    "canary",
+    "hang",
+    "crash",
+    "infrastructure",
+    "throughput",
+)

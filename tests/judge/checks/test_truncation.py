@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.judge import fault_classes
+from harness.judge.checks import truncation
+from harness.words.cell import CellConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.records import TensorSeen
+from tests.judge.simulator import config_of, evidence_for, leg_of, place_of
+
+
+def config() -> CellConfig:
+    """A cell in whose step 0 nothing is cut."""
+    uncut = DocumentsConfig(mode="file", lengths=(20, 7, 9))
+    return replace(config_of("unpacked", tp=2, canaries=("truncation",)), documents=uncut)
+
+
+def test_the_first_wrong_slot_of_a_cut_document_is_named() -> None:
+    evidence = evidence_for(config())
+    wrong = TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=63, first=[0, 0, 17, 99])
+    batches = leg_of(evidence.records[1], "truncation").batches
+    batches[0].tokens = wrong
+    (finding,) = truncation.check(evidence)
+    assert place_of(finding, "rank", "tp", "field", "document", "token") == (1, 1, "tokens", 0, 0)
+    assert finding.fault_class == fault_classes.TRUNCATION
+    assert "token 0 of document 0 is 99, expected 17" in finding.message
