@@ -91,7 +91,8 @@ def _build(requirement: str, python: Path, place: Path, install: Install) -> Non
         "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
     }
     argv = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    argv += ["--no-binary", NAME, "-w", str(work / "out"), requirement]
+    # pip would take a wheel that it built once for another torch.
+    argv += ["--no-cache-dir", "--no-binary", NAME, "-w", str(work / "out"), requirement]
     _run(argv, {**os.environ, **made})
     for built in (work / "out").glob("*.whl"):
         built.rename(place / built.name)
