@@ -27,7 +27,8 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    chosen |= {cell.reference for cell in expansion.cells if cell.id in chosen and cell.reference}
+    for cell in reversed(expansion.references_first):
+        chosen |= {cell.reference} if cell.id in chosen and cell.reference else set()
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
     return replace(expansion, cells=cells, rejected=(), excluded={})
 

@@ -15,6 +15,7 @@ from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
 from harness.judge.places import Place
+from harness.words.cell import same_rows
 from harness.words.layout import Layout
 from harness.words.legs import Leg, legs_of
 from harness.words.packing import MicroBatch, PackedParams
@@ -81,6 +82,11 @@ class CellEvidence:
     @property
     def packed(self) -> bool:
         return self.cell.config.style.packed
+
+    @property
+    def same_rows(self) -> bool:
+        """Whether gradients, and what they move, may be compared with the reference's."""
+        return self.reference is not None and same_rows(self.cell.config, self.reference.cell.config)
 
     @property
     def steps(self) -> range:
@@ -206,13 +212,14 @@ class CellEvidence:
         """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
 
         Sharded parameters add up over tp; of replicated ones, and of the copies on cp, dp and (tied embeddings) other
-        stages, the first counts: `replica_gradients` says whether copies agree.
+        stages, the first counts: `replica_gradients` says whether copies agree. Experts may lie on other cp and dp
+        ranks than the first.
         """
         whole: dict[str, ParameterGradient] = {}
+        homes: dict[str, tuple[int, int, int]] = {}
         for rank in sorted(self.records):
             record = self.records[rank]
-            if record.place.cp or record.place.dp:
-                continue
+            home = (record.place.pp, record.place.cp, record.place.dp)
             for seen in record.parameters:
                 known = whole.get(seen.name)
                 shards = (seen.gradient,) if seen.sharded else ()
@@ -220,7 +227,8 @@ class CellEvidence:
                     whole[seen.name] = ParameterGradient(
                         fingerprint=seen.gradient, stage=record.place.pp, shards=shards, parts=tuple(seen.parts)
                     )
-                elif seen.sharded and known.stage == record.place.pp:
+                    homes[seen.name] = home
+                elif seen.sharded and homes[seen.name] == home:
                     whole[seen.name] = ParameterGradient(
                         fingerprint=add(known.fingerprint, seen.gradient),
                         stage=known.stage,
@@ -288,8 +296,7 @@ def evidence_of(
     logs of failed ranks by cell and rank, `jobs` how the job of each cell ended, where that is known.
     """
     evidence: dict[str, CellEvidence] = {}
-    cells = sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None)
-    for cell in cells:
+    for cell in plan.expansion.references_first:
         records, result = found.get(cell.id, ({}, None))
         evidence[cell.id] = CellEvidence(
             cell=cell,

@@ -29,6 +29,7 @@ def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
         "tp": layout.tp,
         "pp": layout.pp,
         "vpp": layout.vpp,
+        "ep": layout.ep,
         "micro-batches": len(evidence.plan[step][0]),
     }
     counts = {len(pack.placed) for pack in packs}

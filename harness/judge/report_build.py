@@ -53,7 +53,7 @@ def build_report(
 def _judge_all(plan: RunPlan, evidence: Mapping[str, CellEvidence], today: str) -> dict[str, CellVerdict]:
     """References first, so that each is judged once."""
     verdicts: dict[str, CellVerdict] = {}
-    for cell in sorted(plan.expansion.cells, key=lambda cell: cell.reference is not None):
+    for cell in plan.expansion.references_first:
         known = verdicts.get(cell.reference) if cell.reference else None
         verdicts[cell.id] = judge_cell(evidence[cell.id], today=today, reference=known)
     return verdicts

@@ -189,13 +189,15 @@ class Leader(Agent):
 
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
         from harness.node.data_paths.table import DATA_PATHS
+        from harness.node.probe.model_parts import lacking
 
         if attempt.result.exists():  # this agent's job was requeued; the attempt is over
             self.ended(cell, number, config, None)
             return
-        reason = DATA_PATHS[config.data_path].unavailable(config)
-        if reason is not None:
-            rejection = Rejection(rule="stack.data_path", reason=reason, source="the stack under test")
+        of_path, of_model = DATA_PATHS[config.data_path].unavailable(config), lacking(config)
+        if reason := of_path or of_model:
+            rule = "stack.data_path" if of_path else "stack.model"
+            rejection = Rejection(rule=rule, reason=reason, source="the stack under test")
             self._write(attempt, cell, number, "rejected", reason, rejection)
             return
         wrong = self.share(config).misfit(self.order.get("ranks_per_node"))

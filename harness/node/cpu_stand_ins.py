@@ -52,6 +52,9 @@ class _Idle:
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
 
+    def record_event(self, event: Any = None) -> Any:
+        return _Idle() if event is None else event
+
     def __enter__(self) -> _Idle:
         return self
 
@@ -80,6 +83,11 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
     if bounds[-1] != total:
         raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")
     return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
+
+
+def _splits_on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """moe_utils.maybe_move_tensor_to_cpu, which makes split sizes arrays only of tensors that it moved."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -119,6 +127,13 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", tex))
         rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
+    dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
+    if dispatcher is not None:
+        rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
+    routing = sys.modules.get("megatron.core.transformer.moe.moe_utils")
+    if routing is not None and not hasattr(routing, "te_general_gemm"):
+        # Up to 0.16 it asks whether this is None, and imports it only beside Transformer Engine.
+        rows.append((routing, "te_general_gemm", None))
     return rows + _transformer_engine()
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.plan.model_section import MODEL_ALIASES, PARTS, WRONG, ModelSection, model_part
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.section import Section
 from harness.plan.sections import (
     AXIS_ALIASES,
-    MODEL_ALIASES,
     TRAIN_ALIASES,
     AxisRow,
-    ModelSection,
     OptionsSection,
     TrainSection,
 )
@@ -36,7 +35,7 @@ ALIASES = AXIS_ALIASES | {
     f"{name}.{alias}": f"{name}.{key}" for name, (_, aliases) in _SECTIONS.items() for alias, key in aliases.items()
 }
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
-_INVALID: Any = object()
+_INVALID = WRONG
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,8 @@ def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     if name not in AXES and name not in DOTTED:
         problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>"], [*ALIASES, *DOTTED])
         return _INVALID
+    if prefix == "model" and key in PARTS:
+        return model_part(key, value, path, problems)
     try:
         return getattr(model.model_validate({key: value}), key)
     except ValidationError as error:

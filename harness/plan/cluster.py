@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.section import SECRET_WORDS, Section, is_secret_name
-from harness.plan.sections import Count, Name
+from harness.plan.section import SECRET_WORDS, Count, Section, is_secret_name
+from harness.plan.sections import Name
 
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _SECRET_NAME = rf"[A-Za-z0-9_]*(?:{'|'.join(SECRET_WORDS)})[A-Za-z0-9_]*"

@@ -125,24 +125,38 @@ def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[P
     result: list[PlannedCell] = []
     for group, members in groups.items():
         # "auto" where any member uses it: the control runs the attention that its group runs.
-        config = reference_config(members[0].config, min(cell.config.attention for cell in members))
-        reference = _Cell(cell_id(config), config, None)
-        added = all(cell.id != reference.id for cell in members)
-        for cell in [reference, *members] if added else members:
-            is_reference = cell.id == reference.id
+        attention = min(cell.config.attention for cell in members)
+        known_ids = {cell.id for cell in members}
+        controls: dict[str, _Cell] = {}
+        references = {cell.id: _reference(cell.config, attention, controls) for cell in members}
+        added = [cell for cell in controls.values() if cell.id not in known_ids]
+        references |= {cell.id: _reference(cell.config, attention, controls) for cell in added}
+        for cell in [*added, *members]:
+            extra, reference = cell.id not in known_ids, references[cell.id]
             result.append(
                 PlannedCell(
                     id=cell.id,
                     axes=axes_of(cell.config, shown),
                     config=cell.config,
                     group=group,
-                    reference=None if is_reference else reference.id,
-                    role="reference" if is_reference and added else "cell",
-                    xfail=None if is_reference and added else known.of(cell.id),
+                    reference=None if reference == cell.id else reference,
+                    role="reference" if extra else "cell",
+                    xfail=None if extra else known.of(cell.id),
                     line=cell.line,
                 )
             )
     return result
+
+
+def _reference(config: CellConfig, attention: str, controls: dict[str, _Cell]) -> str:
+    """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
+    control = reference_config(config, attention)
+    name = cell_id(control)
+    if name not in controls:
+        if control != config:
+            _reference(control, attention, controls)
+        controls.setdefault(name, _Cell(name, control, None))
+    return name
 
 
 class _KnownFailures:

@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 from harness.plan.axes import ALIASES, AXES
-from harness.plan.sections import AXIS_ALIASES, MODEL_ALIASES, TRAIN_ALIASES, AxisRow, MatrixFile
+from harness.plan.model_section import MODEL_ALIASES, PARTS
+from harness.plan.sections import AXIS_ALIASES, TRAIN_ALIASES, AxisRow, MatrixFile
 
 _ALIASES = {"ModelSection": MODEL_ALIASES, "TrainSection": TRAIN_ALIASES}
+_ALIASES |= {section.__name__: aliases for section, aliases, _ in PARTS.values()}
 
 
 def json_schema() -> dict[str, Any]:

@@ -15,19 +15,18 @@ from typing import Any
 
 from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
+from harness.plan.model_section import parse_model
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.section import Section
 from harness.plan.sections import (
     AXIS_ALIASES,
     DOCUMENT_MODES,
-    MODEL_ALIASES,
     TRAIN_ALIASES,
     ChecksSection,
     DistributionDocuments,
     FileDocuments,
     LaunchSection,
     MatrixFile,
-    ModelSection,
     OptionsSection,
     TrainSection,
     XFailEntry,
@@ -98,7 +97,7 @@ def load(
         problems.raise_any()
     top = problems.canonical(values, {}, ()) or {}
     _check_top(top, problems)
-    model = _model(top, problems)
+    model = parse_model(top.get("model", {}), problems)
     train = _section(TrainSection, top, "train", problems, TRAIN_ALIASES)
     options = _section(OptionsSection, top, "packing_options", problems)
     launch = _section(LaunchSection, top, "launch", problems)
@@ -129,29 +128,6 @@ def load(
         stacks=stacks,
         lines=lines,
     )
-
-
-def _model(top: Mapping[str, Any], problems: Problems) -> ModelConfig | None:
-    section = _section(ModelSection, top, "model", problems, MODEL_ALIASES)
-    if section is None:
-        return None
-    model = ModelConfig(**section.model_dump())
-    for key, message in model_problems(model):
-        problems.add(("model", key), message)
-    return model
-
-
-def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    """What makes a model impossible in every layout: (key, message with the arithmetic)."""
-    found = []
-    if model.hidden % model.heads:
-        found.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
-    elif model.hidden // model.heads % 2:
-        size = model.hidden // model.heads
-        found.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
-    if model.heads % model.kv_heads:
-        found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
-    return found
 
 
 def _check_top(top: dict[str, Any], problems: Problems) -> None:
@@ -271,7 +247,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     """
     written = dict(matrix.values)
     result: dict[str, Any] = {"name": matrix.name}
-    result["model"] = dataclasses.asdict(matrix.model)
+    result["model"] = {key: value for key, value in dataclasses.asdict(matrix.model).items() if value is not None}
     result["train"] = dataclasses.asdict(matrix.train)
     result["documents"] = _resolved_documents(matrix.documents)
     options = dataclasses.asdict(matrix.options)

@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from harness.plan.axes import DOTTED, Row
-from harness.plan.matrix import Matrix, model_problems
+from harness.plan.matrix import Matrix
+from harness.plan.model_section import PARTS, model_problems, shown_part
 from harness.plan.problems import Problems
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
@@ -23,15 +24,26 @@ _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
 _OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "ep": 1, "vpp": 1, "sp": None}
-_DEFAULTS |= {"micro_batch_size": 1, "dtype": "fp32", "attention": "auto", "stack": DEFAULT, "forbidden": ""}
+_DEFAULTS |= {
+    "micro_batch_size": 1,
+    "dtype": "fp32",
+    "attention": "auto",
+    "stack": DEFAULT,
+    "forbidden": "",
+    "timed": True,
+}
 # Axis -> its resolved value in a cell.
 _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
     **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "stack", "forbidden")},
     **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
     **{name: attrgetter(name) for name in DOTTED},
+    "model.moe": lambda config: shown_part(config.model.moe),
+    "model.mtp": lambda config: shown_part(config.model.mtp),
+    "model.mla": lambda config: shown_part(config.model.mla),
     "packing": attrgetter("data_path"),
     "documents": attrgetter("documents.mode"),
+    "timed": attrgetter("timing.asked"),
     "pad_seq_to_mult": lambda config: config.options.pad_seq_to_mult or "auto",
 }
 
@@ -76,7 +88,7 @@ class Resolver:
             variant=variant,
             deadline_s=self.matrix.launch.deadline_s,
             canaries=self.matrix.canaries,
-            timing=NOT_TIMED if values["packing"] in UNPACKED else self.matrix.timing,
+            timing=self.matrix.timing if values["timed"] and values["packing"] not in UNPACKED else NOT_TIMED,
         )
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
@@ -100,7 +112,7 @@ class Resolver:
             if mode in MIXES:
                 documents = mix(mode, train.seq_length, self.largest_cp)
             parts += [
-                f"{name.partition('.')[2]}{_text(value)}"
+                _named(name.partition(".")[2], value)
                 for name, value in own.items()
                 if value != attrgetter(name)(self.matrix)
             ]
@@ -122,6 +134,13 @@ class Resolver:
         return self._options[key]
 
 
+def _named(key: str, value: Any) -> str:
+    """`layers8`, `moe4x2`, `nomoe`."""
+    if key in PARTS:
+        return f"no{key}" if value is None else str(value)
+    return f"{key}{_text(value)}"
+
+
 def _text(value: Any) -> str:
     """A value as part of a cell's name, which is also a file name."""
     return re.sub(r"[^A-Za-z0-9._]", "", str(value).lower())
@@ -133,8 +152,12 @@ def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
 
 
 def reference_config(config: CellConfig, attention: str) -> CellConfig:
-    """The control of a cell's parity group: one rank, unpacked, the harness's own data path."""
-    return dataclasses.replace(
+    """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
+
+    Where gradients depend on the rows, a cell with rows of the harness's own is held against one rank with the same
+    rows. That control is a cell like others: packed on one rank, it is held against the unpacked one in turn.
+    """
+    control = dataclasses.replace(
         config,
         layout=Layout(),
         data_path="unpacked",
@@ -144,4 +167,27 @@ def reference_config(config: CellConfig, attention: str) -> CellConfig:
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,
+        rows_of=None,
     )
+    if not config.by_rows:
+        return control
+    options = PackingOptions(calculate_per_token_loss=config.options.calculate_per_token_loss)
+    if config.data_path == "unpacked":
+        return dataclasses.replace(control, micro_batch_size=config.micro_batch_size, options=options)
+    if config.data_path != "reference" or (config.layout == Layout() and config.fault is None):
+        return dataclasses.replace(control, options=options)
+    options = dataclasses.replace(config.options, average_in_collective=False)
+    rows_of = _row_layout(config.layout)
+    return dataclasses.replace(
+        control,
+        data_path=config.data_path,
+        micro_batch_size=config.micro_batch_size,
+        options=options,
+        rows_of=None if rows_of == Layout() else rows_of,
+    )
+
+
+def _row_layout(layout: Layout) -> Layout:
+    """What of a layout tells on rows: stages matter only when they are interleaved."""
+    stages = {"pp": layout.pp, "vpp": layout.vpp} if layout.vpp > 1 else {}
+    return Layout(tp=layout.tp, cp=layout.cp, dp=layout.dp, sp=layout.sp, **stages)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
+Count = Annotated[int, Field(ge=1)]
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "API")
 
 

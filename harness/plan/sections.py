@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from harness.plan.section import SAFE_NAME, Section, one_of
+from harness.plan.model_section import ModelSection
+from harness.plan.section import SAFE_NAME, Count, Section, one_of
 from harness.plan.stacks import StackLayer
 from harness.plan.throughput_section import ThroughputSection
-from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, ModelConfig, TrainConfig
+from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, TrainConfig
 from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
@@ -34,7 +35,6 @@ def _safe_name(value: str) -> str:
     return value
 
 
-Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, AfterValidator(_safe_name), Field(json_schema_extra={"pattern": f"^{SAFE_NAME}$"})]
 AutoBool = Annotated[bool | None, BeforeValidator(_auto_to_none), WithJsonSchema({"enum": [True, False, "auto"]})]
 AutoCount = Annotated[
@@ -49,20 +49,7 @@ Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEF
 Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
 Mix = Annotated[str, one_of(*MIXES), Field(json_schema_extra={"enum": [*MIXES]})]
 BoundName = Annotated[str, one_of(*BOUND_NAMES, "ratio_screen")]
-_MODEL, _TRAIN, _OPTIONS = ModelConfig(), TrainConfig(), PackingOptions()
-
-
-class ModelSection(Section):
-    """A dense GPT with RMSNorm, SwiGLU and rotary positions."""
-
-    layers: Count = Field(default=_MODEL.layers, description="Transformer layers.")
-    hidden: Count = Field(default=_MODEL.hidden, description="Hidden size.")
-    heads: Count = Field(default=_MODEL.heads, description="Attention heads; must divide hidden.")
-    kv_heads: Count = Field(default=_MODEL.kv_heads, description="Key/value heads (query groups); must divide heads.")
-    ffn: Count = Field(default=_MODEL.ffn, description="Hidden size of the feed-forward block.")
-    vocab: Annotated[int, Field(ge=8)] = Field(default=_MODEL.vocab, description="Vocabulary size.")
-    rope_base: Count = Field(default=_MODEL.rope_base, description="Base of the rotary positions.")
-    tied: bool = Field(default=_MODEL.tied, description="Embedding and output layer share their weights.")
+_TRAIN, _OPTIONS = TrainConfig(), PackingOptions()
 
 
 class TrainSection(Section):
@@ -159,6 +146,7 @@ class AxisRow(OptionsSection):
         default="", description="With packing `rules`: the combination that upstream must refuse."
     )
     documents: Mix = Field(default=MIXES[0], description="A built-in mix instead of what `documents:` says.")
+    timed: bool = Field(default=True, description="Whether `checks.throughput` times the cell.")
     stack: Name = Field(default=DEFAULT, description="Software under test: a name under `stacks`, or `default`.")
 
 
@@ -297,17 +285,6 @@ AXIS_ALIASES = {
     "sequence_parallel": "sp",
     "mbs": "micro_batch_size",
     "use_sample_packing": "remove_microbatch_padding",
-}
-MODEL_ALIASES = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "num_query_groups": "kv_heads",
-    "ffn_hidden_size": "ffn",
-    "vocab_size": "vocab",
-    "padded_vocab_size": "vocab",
-    "rotary_base": "rope_base",
-    "share_embeddings_and_output_weights": "tied",
 }
 TRAIN_ALIASES = {
     "train_iters": "steps",

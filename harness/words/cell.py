@@ -9,13 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from harness.words.documents import Document, DocumentsConfig, documents_of_step
-from harness.words.jsonable import dumps
+from harness.words.jsonable import dumps, to_jsonable
 from harness.words.layout import Layout
+from harness.words.model import ModelConfig
 from harness.words.packing import MicroBatch, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.packing_style import PackingStyle, packing_style
 from harness.words.stack import DEFAULT
 from harness.words.timing import NOT_TIMED, TimingConfig
+
+__all__ = ["DATA_PATHS", "FORBIDDEN", "CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
 
 FORBIDDEN = (  # cases of the data path `rules`
     "offline-micro-batch-2",
@@ -42,20 +45,6 @@ DATA_PATHS = (
     "bridge_long",
     "rules",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A dense GPT with RMSNorm, SwiGLU and rotary positions. Sizes in units of one element."""
-
-    layers: int = 4
-    hidden: int = 64
-    heads: int = 8
-    kv_heads: int = 4
-    ffn: int = 128
-    vocab: int = 128
-    rope_base: int = 10000
-    tied: bool = False  # embedding and output layer share weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +78,25 @@ class CellConfig:
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
+    rows_of: Layout | None = None  # of a control: its rows are those of a cell of this layout
+
+    @property
+    def row_layout(self) -> Layout:
+        """The layout that documents are padded and rows are split for."""
+        return self.rows_of or self.layout
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether gradients depend on which documents share a micro-batch, not only on the documents of the step.
+
+        An auxiliary loss is a product of averages over the micro-batch, MTP weighs a micro-batch by the tokens that
+        its roll leaves, and without per-token loss each micro-batch has the same weight.
+        """
+        return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
 
     @property
     def style(self) -> PackingStyle:
-        return packing_style(self.data_path, self.layout, self.train.seq_length, self.options)
+        return packing_style(self.data_path, self.row_layout, self.train.seq_length, self.options)
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(
@@ -115,7 +119,16 @@ class CellConfig:
             self.layout,
             seq_length=self.train.seq_length,
             micro_batch_size=self.micro_batch_size,
+            rows_of=self.row_layout,
         )
+
+
+def same_rows(config: CellConfig, control: CellConfig) -> bool:
+    """Whether gradients of a cell and of its control may be compared: their micro-batches hold the same slots."""
+    if not config.by_rows:
+        return True
+    ours, its = ((item.data_path, item.micro_batch_size, item.style) for item in (config, control))
+    return ours == its
 
 
 def cell_name(config: CellConfig) -> str:
@@ -134,7 +147,12 @@ def cell_name(config: CellConfig) -> str:
     parts += [config.attention] if config.attention != "auto" else []
     parts += [config.stack] if config.stack != DEFAULT else []
     parts += [config.fault] if config.fault else []
-    return "-".join(parts)
+    return "-".join(parts + ([_rows_name(config.rows_of)] if config.rows_of else []))
+
+
+def _rows_name(layout: Layout) -> str:
+    sizes = [f"{name}{getattr(layout, name)}" for name in ("tp", "pp", "cp", "dp", "vpp") if getattr(layout, name) > 1]
+    return "-".join(["rows", *sizes])
 
 
 def cell_id(config: CellConfig) -> str:
@@ -150,11 +168,18 @@ def cell_id(config: CellConfig) -> str:
     )
     rest += (config.forbidden,) if config.forbidden else ()
     rest += (config.timing,) if config.timing.asked else ()
+    rest += (config.rows_of,) if config.rows_of else ()
     digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"
 
 
 @lru_cache(maxsize=4096)
 def _text(part: Any) -> str:
-    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each."""
-    return dumps(part)
+    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each.
+
+    Kinds of model that a cell does not have leave no trace, so that a new kind changes no id of a cell without it.
+    """
+    plain = to_jsonable(part)
+    if isinstance(part, ModelConfig):
+        plain = {name: value for name, value in plain.items() if value is not None}
+    return dumps(plain)

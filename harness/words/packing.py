@@ -275,10 +275,20 @@ def row_multiple(layout: Layout, micro_batch_size: int) -> int:
 
 
 def plan_step(
-    documents: Sequence[Document], style: PackingStyle, layout: Layout, *, seq_length: int, micro_batch_size: int
+    documents: Sequence[Document],
+    style: PackingStyle,
+    layout: Layout,
+    *,
+    seq_length: int,
+    micro_batch_size: int,
+    rows_of: Layout | None = None,
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size."""
-    rows = pack(documents, style, seq_length=seq_length, multiple=row_multiple(layout, micro_batch_size))
+    """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size.
+
+    `rows_of`: the layout that rows are split for, where it is another.
+    """
+    multiple = row_multiple(rows_of or layout, micro_batch_size)
+    rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
     metadata = _metadata(rows) if style.fixed_entries else None
     groups = [tuple(rows[start : start + micro_batch_size]) for start in range(0, len(rows), micro_batch_size)]
     if style.even_rows:

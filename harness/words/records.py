@@ -126,6 +126,37 @@ class ActivationSeen:
 
 
 @dataclass(kw_only=True)
+class ExpertShare:
+    """What some of a rank's tokens ask of the experts: how many went to each, and the sums of their scores."""
+
+    tokens: int
+    counts: list[int]
+    scores: list[float]  # softmax of the router's logits, recomputed by the probe
+
+
+@dataclass(kw_only=True)
+class RouterSeen:
+    """The router of one layer for one micro-batch, this rank's tokens (step 0)."""
+
+    layer: int  # global, from 1
+    micro_batch: int
+    real: list[ExpertShare]  # per row of the micro-batch
+    padding: list[ExpertShare]  # likewise, tokens of no document
+    aux_loss: float | None = None  # this rank's share, as upstream computed it; None without one
+    aux_weighted: float | None = None  # what upstream hands to backward, before the schedule's scale
+
+
+@dataclass(kw_only=True)
+class MtpSeen:
+    """One multi-token prediction depth for one micro-batch on the last stage, this rank's tokens (step 0)."""
+
+    depth: int  # from 1: tokens predicted beyond the next one
+    micro_batch: int
+    documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: those of no document
+    weighted: float  # sum of what upstream hands to backward, before the schedule's scale
+
+
+@dataclass(kw_only=True)
 class DocumentLoss:
     """Loss of one document on this rank's tokens: sum over unmasked labels, and how many."""
 
@@ -222,6 +253,9 @@ class RankRecord:
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
     legs: list[LegSeen] = field(default_factory=list)
+    routers: list[RouterSeen] = field(default_factory=list)
+    aux_scale: float | None = None  # the schedule's scale on auxiliary losses, step 0
+    mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
     untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
     peak_memory_bytes: int = 0  # before the timing leg

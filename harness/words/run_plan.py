@@ -52,6 +52,18 @@ class Expansion:
     rejected: tuple[RejectedCell, ...]
     excluded: dict[str, int] = field(default_factory=dict)  # constraint -> combinations it dropped
 
+    @property
+    def references_first(self) -> list[PlannedCell]:
+        """Every cell after the one that it is held against."""
+        known = {cell.id: cell for cell in self.cells}
+        ordered: dict[str, PlannedCell] = {}
+        for cell in self.cells:
+            chain = [cell]
+            while (above := chain[-1].reference) in known and above not in ordered:
+                chain.append(known[above])
+            ordered |= {item.id: item for item in reversed(chain) if item.id not in ordered}
+        return list(ordered.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:

@@ -25,6 +25,7 @@ class Tolerances:
     parameter_gradient: Bound  # distance of fingerprints relative to the norm of the reference gradient
     activation: Bound  # likewise, per layer and document
     repeated_document: Bound
+    aux_loss: Bound  # of routers, against the harness's own arithmetic
     segment_slope: Bound  # of a factor of time: most documents in a pack over fewest, at the same tokens; whole step
     rotary_slope: Bound  # likewise, of the stack's rotary function alone
     packed_slower: Bound  # likewise: packed over unpacked, for the same documents
@@ -42,6 +43,7 @@ _FP32 = Tolerances(
     parameter_gradient=Bound(value=1e-4, origin=f"{_MEASURED}; a cosine of 1 - 1e-6 would be 1.4e-3"),
     activation=Bound(value=1e-4, origin=_MEASURED),
     repeated_document=Bound(value=1e-5, origin=_MEASURED),
+    aux_loss=Bound(value=1e-5, origin=_MEASURED),
     segment_slope=_SLOPE,
     rotary_slope=_ROTARY,
     packed_slower=_PACKED,
@@ -54,12 +56,21 @@ _BF16 = Tolerances(
     parameter_gradient=Bound(value=5e-2, origin=_BF16_EPS),
     activation=Bound(value=5e-2, origin=_BF16_EPS),
     repeated_document=Bound(value=2e-2, origin=_BF16_EPS),
+    aux_loss=Bound(value=2e-2, origin=_BF16_EPS),
     segment_slope=_SLOPE,
     rotary_slope=_ROTARY,
     packed_slower=_PACKED,
 )
 DEFAULTS: dict[str, Tolerances] = {"fp32": _FP32, "bf16": _BF16}
-BOUND_NAMES = ("document_loss", "step_loss", "grad_norm", "parameter_gradient", "activation", "repeated_document")
+BOUND_NAMES = (
+    "document_loss",
+    "step_loss",
+    "grad_norm",
+    "parameter_gradient",
+    "activation",
+    "repeated_document",
+    "aux_loss",
+)
 FACTOR_NAMES = ("segment_slope", "rotary_slope", "packed_slower")  # of the throughput lane
 
 

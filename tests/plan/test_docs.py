@@ -10,20 +10,19 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from harness.plan.cluster import ClusterFile, ClusterProfile, ContainerSection
+from harness.plan.model_section import MODEL_ALIASES, ModelSection
 from harness.plan.projects import PROJECTS
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
 from harness.plan.sections import (
     AXIS_ALIASES,
-    MODEL_ALIASES,
     TRAIN_ALIASES,
     AxisRow,
     DistributionDocuments,
     FileDocuments,
     LaunchSection,
     MatrixFile,
-    ModelSection,
     TrainSection,
     XFailEntry,
 )

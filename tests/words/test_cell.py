@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from harness.edge.run_dir import safe_name
-from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig, cell_id, cell_name
+from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig, _text, cell_id, cell_name
 from harness.words.documents import DocumentsConfig
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.layout import Layout
+from harness.words.model import MlaConfig, MoeConfig, MtpConfig
 from harness.words.packing_options import PackingOptions
 from harness.words.timing import TimingConfig
 
@@ -64,8 +65,16 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "fault": "leak",
         "forbidden": "cp-mean-loss",
         "timing": TimingConfig(unpacked=True),
+        "rows_of": Layout(cp=2),
     }
     assert cell_id(replace(CELL, **{name: changed[name]}))[-8:] != cell_id(CELL)[-8:]
+
+
+def test_kinds_of_model_that_a_cell_does_not_have_leave_no_trace_in_its_id() -> None:
+    assert "moe" not in _text(ModelConfig())
+    assert _text(ModelConfig()).endswith('"rope_base": 10000, "tied": false}')
+    for more in (ModelConfig(moe=MoeConfig()), ModelConfig(mtp=MtpConfig()), ModelConfig(mla=MlaConfig())):
+        assert cell_id(replace(CELL, model=more))[-8:] != cell_id(CELL)[-8:]
 
 
 def test_the_deadline_does_not_change_the_id() -> None:

@@ -63,7 +63,16 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
         # Of micro-batches that were not run, `micro_batch_count` tells.
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
-                for layer in layout.layers(evidence.cell.config.model.layers, at.pp, chunk):
+                for layer in _layers(evidence, at.pp, chunk):
                     yield Place(
                         rank=rank, at=at, leg="training", step=step, micro_batch=micro_batch, chunk=chunk, layer=layer
                     )
+
+
+def _layers(evidence: CellEvidence, stage: int, chunk: int) -> list[int]:
+    """Numbers of the chunk's layers; prediction layers follow the last."""
+    model, layout = evidence.cell.config.model, evidence.layout
+    layers = list(layout.layers(model.layers, stage, chunk))
+    if model.mtp and stage == evidence.last_stage and chunk == layout.vpp - 1:
+        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
+    return layers

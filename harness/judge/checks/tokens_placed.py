@@ -48,8 +48,9 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 def _needed(evidence: CellEvidence, stage: int, chunk: int) -> tuple[str, ...]:
     layout = evidence.layout
-    first = FIRST_STAGE if stage == 0 and chunk == 0 else ()
-    return first + (LAST_STAGE if stage == evidence.last_stage and chunk == layout.vpp - 1 else ())
+    last = stage == evidence.last_stage and chunk == layout.vpp - 1
+    embeds = (stage == 0 and chunk == 0) or (last and evidence.cell.config.model.mtp is not None)
+    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
 
 
 def _sort(

@@ -27,6 +27,7 @@ class Batch:
     loss_mask: Tensor | None = None
     position_ids: Tensor | None = None
     params: Any = None
+    padding_mask: Tensor | None = None  # bool, true where a slot holds no token; for routers with an auxiliary loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,10 @@ class RankContext:
         """Whether the chunk holds the output layer and the loss."""
         layout = self.config.layout
         return self.place.pp == layout.pp - 1 and chunk == layout.vpp - 1
+
+    def reads_tokens(self, chunk: int) -> bool:
+        """Whether the chunk embeds tokens: the first, and with multi-token prediction the last too."""
+        return self.is_first(chunk) or (self.config.model.mtp is not None and self.is_last(chunk))
 
 
 class DataPath(Protocol):

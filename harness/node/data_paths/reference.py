@@ -6,6 +6,7 @@ the embedding, labels to the chunk with the loss. This path must always be right
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +23,16 @@ from harness.words.workload import Workload, sums
 
 _FIRST = ("tokens", "position_ids")
 _LAST = ("labels", "loss_mask")
+_DTYPES = {"loss_mask": torch.float32, "padding_mask": torch.bool}
+_SAMPLES = "tokens_per_sample" in inspect.signature(PackedSeqParams).parameters  # from 0.19
 
 
 class ReferencePath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.reads = context.place.tp == 0
+        style = context.config.style
+        self.row_length = style.row_length if _SAMPLES and context.config.model.balanced else None
         self.workload: Workload | None = None  # of the step that chunk 0 last asked for
 
     @staticmethod
@@ -47,12 +52,13 @@ class ReferencePath:
         return Workload(micro_batches=len(truth.plans), tokens=int(both[0]), squares=int(both[1]))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        fields = (_FIRST if self.context.is_first(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())
+        fields = (_FIRST if self.context.reads_tokens(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())
+        fields += ("padding_mask",) if self.context.config.model.padding_mask else ()
         micro: MicroTruth | None = next(iterator) if iterator is not None else None
         metadata, body = self._broadcast(micro, fields)
-        batch = Batch(params=_packed_seq_params(metadata))
+        batch = Batch(params=_packed_seq_params(metadata, self.row_length))
         for name, stream in zip(fields, body):
-            setattr(batch, name, stream[None].float() if name == "loss_mask" else stream[None])
+            setattr(batch, name, stream[None].to(_DTYPES.get(name, torch.int64)))
         return batch
 
     def _broadcast(self, micro: MicroTruth | None, fields: tuple[str, ...]) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,8 @@ class ReferencePath:
             )
 
 
-def _packed_seq_params(metadata: Tensor) -> PackedSeqParams:
+def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqParams:
+    """`row_length`: of rows that are equally long, for auxiliary losses per row; None says nothing of rows."""
     real, padded = metadata.int()
     if torch.equal(real, padded):
         padded = real  # Transformer Engine takes its fast path only when both are the same object
@@ -105,4 +112,5 @@ def _packed_seq_params(metadata: Tensor) -> PackedSeqParams:
         cu_seqlens_kv_padded=padded,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        **({} if row_length is None else {"tokens_per_sample": row_length}),
     )

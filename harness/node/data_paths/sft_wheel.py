@@ -69,6 +69,12 @@ class Wheel:
         if not self.reads_batch:
             _set_arguments(context)
 
+    @property
+    def _predicts(self) -> bool:
+        """Whether this stage holds the prediction layers."""
+        layout = self.context.config.layout
+        return self.context.config.model.mtp is not None and self.context.place.pp == layout.pp - 1
+
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         middle = not (self.context.is_first(chunk) or self.context.is_last(chunk))
         return self._of_batch(iterator, middle) if self.reads_batch else self._of_iterator(iterator, middle)
@@ -76,7 +82,7 @@ class Wheel:
     def _of_iterator(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:
         """pretrain_gpt.get_batch of core_v0.17.1, with args.sft."""
         training: Any = importlib.import_module("megatron.training.utils")
-        batch = training.get_batch_on_this_tp_rank(iterator, mtp_on_this_rank=False)
+        batch = training.get_batch_on_this_tp_rank(iterator, mtp_on_this_rank=self._predicts)
         cu_seqlens, longest = batch.pop("cu_seqlens", None), batch.pop("max_seqlen", None)
         padded = batch.pop("cu_seqlens_padded", None)
         batch.pop("local_cp_size", None)
@@ -122,7 +128,7 @@ class Wheel:
             "tp_rank": self.context.place.tp,
             "micro_batch_size": config.micro_batch_size,
             "seq_length": config.train.seq_length,
-            "mtp_on_this_rank": False,
+            "mtp_on_this_rank": self._predicts,
             "pipeline_model_parallel_size": config.layout.pp,
             "is_pipeline_first_stage": parallel_state.is_pipeline_first_stage(),
             "is_pipeline_last_stage": parallel_state.is_pipeline_last_stage(),

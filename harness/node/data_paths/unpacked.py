@@ -27,10 +27,12 @@ class UnpackedPath:
         cp, cp_rank = self.context.config.layout.cp, self.context.place.cp
         device = self.context.device.torch_device
         batch = Batch()
-        if self.context.is_first(chunk):
+        if self.context.reads_tokens(chunk):
             batch.tokens = micro.local(micro.tokens, cp, cp_rank).to(device)
             batch.position_ids = micro.local(micro.position_ids, cp, cp_rank).to(device)
         if self.context.is_last(chunk):
             batch.labels = micro.local(micro.labels, cp, cp_rank).to(device)
             batch.loss_mask = micro.local(micro.loss_mask, cp, cp_rank).to(device)
+        if self.context.config.model.padding_mask:
+            batch.padding_mask = micro.local(micro.padding_mask, cp, cp_rank).to(device)
         return batch

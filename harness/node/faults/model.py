@@ -6,6 +6,7 @@ name `apply_rotary_pos_emb` in megatron.core.transformer.attention (megatron-cor
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -67,8 +68,11 @@ class KernelBoundaryOffByOneOnOneTpRank(Fault):
 class RopeByRealOffsets(Fault):
     """The rotary code is given the real offsets, their last stretched to the end of the row so that all is covered."""
 
+    module = upstream.__name__
+
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        apply, seen = upstream.apply_rotary_pos_emb, [None]
+        module: Any = importlib.import_module(self.module)
+        apply, seen = module.apply_rotary_pos_emb, [None]
 
         def note(module: Any, args: Any, kwargs: Any) -> None:
             seen[0] = kwargs["packed_seq_params"]
@@ -84,7 +88,7 @@ class RopeByRealOffsets(Fault):
         for chunk in chunks:
             for layer in unwrap(chunk).decoder.layers:
                 layer.self_attention.register_forward_pre_hook(note, with_kwargs=True)
-        upstream.apply_rotary_pos_emb = wrong
+        module.apply_rotary_pos_emb = wrong
 
     @staticmethod
     def table(chunks: list[Any], length: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.node.faults import canaries, content, endings, metadata, model, numerics, slow
+from harness.node.faults import canaries, content, endings, metadata, model, models, numerics, slow
 from harness.node.faults.seams import Fault
 
 FAULTS: dict[str, type[Fault]] = {
@@ -58,6 +58,15 @@ FAULTS: dict[str, type[Fault]] = {
     "norm-gradients-reduced-twice-over-tp": numerics.NormGradientsReducedTwiceOverTp,
     "gradients-not-reduced-over-dp": numerics.GradientsNotReducedOverDp,
     "attention-backward-not-reduced-over-cp": model.AttentionBackwardNotReducedOverCp,
+    "aux-loss-divided-by-cp": models.AuxLossDividedByCp,
+    "padding-counted-by-routers": models.PaddingCountedByRouters,
+    "router-statistics-over-merged-rows": models.RouterStatisticsOverMergedRows,
+    "router-weights-differ-on-one-tp-rank": models.RouterWeightsDifferOnOneTpRank,
+    "experts-of-another-ep-rank": models.ExpertsOfAnotherEpRank,
+    "expert-gradients-times-ep": models.ExpertGradientsTimesEp,
+    "prediction-rolls-across-documents": models.PredictionRollsAcrossDocuments,
+    "prediction-without-loss-mask": models.PredictionWithoutLossMask,
+    "latent-rope-by-real-offsets": models.LatentRopeByRealOffsets,
     "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
     "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
     "exception-at-step-1": endings.ExceptionAtStep1,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
@@ -16,7 +15,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.node.device import Device
-from harness.node.probe.attention import ReferenceAttention
+from harness.node.probe.model_parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.norm import RMSNorm
 from harness.words.cell import CellConfig
 
@@ -70,22 +69,16 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         # messages of two stages that are each other's previous and next (pp 2) on backends that match by order.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
-        "calculate_per_token_loss": True,
+        "calculate_per_token_loss": config.options.calculate_per_token_loss,
         "add_bias_linear": False,
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
+        **part_fields(config),
     }
-    known = {item.name for item in dataclasses.fields(TransformerConfig)}
-    return TransformerConfig(**{name: value for name, value in wanted.items() if name in known})
-
-
-def _layer_spec() -> Any:
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = ReferenceAttention
-    spec.submodules.input_layernorm = RMSNorm
-    spec.submodules.pre_mlp_layernorm = RMSNorm
-    return spec
+    upstream = config_class(config)
+    known = {item.name for item in dataclasses.fields(upstream)}
+    return upstream(**{name: value for name, value in wanted.items() if name in known})
 
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
@@ -94,14 +87,14 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
         use_distributed_optimizer=False,
-        average_in_collective=False,  # with per-token loss the schedule divides by the token count itself
+        average_in_collective=config.options.average_in_collective,
     )
     chunks = []
     for index in range(config.layout.vpp):
         stage = index if config.layout.vpp > 1 else None
         virtual = {"ignore_virtual": False, "vp_stage": stage} if stage is not None else {}
         spec = TransformerBlockSubmodules(
-            layer_specs=[_layer_spec()] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
+            layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
         )
         chunk = GPTModel(
             upstream,
@@ -115,6 +108,7 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
             share_embeddings_and_output_weights=config.model.tied,
             parallel_output=True,
             **({"vp_stage": stage} if stage is not None else {}),
+            **mtp_arguments(config, upstream, spec, stage),
         ).to(device.torch_device)
         # As megatron.training.get_model does: inputs cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
@@ -128,6 +122,11 @@ def unwrap(chunk: Any) -> GPTModel:
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
+
+
+def expert_rank() -> int:
+    """This rank's place among those that share the experts of a layer."""
+    return int(parallel_state.get_expert_model_parallel_rank())
 
 
 def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, DataPath, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.fingerprints import gradient_fingerprint, part_fingerprints
-from harness.node.probe.model import unwrap
+from harness.node.probe.model import expert_rank, unwrap
+from harness.node.probe.part_watches import watch_parts
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.probe.witness import Position, Witness
@@ -52,7 +53,9 @@ class Passes:
         self.chunks, self.path, self.context = chunks, path, context
         self.fault, self.recorder = fault, recorder
         self.position = Position()
-        self.witness = Witness([unwrap(chunk) for chunk in chunks], context, self.position, recorder)
+        plain = [unwrap(chunk) for chunk in chunks]
+        self.witness = Witness(plain, context, self.position, recorder)
+        watch_parts(plain, context, self.position, recorder)
 
     def begin(self, truth: StepTruth, leg: str, *, keep_tokens: bool) -> list[Owned]:
         """Set up the next pass and open the data path's iterators, one per chunk, which may communicate.
@@ -90,7 +93,8 @@ class Passes:
         """Parameters of all chunks of this rank."""
         tp = self.context.config.layout.tp
         for chunk in self.chunks:
-            yield from named_parameters(unwrap(chunk), tp_rank=self.context.place.tp, tp_size=tp)
+            plain = unwrap(chunk)
+            yield from named_parameters(plain, tp_rank=self.context.place.tp, tp_size=tp, ep_rank=expert_rank())
 
     def parameters_seen(self) -> list[ParameterSeen]:
         """Fingerprints of the gradients as they are now."""
@@ -120,7 +124,12 @@ class Passes:
         self.recorder.progress(at.leg, at.step, number, "forward")
         if at.leg == "training":
             self.recorder.flush()
-        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
+        at.rows = micro.local(micro.row_numbers, self.context.config.layout.cp, self.context.place.cp)
+        more = {"loss_mask": batch.loss_mask} if self.context.config.model.mtp else {}
+        more |= {"padding_mask": batch.padding_mask} if self.context.config.model.padding_mask else {}
+        output = model(
+            batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params, **more
+        )
         return output, partial(self._loss, batch, at.owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -91,7 +91,13 @@ def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder)
     upstream = model.transformer_config(config)
     chunks = model.build_chunks(config, upstream, context.device)
     for chunk in chunks:
-        initialize(model.unwrap(chunk), seed=config.train.seed, tp_rank=place.tp, tp_size=config.layout.tp)
+        initialize(
+            model.unwrap(chunk),
+            seed=config.train.seed,
+            tp_rank=place.tp,
+            tp_size=config.layout.tp,
+            ep_rank=model.expert_rank(),
+        )
     optimizer = model.build_optimizer(config, chunks)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder)

@@ -13,6 +13,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.device import synchronize
 from harness.node.probe.metadata import note_workload
 from harness.node.probe.passes import Passes, gradient_of
+from harness.node.probe.routers import aux_scale
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter
 from harness.words.records import StepSeen
@@ -65,6 +66,7 @@ class TrainingLeg:
         if seen.step == 0:
             self.recorder.record.parameters = self.passes.parameters_seen()
             self.recorder.record.activations = self.passes.witness.taken()
+            self.recorder.record.aux_scale = aux_scale() if self.context.config.model.balanced else None
         self._global_loss(seen)
 
     def _global_loss(self, seen: StepSeen) -> None:
@@ -79,11 +81,17 @@ class TrainingLeg:
 
 
 def _gradient_norm(parameters: list[NamedParameter], context: RankContext) -> float:
-    """Norm over the whole model before clipping: replicated parameters count once."""
-    total = torch.zeros((), dtype=torch.float64, device=context.device.torch_device)
+    """Norm over the whole model before clipping: replicated parameters count once.
+
+    Experts that are spread over ranks (`allreduce` is false on them) add up over those ranks too.
+    """
+    totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
     for item in parameters:
         duplicate = item.shard.dim is None and context.place.tp > 0
         if not duplicate and not getattr(item.parameter, "shared", False):
-            total += gradient_of(item).double().square().sum()
-    dist.all_reduce(total, group=parallel_state.get_model_parallel_group())
-    return float(total.sqrt())
+            spread = not getattr(item.parameter, "allreduce", True)
+            totals[int(spread)] += gradient_of(item).double().square().sum()
+    dist.all_reduce(totals, group=parallel_state.get_model_parallel_group())
+    if context.config.layout.ep > 1:
+        dist.all_reduce(totals[1:], group=parallel_state.get_expert_model_parallel_group())
+    return float(totals.sum().sqrt())

@@ -12,7 +12,7 @@ from harness.node.probe.weights import OTHER_PADDING, PADDING, content_tokens
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
 from harness.words.legs import Leg
-from harness.words.packing import MicroBatch
+from harness.words.packing import PAD, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,17 @@ class MicroTruth:
     position_ids: Tensor
     owners: Tensor  # [slots, 2]: document index or PAD, position
     pad_id: int = PADDING  # token and label of padding slots
+
+    @property
+    def padding_mask(self) -> Tensor:
+        """bool [slots], true where a slot holds no token."""
+        return self.owners[:, 0] == PAD
+
+    @property
+    def row_numbers(self) -> Tensor:
+        """[slots]: the row of the micro-batch that a slot is in."""
+        lengths = torch.tensor([row.length for row in self.plan.rows])
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
     def local(self, stream: Tensor, cp: int, cp_rank: int) -> Tensor:
         """The slots of one context-parallel rank: [rows, slots per row, ...] in that rank's order."""

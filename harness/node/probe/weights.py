@@ -13,7 +13,8 @@ from torch import Tensor
 
 from harness.words.cell import CellConfig
 
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 TIED_NAME = "embedding.word_embeddings.weight"
 # Token ids that stand nowhere inside a document, though the end stands at its end: upstream masks labels that equal
 # padding. The other padding is what a canary leg puts in its place.
@@ -42,17 +43,23 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedParameter:
-    name: str  # global: layers numbered from 0 over the whole model, as in a one-rank checkpoint
+    name: str  # global: layers and experts numbered from 0 over the whole model, as in a one-rank checkpoint
     parameter: torch.nn.Parameter
     shard: Shard
 
 
-def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int) -> Iterator[NamedParameter]:
-    """Parameters of one model chunk (the module inside DDP) with their global names and shards."""
+def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0) -> Iterator[NamedParameter]:
+    """Parameters of one model chunk (the module inside DDP) with their global names and shards.
+
+    `ep_rank`: the expert-parallel rank, which holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
+    """
     layers = getattr(getattr(chunk, "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
     for local_name, parameter in chunk.named_parameters():
-        name = _LAYER.sub(lambda match: f"layers.{numbers[int(match.group(1))]}.", local_name)
+        name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match.group(1))]}.", local_name)
+        if found := _EXPERT.search(name):
+            owner = chunk.get_submodule(local_name.partition("local_experts.")[0] + "local_experts")
+            name = _EXPERT.sub(f"experts.{ep_rank * len(owner) + int(found.group(1))}.", name)
         if getattr(parameter, "shared_embedding", False):
             name = TIED_NAME  # the last stage's copy of the embedding is the same parameter
         yield NamedParameter(name=name, parameter=parameter, shard=_shard_of(name, parameter, tp_rank, tp_size))
@@ -105,10 +112,10 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
     return ids
 
 
-def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int) -> None:
+def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int, ep_rank: int = 0) -> None:
     """Overwrite every parameter; norm weights become 1 + small noise so that their gradients are told apart."""
     with torch.no_grad():
-        for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size):
+        for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size, ep_rank=ep_rank):
             full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
             if item.parameter.dim() == 1:
                 full += 1.0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.fingerprints import document_fingerprints, merge
+from harness.node.probe.model_parts import mtp_layers
 from harness.node.recorder import Recorder
 from harness.words.records import ActivationSeen, LayerSeen
 
@@ -23,6 +24,12 @@ class Position:
     chunk: int = 0
     micro_batch: int = 0
     owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
+    rows: Tensor | None = None  # [rows, local slots]: the row of the micro-batch before rows are merged
+
+    @property
+    def first_step(self) -> bool:
+        """Step 0 of the training, not of a canary leg."""
+        return self.leg == "training" and self.step == 0
 
 
 class Witness:
@@ -33,6 +40,7 @@ class Witness:
         self.position = position
         self.recorder = recorder
         self.activations: dict[int, ActivationSeen] = {}
+        self.embedded: tuple[str, int, int] | None = None  # (leg, step, micro-batch) whose tokens were embedded last
         for chunk in chunks:
             if context.is_first(chunks.index(chunk)):
                 chunk.embedding.register_forward_hook(self._output_hook(0))
@@ -40,6 +48,9 @@ class Witness:
                 attention = layer.self_attention.core_attention
                 attention.register_forward_pre_hook(self._params_hook(layer.layer_number), with_kwargs=True)
                 layer.register_forward_hook(self._output_hook(layer.layer_number))
+            for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
+                attention = layer.self_attention.core_attention
+                attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
 
     def taken(self) -> list[ActivationSeen]:
         """What was taken since the last call, by layer."""
@@ -66,10 +77,16 @@ class Witness:
 
     def _output_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            if self.position.fingerprints:
+            if self.position.fingerprints and not (layer == 0 and self._embedded_before()):
                 self._take(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
+
+    def _embedded_before(self) -> bool:
+        """Prediction layers on the first stage embed their rolled tokens with the same module, after the model."""
+        at = self.position
+        before, self.embedded = self.embedded, (at.leg, at.step, at.micro_batch)
+        return before == self.embedded
 
     def _take(self, layer: int, hidden: Tensor) -> None:
         """hidden [s, b, h]; under sequence parallel s is this tensor-parallel rank's contiguous share."""

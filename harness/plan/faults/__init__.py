@@ -6,12 +6,24 @@ from harness.plan.faults.canaries import CANARY
 from harness.plan.faults.content import CONTENT, LAYOUT
 from harness.plan.faults.endings import CRASH, HANG, INFRASTRUCTURE
 from harness.plan.faults.metadata import METADATA
+from harness.plan.faults.models import MODELS
 from harness.plan.faults.numerics import LEAK, NORMALISATION, OUTPUT
 from harness.plan.faults.slow import THROUGHPUT
 from harness.plan.faults.spec import CLASSES, FaultSpec
 
 FAULTS: tuple[FaultSpec, ...] = (
-    METADATA + LAYOUT + OUTPUT + CONTENT + LEAK + NORMALISATION + CANARY + HANG + CRASH + INFRASTRUCTURE + THROUGHPUT
+    METADATA
+    + LAYOUT
+    + OUTPUT
+    + CONTENT
+    + LEAK
+    + NORMALISATION
+    + MODELS
+    + CANARY
+    + HANG
+    + CRASH
+    + INFRASTRUCTURE
+    + THROUGHPUT
 )
 
 __all__ = ["CLASSES", "FAULTS", "FaultSpec"]

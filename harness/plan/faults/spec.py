@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.plan.resolve import reference_config
 from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane, Outcome
+from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.timing import NOT_TIMED, TimingConfig
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
@@ -46,48 +48,40 @@ class FaultSpec:
     global_batch: int = TRAIN.global_batch
     deadline_s: float = DEADLINE_S
     timing: TimingConfig = NOT_TIMED
+    model: ModelConfig = MODEL
+    options: PackingOptions = DEFAULT_OPTIONS
 
-    def _config(self, *, layout: Layout, data_path: str, **more: Any) -> CellConfig:
+    def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
         train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
         return CellConfig(
-            layout=layout,
-            data_path=data_path,
-            model=MODEL,
+            layout=self.layout,
+            data_path=self.data_path,
+            forbidden=self.forbidden,
+            micro_batch_size=self.micro_batch_size,
+            model=self.model,
             train=train,
             documents=self.documents,
+            options=self.options,
             canaries=CANARIES,
-            **more,
+            timing=self.timing,
+            deadline_s=deadline_s,
+            fault=fault,
         )
 
     @property
     def faulty(self) -> CellConfig:
         """The cell with the fault."""
-        return self._config(
-            layout=self.layout,
-            data_path=self.data_path,
-            forbidden=self.forbidden,
-            micro_batch_size=self.micro_batch_size,
-            deadline_s=self.deadline_s,
-            timing=self.timing,
-            fault=self.name,
-        )
+        return self._config(deadline_s=self.deadline_s, fault=self.name)
 
     @property
     def twin(self) -> CellConfig:
         """The same cell without the fault; it must pass."""
-        return self._config(
-            layout=self.layout,
-            data_path=self.data_path,
-            forbidden=self.forbidden,
-            micro_batch_size=self.micro_batch_size,
-            deadline_s=DEADLINE_S,
-            timing=self.timing,
-        )
+        return self._config(deadline_s=DEADLINE_S, fault=None)
 
     @property
     def reference(self) -> CellConfig:
-        """The control of both: the same documents on one rank, unpacked."""
-        return self._config(layout=Layout(), data_path="unpacked", deadline_s=DEADLINE_S)
+        """The control of both: the same documents on one rank, unpacked, or in the same rows where those matter."""
+        return reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name), "auto")
 
 
 CLASSES = (
@@ -96,6 +90,7 @@ CLASSES = (
     "content",
     "leak",
     "normalisation",
+    "model",
     "canary",
     "hang",
     "crash",

@@ -53,12 +53,6 @@ def vpp_needs_pp(config: CellConfig) -> str | None:
     return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
 
 
-def ep_is_one(config: CellConfig) -> str | None:
-    if config.layout.ep == 1:
-        return None
-    return f"ep {config.layout.ep} spreads experts, and the model of this version is dense: only ep 1 can run"
-
-
 def documents_by_replicas(config: CellConfig) -> str | None:
     """Unpacked rows are documents, so the documents of a step must split evenly."""
     if config.style.packed:
@@ -119,7 +113,6 @@ RULES = (
     Rule("layout.vocab-by-tp", f"{_PROBE}; Megatron-LM would pad the vocabulary", vocab_by_tp),
     Rule("layout.sp-needs-tp", "Megatron-LM ModelParallelConfig.__post_init__", sp_needs_tp),
     Rule("layout.vpp-needs-pp", "Megatron-LM parallel_state.initialize_model_parallel", vpp_needs_pp),
-    Rule("layout.ep-is-one", "harness: no model with experts yet", ep_is_one),
     Rule(
         "batch.documents-by-replicas",
         "Megatron-LM: global_batch_size % (micro_batch_size * DP) == 0, and micro-batches % PP == 0 when interleaved",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from harness.plan.rules.rule import Rule
 from harness.words.cell import CellConfig
+from harness.words.packing import PAD
 
+_OWN_ROWS = ("unpacked", "reference")
 _BRIDGE = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
 
 
@@ -12,10 +16,31 @@ def per_token_loss_with_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
     if cp == 1 or config.options.calculate_per_token_loss:
         return None
+    base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
+    if config.data_path not in _OWN_ROWS:
+        return f"{base}: a rank whose tokens are all masked would divide by 0 tokens"
+    found = _uneven(config)
+    if found is None:
+        return None
+    step, micro_batch, shares = found
     return (
-        f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false: "
-        "a rank whose tokens are all masked would divide by 0 tokens"
+        f"{base}: in step {step}, micro-batch {micro_batch}, the ranks hold {', '.join(map(str, shares))} tokens that "
+        "count, and each divides by its own number"
     )
+
+
+@lru_cache(maxsize=1024)
+def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
+    """(step, micro-batch, loss tokens per cp rank) of the first micro-batch that is not spread evenly over cp."""
+    cp = config.layout.cp
+    for step in range(config.train.steps):
+        for number, batch in enumerate(batch for replica in config.micro_batches(step) for batch in replica):
+            masked = {item.document.index for item in batch.placed if item.document.masked} | {PAD}
+            counts = [owner not in masked for owner, _ in batch.slot_owners()]
+            shares = [sum(counts[slot] for row in batch.local_slots(cp, r) for slot in row) for r in range(cp)]
+            if len(set(shares)) > 1:
+                return step, number, shares
+    return None
 
 
 def no_average_with_cp(config: CellConfig) -> str | None:
@@ -34,9 +59,12 @@ def no_average_with_per_token_loss(config: CellConfig) -> str | None:
 
 
 def per_token_loss_only(config: CellConfig) -> str | None:
-    if config.options.calculate_per_token_loss:
+    if config.options.calculate_per_token_loss or config.data_path in _OWN_ROWS:
         return None
-    return "calculate_per_token_loss is false, and the probe of this version sums the loss over tokens only"
+    return (
+        "calculate_per_token_loss is false, so gradients compare between equal rows only, and no control has the rows "
+        f"of packing {config.data_path}"
+    )
 
 
 RULES = (

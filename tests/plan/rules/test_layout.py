@@ -55,7 +55,6 @@ def cell(
         ("layout.ffn-by-tp", {"ffn": 126}, {"tp": 4}, "model.ffn 126 is not divisible by tp 4"),
         ("layout.vocab-by-tp", {"vocab": 101}, {"tp": 2}, "model.vocab 101 is not divisible by tp 2"),
         ("layout.vpp-needs-pp", {}, {"vpp": 2}, "vpp 2 interleaves model chunks"),
-        ("layout.ep-is-one", {}, {"ep": 2}, "ep 2 spreads experts"),
     ],
 )
 def test_what_does_not_divide_is_rejected_and_its_neighbour_is_not(

@@ -1,0 +1,99 @@
+"""Injections of class model: experts and their auxiliary loss, multi-token prediction, latent attention.
+
+Upstream names of megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.metadata import changed
+from harness.node.faults.model import RopeByRealOffsets
+from harness.node.faults.seams import Fault
+from harness.node.probe.model import expert_rank, unwrap
+from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
+
+
+class AuxLossDividedByCp(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        scaler = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
+        upstream: Callable[[Tensor], None] = scaler.set_loss_scale
+        scaler.set_loss_scale = staticmethod(lambda scale: upstream(scale / context.config.layout.cp))
+
+
+class PaddingCountedByRouters(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, padding_mask=None)
+
+
+class RouterStatisticsOverMergedRows(Fault):
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        return replace(batch, params=changed(batch.params, tokens_per_sample=None))
+
+
+def _parameters(chunks: list[Any], context: RankContext, ep_rank: int) -> Iterator[NamedParameter]:
+    tp = context.config.layout.tp
+    for chunk in chunks:
+        yield from named_parameters(unwrap(chunk), tp_rank=context.place.tp, tp_size=tp, ep_rank=ep_rank)
+
+
+def _redraw(item: NamedParameter, seed: int) -> None:
+    full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD
+    item.parameter.data.copy_(item.shard.take(full))
+
+
+class RouterWeightsDifferOnOneTpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0) if context.place.tp == 1 else ():
+            if item.name.endswith("mlp.router.weight"):
+                _redraw(item, context.config.train.seed + 1)
+
+
+class ExpertsOfAnotherEpRank(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0) if expert_rank() == 1 else ():
+            if ".experts." in item.name:
+                _redraw(item, context.config.train.seed)
+
+
+class ExpertGradientsTimesEp(Fault):
+    def on_gradients(self, chunks: list[Any], context: RankContext) -> None:
+        for item in _parameters(chunks, context, 0):
+            if ".experts." in item.name:
+                item.parameter.main_grad.mul_(context.config.layout.ep)  # type: ignore[attr-defined]
+
+
+class PredictionRollsAcrossDocuments(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        module = importlib.import_module("megatron.core.transformer.multi_token_prediction")
+        upstream = module.roll_tensor
+
+        def wrong(*args: Any, packed_seq_params: Any = None, **kwargs: Any) -> Any:
+            return upstream(*args, **kwargs)
+
+        module.roll_tensor = wrong  # type: ignore[attr-defined]
+
+
+class PredictionWithoutLossMask(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def drop(module: Any, args: Any, kwargs: Any) -> Any:
+            return args, kwargs | {"loss_mask": None}
+
+        for chunk in chunks:
+            unwrap(chunk).register_forward_pre_hook(drop, with_kwargs=True)
+
+
+class LatentRopeByRealOffsets(RopeByRealOffsets):
+    on_model = RopeByRealOffsets.on_model
+    module = "megatron.core.transformer.multi_latent_attention"
+
+    @staticmethod
+    def table(chunks: list[Any], length: int) -> Tensor:
+        attention = unwrap(chunks[0]).decoder.layers[0].self_attention
+        return attention.rotary_pos_emb(length, packed_seq=True)  # type: ignore[no-any-return]

@@ -1,0 +1,135 @@
+"""Faults of class model: experts, multi-token prediction and latent attention."""
+
+from __future__ import annotations
+
+from harness.plan.faults.spec import FaultSpec
+from harness.words.layout import Layout
+from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.words.outcomes import Lane
+from harness.words.packing_options import PackingOptions
+
+_ONE = Layout()
+_CP = Layout(cp=2)
+_TP = Layout(tp=2, sp=True)
+_EXPERTS = ModelConfig(layers=2, moe=MoeConfig())
+_BALANCED = ModelConfig(layers=2, moe=MoeConfig(aux_loss="aux_loss", aux_loss_coeff=0.1))
+_MASKED = ModelConfig(layers=2, moe=MoeConfig(aux_loss="aux_loss", aux_loss_coeff=0.1, padding_mask=True))
+_PER_ROW = ModelConfig(layers=2, moe=MoeConfig(aux_loss="seq_aux_loss", aux_loss_coeff=0.1))
+_PREDICTING = ModelConfig(layers=2, mtp=MtpConfig())
+# Small latent projections would leave positions next to no effect on the output.
+_LATENT = ModelConfig(layers=2, mla=MlaConfig(q_lora_rank=64, kv_lora_rank=64, qk_pos_emb_head_dim=32))
+
+MODELS: tuple[FaultSpec, ...] = (
+    FaultSpec(
+        name="aux-loss-divided-by-cp",
+        fault_class="model",
+        summary="gradients of the routers' auxiliary loss are cp times too small; every loss is right",
+        modelled_on="D2: NVIDIA/Megatron-LM f6e0d425a5 (PR 2237)",
+        layout=_CP,
+        why="cp 1 would hide the factor",
+        model=_BALANCED,
+        lane=Lane.NUMERICS,
+        checks=("aux_loss", "parameter_gradients"),
+        where={"stage": 0, "layer": 1, "step": 0, "ratio": "x 1/cp"},
+    ),
+    FaultSpec(
+        name="padding-counted-by-routers",
+        fault_class="model",
+        summary="routers are not told which slots are padding, and balance their experts over those too",
+        modelled_on="D11: NVIDIA-NeMo/Megatron-Bridge 23743e2f7 (PR 5470), Megatron-LM dev e348ed156e",
+        layout=_ONE,
+        why="one rank with padded rows",
+        data_path="unpacked",
+        model=_MASKED,
+        lane=Lane.NUMERICS,
+        checks=("aux_loss",),
+        where={"stage": 0, "layer": 1, "step": 0, "micro_batch": 0},
+    ),
+    FaultSpec(
+        name="router-statistics-over-merged-rows",
+        fault_class="model",
+        summary="the auxiliary loss per row takes the merged rows of a micro-batch for one",
+        modelled_on="D10: NVIDIA/Megatron-LM e86c262ccd (PR 5696), fixed in 0.19",
+        layout=_ONE,
+        why="one rank with two packed rows in a micro-batch",
+        micro_batch_size=2,
+        model=_PER_ROW,
+        options=PackingOptions(pad_to_max_length=True),
+        lane=Lane.NUMERICS,
+        checks=("aux_loss", "parameter_gradients"),
+        where={"stage": 0, "layer": 1, "step": 0, "micro_batch": 0},
+    ),
+    FaultSpec(
+        name="router-weights-differ-on-one-tp-rank",
+        fault_class="model",
+        summary="tp rank 1 routes its share of the tokens by other router weights",
+        modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; copies that are not equal",
+        layout=_TP,
+        why="two tp ranks, each routing its part of the sequence",
+        model=_EXPERTS,
+        lane=Lane.NUMERICS,
+        checks=("activations", "router_tokens"),
+        where={"stage": 0, "layer": 1},
+    ),
+    FaultSpec(
+        name="experts-of-another-ep-rank",
+        fault_class="model",
+        summary="ep rank 1 holds the experts of ep rank 0 a second time",
+        modelled_on="E5: NVIDIA-NeMo/RL PR 4079, tokens that reach wrong experts; a checkpoint sharded wrongly",
+        layout=Layout(dp=2, ep=2),
+        why="two ranks that share the experts of a layer",
+        model=_EXPERTS,
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss"),
+        where={"stage": 0, "layer": 1},
+    ),
+    FaultSpec(
+        name="expert-gradients-times-ep",
+        fault_class="model",
+        summary="gradients of experts are summed over the replicas of the dense layers once more; losses are right",
+        modelled_on="D4: NVIDIA/Megatron-LM 3bdcbbbe5d, a reduction over the wrong group",
+        layout=Layout(dp=2, ep=2),
+        why="two ranks that share the experts of a layer",
+        model=_EXPERTS,
+        lane=Lane.NUMERICS,
+        checks=("parameter_gradients", "grad_norm"),
+        where={"stage": 0, "layer": 1, "parameter": "decoder.layers.0.mlp.experts.0.linear_fc1.weight"},
+    ),
+    FaultSpec(
+        name="prediction-rolls-across-documents",
+        fault_class="model",
+        summary="multi-token prediction shifts tokens and labels over the row: documents see the next one",
+        modelled_on="B5 and MTP of 1.4: NVIDIA/Megatron-LM roll_tensor before it knew packed sequences; d8144e7712",
+        layout=Layout(pp=2),
+        why="two stages, so that the last can be named",
+        model=_PREDICTING,
+        lane=Lane.NUMERICS,
+        checks=("mtp_loss", "parameter_gradients"),
+        where={"stage": 1, "step": 0, "depth": 1, "document": 0},
+    ),
+    FaultSpec(
+        name="prediction-without-loss-mask",
+        fault_class="model",
+        summary="the loss mask does not reach multi-token prediction, which then learns from masked documents too",
+        modelled_on="D9: NVIDIA/Megatron-LM a22c40e8d6 (PR 3159), the token counts of MTP",
+        layout=_ONE,
+        why="one rank with a masked document",
+        model=_PREDICTING,
+        lane=Lane.NUMERICS,
+        checks=("mtp_loss",),
+        where={"stage": 0, "step": 0, "depth": 1},
+    ),
+    FaultSpec(
+        name="latent-rope-by-real-offsets",
+        fault_class="model",
+        summary="latent attention turns positions by the real offsets where documents are padded",
+        modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2, MLA rotary with unpadded cu_seqlens",
+        layout=_ONE,
+        why="one rank with padded documents",
+        model=_LATENT,
+        options=PackingOptions(pad_seq_to_mult=4),
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss"),
+        where={"stage": 0, "layer": 1},
+    ),
+)

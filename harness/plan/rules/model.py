@@ -1,0 +1,152 @@
+"""Rules of models with experts, multi-token prediction or latent attention."""
+
+from __future__ import annotations
+
+from harness.plan.rules.rule import Rule, not_divisible
+from harness.words.cell import CellConfig
+
+_OWN_ROWS = ("unpacked", "reference")
+
+
+def ep_needs_experts(config: CellConfig) -> str | None:
+    if config.layout.ep == 1 or config.model.moe:
+        return None
+    return f"ep {config.layout.ep} spreads experts, and the model is dense: set model.moe, or leave ep at 1"
+
+
+def ep_by_ranks(config: CellConfig) -> str | None:
+    layout = config.layout
+    replicas = layout.dp * layout.cp
+    if layout.ep == 1:
+        return None
+    return not_divisible(f"dp {layout.dp} x cp {layout.cp} =", replicas, f"ep {layout.ep}", layout.ep)
+
+
+def experts_by_ep(config: CellConfig) -> str | None:
+    moe, ep = config.model.moe, config.layout.ep
+    return not_divisible("model.moe.experts", moe.experts, f"ep {ep}", ep) if moe else None
+
+
+def expert_ffn_by_tp(config: CellConfig) -> str | None:
+    moe, tp = config.model.moe, config.layout.tp
+    return not_divisible("model.moe.ffn", moe.ffn, f"tp {tp}", tp) if moe else None
+
+
+def experts_need_sp(config: CellConfig) -> str | None:
+    layout = config.layout
+    if not config.model.moe or layout.tp == 1 or layout.sp:
+        return None
+    return f"tp {layout.tp} without sp: every tp rank would route all tokens; set sp: true"
+
+
+def allgather_needs_equal_rows(config: CellConfig) -> str | None:
+    moe, style = config.model.moe, config.style
+    if not moe or moe.dispatcher != "allgather":
+        return None
+    if style.row_length is not None and (not style.packed or config.micro_batch_size == 1):
+        return None
+    return (
+        "rows differ in length between micro-batches, so stages exchange shapes (variable_seq_lengths), which "
+        "dispatcher allgather refuses; set dispatcher: alltoall, or pad_to_max_length: true with micro_batch_size 1"
+    )
+
+
+def padding_mask_on_later_stages(config: CellConfig) -> str | None:
+    layout = config.layout
+    if not config.model.padding_mask or not layout.sp or layout.pp * layout.vpp == 1:
+        return None
+    return (
+        f"the padding mask of routers is split over tp {layout.tp} by the first stage alone, so on later stages of pp "
+        f"{layout.pp} it has {layout.tp} times as many slots as the router has tokens"
+    )
+
+
+def padding_mask_has_path(config: CellConfig) -> str | None:
+    if not config.model.padding_mask or config.data_path in _OWN_ROWS:
+        return None
+    return f"model.moe.padding_mask: packing {config.data_path} hands routers no padding mask"
+
+
+def aux_loss_per_row_split(config: CellConfig) -> str | None:
+    """tokens_per_sample is global, and upstream divides this rank's share of the tokens by it."""
+    moe, layout = config.model.moe, config.layout
+    if not config.model.balanced or not moe or moe.aux_loss != "seq_aux_loss" or config.micro_batch_size == 1:
+        return None
+    if not config.style.packed:
+        return None
+    if config.style.row_length is None:
+        return (
+            f"rows differ in length, and seq_aux_loss tells the {config.micro_batch_size} merged rows of a micro-batch "
+            "apart by one length; set pad_to_max_length: true"
+        )
+    if layout.tp * layout.cp == 1:
+        return None
+    return (
+        f"seq_aux_loss tells {config.micro_batch_size} merged rows apart by seq_length {config.train.seq_length}, and "
+        f"a rank of tp {layout.tp} x cp {layout.cp} has only 1/{layout.tp * layout.cp} of it per row"
+    )
+
+
+def mtp_reads_tokens(config: CellConfig) -> str | None:
+    if config.model.mtp is None or config.data_path in (*_OWN_ROWS, "sft"):
+        return None
+    return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} hands it none"
+
+
+def mtp_needs_slots(config: CellConfig) -> str | None:
+    """Real offsets are not where documents lie once documents are padded."""
+    style = config.style
+    if config.model.mtp is None or not style.packed or not style.real_lengths or style.document_multiple == 1:
+        return None
+    return (
+        f"documents are padded to a multiple of {style.document_multiple}, and upstream rolls tokens and labels "
+        "between the real offsets of cu_seqlens_q, which are then not where documents lie; use packing sft, which "
+        "tells padded ones"
+    )
+
+
+def latent_ranks_by_tp(config: CellConfig) -> str | None:
+    mla, tp = config.model.mla, config.layout.tp
+    if mla is None:
+        return None
+    down = mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    reasons = [not_divisible("model.mla.kv_lora_rank + qk_pos_emb_head_dim =", down, f"tp {tp}", tp)]
+    if mla.q_lora_rank is not None:
+        reasons.insert(0, not_divisible("model.mla.q_lora_rank", mla.q_lora_rank, f"tp {tp}", tp))
+    return next((reason for reason in reasons if reason), None)
+
+
+RULES = (
+    Rule(
+        "layout.ep-needs-experts",
+        "Megatron-LM TransformerConfig: expert parallel without num_moe_experts",
+        ep_needs_experts,
+    ),
+    Rule("layout.ep-by-ranks", "Megatron-LM parallel_state: expert ranks lie in DP x CP", ep_by_ranks),
+    Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep),
+    Rule("moe.ffn-by-tp", "Megatron-LM ColumnParallelLinear: moe_ffn_hidden_size % TP == 0", expert_ffn_by_tp),
+    Rule("moe.sp-with-tp", "Megatron-LM MoELayer.forward: TP needs sequence parallel while training", experts_need_sp),
+    Rule(
+        "moe.allgather-equal-rows",
+        "Megatron-LM TransformerConfig: dispatcher allgather refuses variable_seq_lengths",
+        allgather_needs_equal_rows,
+    ),
+    Rule(
+        "moe.padding-mask-stages",
+        "Megatron-LM GPTModel._preprocess (0.16 to 0.19): the padding mask is split under pre_process",
+        padding_mask_on_later_stages,
+    ),
+    Rule("moe.padding-mask-path", "harness: which data paths hand routers a padding mask", padding_mask_has_path),
+    Rule(
+        "moe.aux-loss-rows",
+        "Megatron-LM TransformerLayer._maybe_unflatten_for_moe: hidden_states.shape[0] // tokens_per_sample",
+        aux_loss_per_row_split,
+    ),
+    Rule("mtp.tokens", "harness: which data paths hand tokens to the last stage", mtp_reads_tokens),
+    Rule(
+        "mtp.real-offsets",
+        "Megatron-LM roll_tensor: cu_seqlens_q (0.16 to 0.19); padded offsets from d8144e7712 on",
+        mtp_needs_slots,
+    ),
+    Rule("mla.ranks-by-tp", "Megatron-LM MLASelfAttention: down projections are column parallel", latent_ranks_by_tp),
+)

@@ -1,0 +1,91 @@
+"""Records of routers and prediction heads for the simulator's cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.judge.evidence import CellEvidence
+from harness.judge.router import RouterWhole, counted_rows, own_aux_loss, own_weight
+from harness.words.model import ModelConfig, MoeConfig, MtpConfig
+from harness.words.packing import PAD
+from harness.words.records import DocumentLoss, ExpertShare, MtpSeen, RouterSeen
+from tests.judge.simulator import config_of, evidence_for
+
+LAYERS = 2
+
+
+def share(tokens: int, expert: int) -> ExpertShare:
+    """`tokens` tokens that all go to `expert` and its neighbour, of four."""
+    counts = [tokens if number in (expert % 4, (expert + 1) % 4) else 0 for number in range(4)]
+    return ExpertShare(tokens=tokens, counts=counts, scores=[0.1 * tokens + 0.2 * count for count in counts])
+
+
+def with_routers(
+    data_path: str = "reference", *, aux_loss: str = "aux_loss", masked: bool = False, **layout: int
+) -> CellEvidence:
+    """A cell with experts whose ranks all recorded their routers rightly, each tp x cp rank its part."""
+    moe = MoeConfig(aux_loss=aux_loss, padding_mask=masked)
+    config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, moe=moe))
+    evidence = evidence_for(config)
+    for record in evidence.records.values():
+        record.aux_scale = 1.0
+        for number, truth in enumerate(evidence.plan[0][record.place.dp]):
+            for layer in evidence.layout.layers(LAYERS, record.place.pp):
+                record.routers.append(_seen(evidence, layer, number, truth.batch.rows))
+    return evidence
+
+
+def _seen(evidence: CellEvidence, layer: int, number: int, rows: tuple[object, ...]) -> RouterSeen:
+    """The parts of all ranks are alike, so sums over `parts` ranks give the whole."""
+    config = evidence.cell.config
+    moe, parts = config.model.moe, evidence.layout.tp * evidence.layout.cp
+    assert moe is not None
+    seen = RouterSeen(
+        layer=layer,
+        micro_batch=number,
+        real=[share(5 + number, layer + n) for n in range(len(rows))],
+        padding=[share(2 + n, layer + 2) for n in range(len(rows))],
+    )
+    whole = RouterWhole(layer=layer, stage=0, dp=0, micro_batch=number, real=[], padding=[])
+    whole.real = [_times(row, parts) for row in seen.real]
+    whole.padding = [_times(row, parts) for row in seen.padding]
+    if moe.balanced:
+        counted = counted_rows(whole, moe.padding_mask)
+        loss = own_aux_loss(moe, counted)
+        seen.aux_loss = loss / parts
+        reduction = sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
+        seen.aux_weighted = loss * own_weight(evidence, counted) * reduction / parts
+    return seen
+
+
+def _times(row: ExpertShare, parts: int) -> ExpertShare:
+    return ExpertShare(
+        tokens=row.tokens * parts,
+        counts=[count * parts for count in row.counts],
+        scores=[score * parts for score in row.scores],
+    )
+
+
+def with_predictions(data_path: str = "reference", depths: int = 1, **layout: int) -> CellEvidence:
+    """A cell with prediction heads, and its reference, that recorded what the plan says with loss 2 per token."""
+    config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, mtp=MtpConfig(layers=depths)))
+    evidence = evidence_for(config)
+    assert evidence.reference is not None
+    for item in (evidence, evidence.reference):
+        for record in item.records.values():
+            if record.place.pp != item.last_stage or record.place.cp:
+                continue
+            for number, truth in enumerate(item.plan[0][record.place.dp]):
+                for depth in range(1, depths + 1):
+                    counts = {
+                        placed.document.index: max(placed.document.length - depth, 0)
+                        for placed in truth.batch.placed
+                        if not placed.document.masked
+                    }
+                    documents = {
+                        document: DocumentLoss(loss_sum=2.0 * count, tokens=count)
+                        for document, count in counts.items()
+                        if count and document != PAD
+                    }
+                    record.mtp.append(MtpSeen(depth=depth, micro_batch=number, documents=documents, weighted=0.0))
+    return evidence

@@ -1,0 +1,122 @@
+"""Rules of experts, multi-token prediction and latent attention: each rejects, and lets the nearest neighbour pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan.rules.table import rejections
+from harness.words.cell import CellConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.words.packing_options import PackingOptions
+
+EXPERTS = ModelConfig(moe=MoeConfig())
+MASKED = ModelConfig(moe=MoeConfig(aux_loss="aux_loss", padding_mask=True))
+GATHERED = ModelConfig(moe=MoeConfig(dispatcher="allgather"))
+PER_ROW = ModelConfig(moe=MoeConfig(aux_loss="seq_aux_loss"))
+PREDICTING = ModelConfig(mtp=MtpConfig())
+LATENT = ModelConfig(mla=MlaConfig(q_lora_rank=6))
+FULL = PackingOptions(pad_to_max_length=True)
+
+
+def cell(data_path: str = "reference", **more: Any) -> CellConfig:
+    fields = {name: more.pop(name) for name in ("model", "micro_batch_size", "options") if name in more}
+    more.setdefault("sp", more.get("tp", 1) > 1)
+    documents = DocumentsConfig(mode="file", lengths=(16,))
+    return CellConfig(layout=Layout(**more), data_path=data_path, documents=documents, **fields)
+
+
+def reason(rule: str, config: CellConfig) -> str | None:
+    return next((item.reason for item in rejections(config) if item.rule == rule), None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "expected", "right"),
+    [
+        ("layout.ep-needs-experts", cell(ep=2, dp=2), "the model is dense", cell(ep=2, dp=2, model=EXPERTS)),
+        (
+            "layout.ep-by-ranks",
+            cell(ep=2, dp=3, model=EXPERTS),
+            "dp 3 x cp 1 = 3 is not divisible by ep 2",
+            cell(ep=2, cp=2, model=EXPERTS),
+        ),
+        (
+            "moe.experts-by-ep",
+            cell(ep=3, dp=3, model=EXPERTS),
+            "model.moe.experts 4 is not divisible by ep 3",
+            cell(ep=4, dp=4, model=EXPERTS),
+        ),
+        (
+            "moe.ffn-by-tp",
+            cell(tp=2, model=ModelConfig(moe=MoeConfig(ffn=63))),
+            "model.moe.ffn 63 is not divisible by tp 2",
+            cell(tp=2, model=EXPERTS),
+        ),
+        ("moe.sp-with-tp", cell(tp=2, sp=False, model=EXPERTS), "tp 2 without sp", cell(tp=2, model=EXPERTS)),
+        (
+            "moe.allgather-equal-rows",
+            cell(model=GATHERED),
+            "set dispatcher: alltoall",
+            cell(model=GATHERED, options=FULL),
+        ),
+        (
+            "moe.allgather-equal-rows",
+            cell(model=GATHERED, options=FULL, micro_batch_size=2),
+            "with micro_batch_size 1",
+            cell("unpacked", model=GATHERED, micro_batch_size=2),
+        ),
+        (
+            "moe.padding-mask-stages",
+            cell(tp=2, pp=2, model=MASKED),
+            "on later stages of pp 2 it has 2 times as many slots",
+            cell(pp=2, model=MASKED),
+        ),
+        (
+            "moe.padding-mask-path",
+            cell("sft", model=MASKED),
+            "sft hands routers",
+            cell("unpacked", model=MASKED),
+        ),
+        (
+            "moe.aux-loss-rows",
+            cell(model=PER_ROW, micro_batch_size=2),
+            "set pad_to_max_length: true",
+            cell(model=PER_ROW, micro_batch_size=2, options=FULL),
+        ),
+        (
+            "moe.aux-loss-rows",
+            cell(cp=2, model=PER_ROW, micro_batch_size=2, options=FULL),
+            "a rank of tp 1 x cp 2 has only 1/2 of it per row",
+            cell(cp=2, model=PER_ROW, options=FULL),
+        ),
+        ("mtp.tokens", cell("skyrl", model=PREDICTING), "packing skyrl hands it none", cell("sft", model=PREDICTING)),
+        (
+            "mtp.real-offsets",
+            cell(cp=2, model=PREDICTING),
+            "documents are padded to a multiple of 4",
+            cell("sft", cp=2, model=PREDICTING),
+        ),
+        (
+            "mla.ranks-by-tp",
+            cell(tp=4, model=LATENT),
+            "model.mla.q_lora_rank 6 is not divisible by tp 4",
+            cell(tp=2, model=LATENT),
+        ),
+        (
+            "mla.ranks-by-tp",
+            cell(tp=2, model=ModelConfig(mla=MlaConfig(kv_lora_rank=15))),
+            "model.mla.kv_lora_rank + qk_pos_emb_head_dim = 19 is not divisible by tp 2",
+            cell(tp=2, model=ModelConfig(mla=MlaConfig(q_lora_rank=None))),
+        ),
+    ],
+)
+def test_a_rule_rejects_with_its_arithmetic_and_lets_its_neighbour_pass(
+    rule: str, wrong: CellConfig, expected: str, right: CellConfig
+) -> None:
+    found = reason(rule, wrong)
+    assert found is not None
+    assert expected in found
+    assert reason(rule, right) is None
