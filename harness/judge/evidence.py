@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
@@ -97,9 +97,20 @@ class CellEvidence:
         """The truth, indexed [step][dp][micro-batch]."""
         config = self.cell.config
         return [
-            [[Truth(batch=batch, params=batch.params()) for batch in replica] for replica in config.micro_batches(step)]
-            for step in self.steps
+            [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)] for step in self.steps
         ]
+
+    def _truth(self, batch: MicroBatch) -> Truth:
+        if self._padded_alone:
+            batch = replace(batch, style=replace(batch.style, real_lengths=False))
+        return Truth(batch=batch, params=batch.params())
+
+    @cached_property
+    def _padded_alone(self) -> bool:
+        """The data path may tell padded offsets alone, and no rank told others: then those are the truth for all."""
+        if not self.cell.config.style.padded_alone:
+            return False
+        return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.sightings)
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
         """None for a micro-batch that the plan does not have."""

@@ -25,6 +25,7 @@ class PackingStyle:
     last_token_slots: int = 0  # 1: a document's last token, which has no label of its own, takes a slot too
     row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
     real_lengths: bool  # metadata tells real lengths beside padded ones
+    padded_alone: bool = False  # with real_lengths: a release may also tell padded offsets alone, on all ranks
     one_per_row: bool = False  # every document has a row of its own; the rows of a micro-batch are merged
     even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
     split_last: bool = False  # how more rows are made: see packing.pack
@@ -99,13 +100,15 @@ def _bridge_offline(layout: Layout, seq_length: int, options: PackingOptions) ->
 def _bridge_in_batch(layout: Layout) -> PackingStyle:
     """Megatron-Bridge in-batch packing: data.packing.in_batch.build_mcore_thd_sequence_batch_from_rows (0.6).
 
-    Real offsets stand beside padded ones only where documents are padded; up to 0.5 vlm_step tells only padded ones.
+    Real offsets stand beside padded ones only where documents are padded. Up to 0.5 vlm_step tells padded ones alone,
+    which attention reads alike: padding follows the tokens of its own segment.
     """
     return PackingStyle(
         packed=True,
         document_multiple=layout.alignment,
         row_length=None,
         real_lengths=layout.alignment > 1,
+        padded_alone=True,
         one_per_row=True,
         longest_as_tensor=True,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
+from harness.node.data_paths import bridge_in_batch
 from harness.node.data_paths.bridge_in_batch import BridgeInBatchPath, right_padded
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
@@ -29,3 +31,13 @@ def test_what_the_stack_lacks_is_said() -> None:
     assert "megatron.bridge.data.collators.sequence cannot be imported" in (
         BridgeInBatchPath.unavailable(config("bridge_in_batch")) or ""
     )
+
+
+def test_a_release_that_leaves_the_split_to_its_models_cannot_serve_context_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else "no")
+    assert BridgeInBatchPath.unavailable(config("bridge_in_batch", tp=2)) is None
+    assert "cp 2: vlm_step" in (BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)) or "")
+    monkeypatch.setattr(bridge_in_batch, "missing", lambda *modules: None)
+    assert BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)) is None

@@ -38,7 +38,9 @@ class BridgeInBatchPath:
     def unavailable(config: CellConfig) -> str | None:
         collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
         in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
-        return f"{collate}; {in_step}" if collate and in_step else None
+        if collate and in_step:
+            return f"{collate}; {in_step}"
+        return _split_by_model(config) if collate else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
         """Every rank reads all micro-batches of its replica."""
@@ -58,6 +60,17 @@ class BridgeInBatchPath:
                 in_batch_packing_pad_to_multiple_of=self.context.config.style.document_multiple,
             )
         return batch
+
+
+def _split_by_model(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1:
+        return None
+    return (
+        f"cp {cp}: vlm_step of this Megatron-Bridge hands every context rank the whole row, and only its "
+        "vision-language models cut it in their forward (slice_batch_for_context_parallel), which the probe's GPT does "
+        "not; set cp 1, or take a release from 0.6"
+    )
 
 
 def right_padded(micro: MicroTruth) -> dict[str, Any]:

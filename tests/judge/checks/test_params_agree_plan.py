@@ -149,3 +149,24 @@ def test_a_segment_with_more_tokens_than_slots() -> None:
 def test_padded_offsets_of_another_count() -> None:
     assert pairing([0, 3, 8], [0, 4, 8, 12]) == ["there are 2 real segments and 3 padded ones"]
     assert pairing([0, 3, 8], [0, 4, 12]) == []
+
+
+def test_padded_offsets_alone_are_right_where_a_data_path_may_tell_them_and_every_rank_does() -> None:
+    evidence = evidence_for(config_of("bridge_in_batch", micro_batch_size=2, tp=2))
+    for record in evidence.records.values():
+        alter_params(record, padded_alone)
+    assert judge(evidence).findings == []
+
+
+def test_padded_offsets_alone_are_wrong_on_one_rank_of_several() -> None:
+    evidence = evidence_for(config_of("bridge_in_batch", micro_batch_size=2, tp=2))
+    alter_params(evidence.records[1], padded_alone)
+    real, padded = judge(evidence).findings
+    assert (real.where["field"], padded.where["field"]) == ("cu_seqlens_q", "cu_seqlens_q_padded")
+    assert real.where["ranks"] == padded.where["ranks"] == [1]
+    assert real.fault_class == fault_classes.REAL_PADDED
+
+
+def padded_alone(params: SeenParams) -> None:
+    params.cu_seqlens_q, params.cu_seqlens_kv = params.cu_seqlens_q_padded, params.cu_seqlens_kv_padded
+    params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = None
