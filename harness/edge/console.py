@@ -209,7 +209,9 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
     table.add_column("wall", justify="right", no_wrap=True)
     for cell in cells:
         verdicts = [_LANES[cell.lanes.get(lane, LaneVerdict.SKIP)] for lane in lanes]
-        name = Text(clean(cell.id)).append("  (control)" if cell.reference is None else "", style="dim")
+        name = Text(clean(cell.id)).append(
+            "  (control)" if cell.role == "reference" or cell.reference is None else "", style="dim"
+        )
         wall = f"{cell.timing['wall_s']:.1f} s" if "wall_s" in cell.timing else "-"
         outcome = Text(cell.outcome.value, style=_STYLES[cell.outcome])
         table.add_row(outcome, name, *(Text(word, style=style) for word, style in verdicts), Text(wall))

@@ -35,6 +35,14 @@ def fingerprint_distance(measured: Fingerprint, reference: Fingerprint, bound: B
     return largest if absolute or not reference_norm else largest / reference_norm
 
 
+def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
+    """Fingerprint of two shards together."""
+    return Fingerprint(
+        norm_sq=left.norm_sq + right.norm_sq,
+        projections=[a + b for a, b in zip(left.projections, right.projections)],
+    )
+
+
 def finite(fingerprint: Fingerprint) -> bool:
     return all(math.isfinite(value) for value in (fingerprint.norm_sq, *fingerprint.projections))
 

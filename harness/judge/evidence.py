@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from harness.judge.compare import add
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
@@ -263,14 +264,6 @@ class CellEvidence:
                 for document, part in seen.documents.items():
                     layer[document] = add(layer[document], part) if document in layer else part
         return {layer: whole[layer] for layer in sorted(whole)}
-
-
-def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
-    """Fingerprint of two shards together."""
-    return Fingerprint(
-        norm_sq=left.norm_sq + right.norm_sq,
-        projections=[a + b for a, b in zip(left.projections, right.projections)],
-    )
 
 
 def _sightings(record: RankRecord) -> Iterator[Sighting]:

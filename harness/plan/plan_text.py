@@ -117,8 +117,10 @@ def _cell_table(cells: Sequence[PlannedCell]) -> list[str]:
 
 def _note(cell: PlannedCell) -> str:
     notes = []
-    if cell.reference is None:
-        notes.append("reference" if cell.role == "cell" else "reference, added")
+    if cell.role == "reference":
+        notes.append("reference, added")
+    elif cell.reference is None:
+        notes.append("reference")
     if cell.xfail:
         until = f" until {cell.xfail.expires}" if cell.xfail.expires else ""
         notes.append(f"known failure{until}: {cell.xfail.reason}")

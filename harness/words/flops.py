@@ -8,10 +8,41 @@ from harness.words.cell import ModelConfig
 
 
 def weights_per_token(model: ModelConfig) -> int:
-    """Weights that every token is multiplied with: attention projections, SwiGLU, output layer."""
-    head = model.hidden // model.heads
-    attention = model.hidden * (2 * model.hidden + 2 * model.kv_heads * head)
-    return model.layers * (attention + 3 * model.hidden * model.ffn) + model.hidden * model.vocab
+    """Weights that every token is multiplied with: attention projections, SwiGLU or its experts, output layer.
+
+    Prediction layers are layers with a projection of 2 * hidden to hidden before and the output layer after them.
+    """
+    depths = model.mtp.layers if model.mtp else 0
+    block = _attention_weights(model) + _feed_forward_weights(model)
+    ends = (1 + depths) * model.hidden * model.vocab + depths * 2 * model.hidden**2
+    return (model.layers + depths) * block + ends
+
+
+def _attention_weights(model: ModelConfig) -> int:
+    hidden, heads, mla = model.hidden, model.heads, model.mla
+    if mla is None:
+        return hidden * (2 * hidden + 2 * model.kv_heads * (hidden // heads))
+    query = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
+    rank = mla.q_lora_rank
+    queries = hidden * query if rank is None else rank * (hidden + query)
+    keys = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    keys += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim)
+    return queries + keys + heads * mla.v_head_dim * hidden
+
+
+def _feed_forward_weights(model: ModelConfig) -> int:
+    moe = model.moe
+    if moe is None:
+        return 3 * model.hidden * model.ffn
+    return model.hidden * moe.experts + moe.topk * 3 * model.hidden * moe.ffn
+
+
+def _attended(model: ModelConfig) -> float:
+    """Mean of the sizes of all queries and of all values of a token: `hidden` without latent attention."""
+    mla = model.mla
+    if mla is None:
+        return model.hidden
+    return model.heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim) / 2
 
 
 def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
@@ -26,4 +57,5 @@ def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
     """
     lengths = list(lengths)
     dense = 6.0 * weights_per_token(model) * sum(lengths)
-    return dense + 6.0 * model.layers * model.hidden * sum(length**2 for length in lengths)
+    layers = model.layers + (model.mtp.layers if model.mtp else 0)
+    return dense + 6.0 * layers * _attended(model) * sum(length**2 for length in lengths)

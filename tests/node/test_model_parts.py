@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from harness.node.probe.weights import named_parameters
+from harness.words.cell import CellConfig
+from harness.words.layout import Layout
+from harness.words.model import ModelConfig, MoeConfig, MtpConfig
 
 
 class _Chunk(torch.nn.Module):
@@ -41,7 +44,6 @@ def test_experts_and_layers_are_numbered_over_the_whole_model_and_prediction_lay
 def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits: torch.Tensor) -> Any:
     from harness.node.probe.routers import RouterWatch
     from harness.node.probe.witness import Position
-    from harness.words.model import MoeConfig
 
     slots = len(real) // rows
     owners = torch.tensor([[document, 0] for document in real]).view(1, len(real), 2)
@@ -75,3 +77,26 @@ def test_rows_are_told_apart_however_upstream_lays_them_out(
     logits = LOGITS.view(2, 2, 4).transpose(0, 1) if side_by_side else LOGITS[:, None]
     seen = watch(monkeypatch, rows=2, real=[0, 0, 1, 1], logits=logits)
     assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("model", "missing", "expected"),
+    [
+        (ModelConfig(mtp=MtpConfig()), "packed_seq_params", "rolls tokens for multi-token prediction across documents"),
+        (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
+    ],
+)
+def test_a_release_without_what_the_model_needs_is_told_with_the_one_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
+) -> None:
+    from harness.node.probe import model_parts
+
+    cell = CellConfig(layout=Layout(), data_path="reference", model=model)
+    assert model_parts.lacking(cell) is None
+    monkeypatch.setattr(model_parts.GPTModel, "forward", lambda self, input_ids: None)
+    monkeypatch.setattr(model_parts.multi_token_prediction, "roll_tensor", lambda tensor, cp_group=None: None)
+    reason = model_parts.lacking(cell)
+    assert reason is not None
+    assert expected in reason
+    assert "from 0.16 on" in reason
+    assert model_parts.lacking(CellConfig(layout=Layout(), data_path="reference")) is None
