@@ -13,10 +13,14 @@ from harness.words.tolerances import Bound
 EXACT = Bound(value=0.0, origin="on the CPU what a number depends on is the same, bit by bit")
 
 
-def same_kernels(evidence: CellEvidence, otherwise: Bound) -> Bound:
-    """The bound for numbers that the same kernels computed on operands of the same shape; `otherwise` on a GPU."""
+def same_kernels(evidence: CellEvidence, otherwise: Bound, *, same_tokens: bool = False) -> Bound:
+    """The bound for numbers that the same kernels computed on operands of the same shape; `otherwise` on a GPU.
+
+    Experts get another number of tokens when some are changed: there only the `same_tokens` have the same shapes.
+    """
     devices = {record.environment.get("device", "cpu") for record in evidence.records.values()}
-    return EXACT if devices == {"cpu"} else otherwise
+    shapes = same_tokens or evidence.cell.config.model.moe is None
+    return EXACT if shapes and devices == {"cpu"} else otherwise
 
 
 def moved(evidence: CellEvidence, leg: LegEvidence, bound: Bound, spared: Collection[int] = ()) -> dict[int, float]:

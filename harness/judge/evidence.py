@@ -6,12 +6,11 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from harness.judge.compare import add
+from harness.judge.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
@@ -50,18 +49,6 @@ class Sighting:
 
     place: Place
     params: SeenParams | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterGradient:
-    fingerprint: Fingerprint
-    stage: int
-    shards: tuple[Fingerprint, ...] = ()  # by tp rank, of a parameter that is split over tp
-    parts: tuple[Fingerprint, ...] = ()  # of a whole one, see records.ParameterSeen
-
-    def part(self, start: int, count: int) -> Fingerprint:
-        """Fingerprint of consecutive parts together."""
-        return functools.reduce(add, self.parts[start : start + count])
 
 
 @dataclass(kw_only=True)
@@ -221,49 +208,17 @@ class CellEvidence:
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
-        """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
-
-        Sharded parameters add up over tp; of replicated ones, and of the copies on cp, dp and (tied embeddings) other
-        stages, the first counts: `replica_gradients` says whether copies agree. Experts may lie on other cp and dp
-        ranks than the first.
-        """
-        whole: dict[str, ParameterGradient] = {}
-        homes: dict[str, tuple[int, int, int]] = {}
-        for rank in sorted(self.records):
-            record = self.records[rank]
-            home = (record.place.pp, record.place.cp, record.place.dp)
-            for seen in record.parameters:
-                known = whole.get(seen.name)
-                shards = (seen.gradient,) if seen.sharded else ()
-                if known is None:
-                    whole[seen.name] = ParameterGradient(
-                        fingerprint=seen.gradient, stage=record.place.pp, shards=shards, parts=tuple(seen.parts)
-                    )
-                    homes[seen.name] = home
-                elif seen.sharded and homes[seen.name] == home:
-                    whole[seen.name] = ParameterGradient(
-                        fingerprint=add(known.fingerprint, seen.gradient),
-                        stage=known.stage,
-                        shards=known.shards + shards,
-                    )
-        return whole
+        """Parameter -> gradient of the whole tensor in step 0."""
+        return whole_gradients((record.place, record.parameters) for record in self._in_order())
 
     @cached_property
     def activations(self) -> dict[int, dict[int, Fingerprint]]:
-        """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0.
+        """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0."""
+        ranks = ((record.place, record.activations) for record in self._in_order())
+        return whole_activations(ranks, sp=self.layout.sp)
 
-        Summed over cp and, with sequence parallel, tp; without it every tp rank holds all tokens and tp 0 counts.
-        """
-        whole: dict[int, dict[int, Fingerprint]] = {}
-        for rank in sorted(self.records):
-            record = self.records[rank]
-            if record.place.tp and not self.layout.sp:
-                continue
-            for seen in record.activations:
-                layer = whole.setdefault(seen.layer, {})
-                for document, part in seen.documents.items():
-                    layer[document] = add(layer[document], part) if document in layer else part
-        return {layer: whole[layer] for layer in sorted(whole)}
+    def _in_order(self) -> list[RankRecord]:
+        return [self.records[rank] for rank in sorted(self.records)]
 
 
 def _sightings(record: RankRecord) -> Iterator[Sighting]:

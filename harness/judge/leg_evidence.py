@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.judge.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.places import where_of
 from harness.words.cell import CellConfig
 from harness.words.layout import Coordinates
 from harness.words.legs import Leg
 from harness.words.packing import MicroBatch
-from harness.words.records import DocumentLoss, LegSeen, RankRecord
+from harness.words.records import DocumentLoss, Fingerprint, LegSeen, RankRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +66,27 @@ class LegEvidence:
         """Labels that the loss masks of all replicas count."""
         return sum(seen.token_count for _, seen in self._with_losses())
 
+    @cached_property
+    def gradients(self) -> dict[str, ParameterGradient]:
+        """Parameter -> gradient of the whole tensor, of a leg with a backward."""
+        return whole_gradients((at, seen.parameters) for at, seen in self._in_order())
+
+    @cached_property
+    def activations(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer (0: embedding) -> document -> fingerprint of its output."""
+        return whole_activations(((at, seen.activations) for at, seen in self._in_order()), sp=self.config.layout.sp)
+
+    @cached_property
+    def input_gradients(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer, or the number after the last for the output -> document -> fingerprint of its input's gradient."""
+        ranks = ((at, seen.input_gradients) for at, seen in self._in_order())
+        return whole_activations(ranks, sp=self.config.layout.sp)
+
+    def _in_order(self) -> list[tuple[Coordinates, LegSeen]]:
+        return [(self.config.layout.coordinates(rank), self.seen[rank]) for rank in sorted(self.seen)]
+
     def _with_losses(self) -> list[tuple[Coordinates, LegSeen]]:
-        places = [(self.config.layout.coordinates(rank), self.seen[rank]) for rank in sorted(self.seen)]
-        return [(at, seen) for at, seen in places if at.pp == self.config.layout.pp - 1 and at.tp == 0]
+        return [(at, seen) for at, seen in self._in_order() if at.pp == self.config.layout.pp - 1 and at.tp == 0]
 
     def at_rank(self, rank: int, **more: object) -> dict[str, object]:
         """`where` of a finding about what one rank recorded."""

@@ -6,8 +6,9 @@ import math
 from typing import NamedTuple
 
 from harness.judge import landmarks
+from harness.judge.assemble import ParameterGradient
 from harness.judge.compare import beyond, distance, fingerprint_distance, finite
-from harness.judge.evidence import CellEvidence, ParameterGradient
+from harness.judge.evidence import CellEvidence
 from harness.judge.landmarks import Landmarks
 from harness.words.tolerances import Bound
 
@@ -25,14 +26,15 @@ def first_layer_off(evidence: CellEvidence, reference: CellEvidence) -> LayerOff
     """
     bound = evidence.tolerances.activation
     for layer in range(evidence.cell.config.model.layers + 1):
-        off = _activations_off(evidence, reference, layer)
+        off = activations_off(evidence, reference, layer)
         wrong = sorted(document for document, value in off.items() if beyond(value, bound))
         if wrong:
             return LayerOff(layer, wrong, off)
     return None
 
 
-def _activations_off(evidence: CellEvidence, reference: CellEvidence, layer: int) -> dict[int, float]:
+def activations_off(evidence: CellEvidence, reference: CellEvidence, layer: int) -> dict[int, float]:
+    """Document -> distance of its activations after a layer in step 0; infinite where a fingerprint is missing."""
     measured, expected = evidence.activations.get(layer, {}), reference.activations.get(layer, {})
     off = {}
     for document in sorted({*measured, *expected, *evidence.homes[0]}):

@@ -32,7 +32,7 @@ FORBIDDEN = (  # cases of the data path `rules`
     "in-batch-opt-out",
     "megatron-cp-seq-length",
 )
-CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation")  # words/legs.py
+CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")  # words/legs.py
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
 DATA_PATHS = (
     "unpacked",

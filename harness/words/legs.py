@@ -13,7 +13,16 @@ from harness.words.cell import CANARIES, CellConfig
 from harness.words.documents import Document
 from harness.words.packing import MicroBatch, row_multiple
 
-LEG_NAMES = ("truncation", "determinism", "isolation", "isolation-middle", "repetition", "order", "padding")  # as run
+LEG_NAMES = (  # in the order in which they run
+    "truncation",
+    "determinism",
+    "isolation",
+    "isolation-middle",
+    "repetition",
+    "order",
+    "padding",
+    "rewriting",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +36,7 @@ class Leg:
     model: bool = True  # False: batches are only fetched and held against the truth
     backward: bool = False
     other_padding: bool = False  # padding slots hold another token id
+    rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten by a right one
 
     def micro_batches(self, config: CellConfig) -> list[list[MicroBatch]]:
         """Micro-batches of the pass, indexed [dp][i]."""
@@ -45,6 +55,8 @@ def why_not(config: CellConfig, canary: str) -> str:
         raise ValueError(f"unknown canary {canary!r}")
     if config.data_path == "rules":
         return "the cell asks a validator; what it trains is the control"
+    if canary == "rewriting" and config.model.mtp is not None:
+        return "multi-token prediction goes on from the hidden states that the output layer gets"
     if fixed := _FIXED.get((config.data_path, canary)):
         return fixed
     legs = _LEGS[canary](config)
@@ -106,6 +118,11 @@ def _determinism(config: CellConfig) -> list[Leg]:
     return [Leg(name="determinism", canary="determinism", documents=documents, backward=True)]
 
 
+def _rewriting(config: CellConfig) -> list[Leg]:
+    documents = tuple(config.documents_of(0))
+    return [Leg(name="rewriting", canary="rewriting", documents=documents, backward=True, rewrites=True)]
+
+
 def _padding(config: CellConfig) -> list[Leg]:
     if all(batch.slots == batch.real_tokens for replica in config.micro_batches(0) for batch in replica):
         return []
@@ -149,6 +166,7 @@ _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
     "determinism": _determinism,
     "padding": _padding,
     "truncation": _truncation,
+    "rewriting": _rewriting,
 }
 _NOTHING_TO_VARY = {
     "isolation": "no micro-batch holds two documents",

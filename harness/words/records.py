@@ -202,6 +202,7 @@ class LegSeen:
     batches: list[BatchSeen] = field(default_factory=list)  # of a leg without the model
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
+    input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting: by layer; the output has the last
     time_s: float = 0.0
 
 

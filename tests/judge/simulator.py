@@ -83,7 +83,7 @@ def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
     """A finished run of the cells beside their reference."""
-    reference = planned(config_of("unpacked"), None)
+    reference = planned(config_of("unpacked", canaries=configs[0].canaries), None)
     cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
     found = {cell.id: (records_of(cell), result_of(cell)) for cell in cells}
     plan = RunPlan(
@@ -162,6 +162,11 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
         seen.token_count = sum(part.tokens for part in seen.documents.values())
     if leg.backward:
         seen.parameters, seen.activations = _parameters(config, place), _activations(config, place)
+    if leg.rewrites:
+        last = config.model.layers + 1
+        given = [item for item in _activations(config, place) if item.layer]
+        final = [ActivationSeen(layer=last, documents=copy.deepcopy(given[-1].documents))]
+        seen.input_gradients = given + (final if place.pp == config.layout.pp - 1 else [])
     return seen
 
 

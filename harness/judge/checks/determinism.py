@@ -41,7 +41,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 
 def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.activation)
+    bound = same_kernels(evidence, evidence.tolerances.activation, same_tokens=True)
     found = []
     for rank, record in evidence.records.items():
         again = {item.layer: item.documents for item in leg.seen[rank].activations}
@@ -57,14 +57,14 @@ def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Differen
 
 
 def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.document_loss)
+    bound = same_kernels(evidence, evidence.tolerances.document_loss, same_tokens=True)
     for document, off in moved(evidence, leg, bound).items():
         where = leg.seats[document].where("determinism", evidence.last_stage) | {"document": document}
         yield f"the loss of document {document}", where, off, bound
 
 
 def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.parameter_gradient)
+    bound = same_kernels(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
     for rank, record in evidence.records.items():
         again = {item.name: item.gradient for item in leg.seen[rank].parameters}
         for seen in record.parameters:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 
 from harness.judge import fault_classes, landmarks
+from harness.judge.assemble import ParameterGradient
 from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
-from harness.judge.evidence import CellEvidence, ParameterGradient
+from harness.judge.evidence import CellEvidence
 from harness.judge.localise import shards_off
 from harness.judge.ratios import factors_of, ratio_name, scale_of
 from harness.words.outcomes import Finding, Lane

@@ -45,18 +45,18 @@ def _misreading(forward: Callable[..., Tensor], misread: Callable[[Tensor], Tens
     return wrong
 
 
-def _one_document(offsets: Tensor) -> Tensor:
+def one_document(offsets: Tensor) -> Tensor:
     return offsets[[0, -1]]
 
 
 class AttentionIgnoresDocuments(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, _one_document)
+        misread(chunks, one_document)
 
 
 class AttentionIgnoresDocumentsInOneLayer(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        misread(chunks, _one_document, {5})
+        misread(chunks, one_document, {5})
 
 
 class KernelBoundaryOffByOneOnOneTpRank(Fault):

@@ -76,6 +76,7 @@ FAULTS: dict[str, type[Fault]] = {
     "rank-killed-from-outside": endings.RankKilledFromOutside,
     "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
     "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
+    "two-modules-at-once": canaries.TwoModulesAtOnce,
     "state-leaks-faintly": canaries.StateLeaksFaintly,
     "segment-table-too-short": canaries.SegmentTableTooShort,
     "kernel-grid-of-the-first-document": canaries.KernelGridOfTheFirstDocument,

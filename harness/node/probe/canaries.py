@@ -12,7 +12,9 @@ from torch import Tensor
 
 from harness.node.device import synchronize
 from harness.node.probe.metadata import batches_seen
+from harness.node.probe.model import unwrap
 from harness.node.probe.passes import Passes
+from harness.node.probe.rewriting import Rewriter
 from harness.node.probe.truth import StepTruth
 from harness.words.legs import Leg, legs_of
 from harness.words.records import LegSeen
@@ -24,6 +26,9 @@ class CanaryLegs:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
+        rewrites = any(leg.rewrites for leg in self.legs)
+        chunks = [unwrap(chunk) for chunk in passes.chunks] if rewrites else []
+        self.rewriter = Rewriter(chunks, passes.context, passes.position)
         self.initial = [_copy(item.parameter) for item in passes.named_parameters()] if self.legs else []
 
     def run(self) -> None:
@@ -58,8 +63,10 @@ class CanaryLegs:
         count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
         iterators = passes.begin(truth, leg.name, keep_tokens=False)
         passes.position.fingerprints = leg.backward
+        self.rewriter.lengths = {item.index: item.length for item in leg.documents} if leg.rewrites else None
         # Also without a backward autograd stays on: kernels must be those of training to be equal bit by bit.
         passes.run(iterators, micro_batches=count, forward_only=not leg.backward)
+        self.rewriter.lengths = None
         synchronize(passes.context.device)
         losses = passes.losses
         seen = LegSeen(
@@ -71,6 +78,7 @@ class CanaryLegs:
         )
         if leg.backward:
             seen.parameters, seen.activations = passes.parameters_seen(), passes.witness.taken()
+            seen.input_gradients = self.rewriter.taken()
         return seen
 
 

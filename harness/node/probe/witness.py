@@ -32,6 +32,13 @@ class Position:
         return self.leg == "training" and self.step == 0
 
 
+def local_owners(position: Position, context: RankContext) -> Tensor:
+    """Owners of the hidden states between layers: [s, b, 2]; s as in Witness._take."""
+    assert position.owners is not None
+    owners, layout = position.owners.transpose(0, 1), context.config.layout
+    return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
+
+
 class Witness:
     """Registers its hooks on construction and keeps them; params are recorded in the training leg only."""
 
@@ -93,10 +100,7 @@ class Witness:
         config, place = self.context.config, self.context.place
         if place.tp > 0 and not config.layout.sp:
             return  # every tensor-parallel rank holds the same tokens: rank 0 speaks for all
-        assert self.position.owners is not None
-        owners = self.position.owners.transpose(0, 1)  # [s, b, 2]
-        if config.layout.sp:
-            owners = owners.chunk(config.layout.tp, 0)[place.tp]
+        owners = local_owners(self.position, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
             return  # the data path delivered another shape; the metadata lane says so
         seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
