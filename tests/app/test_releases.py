@@ -128,6 +128,22 @@ def test_wheels_that_do_not_hold_sft_are_rejected(ran: Ran) -> None:
         assert "no importable megatron.training.datasets.sft_dataset" in rejected[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "tp1-pp1-cp2-skyrl-mbs2-nopack-skyrl040",
+            "SkyRL splits documents over context ranks only where it packs them",
+        ),
+        ("tp1-pp1-cp2-bridge_in_batch-mbs2-bridge050", "only its vision-language models cut it in their forward"),
+        ("tp1-pp1-cp1-rules-in-batch-opt-out-bridge050", "qwen3_omni_collate_fn is not there"),
+    ],
+)
+def test_what_a_release_cannot_do_is_rejected_with_the_reason(ran: Ran, name: str, reason: str) -> None:
+    (cell,) = [cell for cell in ran.report["rejected"] if cell["id"].rpartition("-")[0] == name]
+    assert reason in cell["reason"]
+
+
 def judged_again(ran: Ran, folder: Path, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     """A cell, after the run's own records were judged with another xfail entry for it; the exit code must be 1."""
     copy = folder / ran.run.name

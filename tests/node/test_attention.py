@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from harness.node.probe import attention
 from harness.node.probe.attention import ReferenceAttention
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -65,3 +66,21 @@ def test_no_gradient_flows_between_documents() -> None:
         assert not part.grad[:3].any()
     assert value.grad is not None
     assert value.grad[3:].any()
+
+
+@pytest.mark.parametrize("part", [5, 12])
+def test_long_rows_attend_part_by_part_to_the_same_values_and_gradients(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = [0, 1, 5, 12]
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor(bounds, dtype=torch.int32), cu_seqlens_q_padded=None)
+
+    def taken(limit: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(attention, "PART", limit)
+        inputs = [_random(12, 4), _random(12, 2), _random(12, 2)]
+        out = _module()(*inputs, None, packed_seq_params=params)
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        return [out.detach(), *(item.grad for item in inputs if item.grad is not None)]
+
+    for one, other in zip(taken(part), taken(1024), strict=True):
+        torch.testing.assert_close(one, other)

@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from harness.words.packing import zigzag
+
+PART = 1024  # query slots that attend at a time in longer rows
 
 
 class GatherContext(torch.autograd.Function):
@@ -77,13 +80,32 @@ class ReferenceAttention(MegatronModule):  # type: ignore[misc]
             back = torch.argsort(torch.cat(shares)).to(query.device)
             both = GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
             key, value = both.transpose(0, 1).flatten(1, 2)[:, back]
-        mask = _segment_mask(bounds, mine)
         repeats = query.size(2) // key.size(2)
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # [b, heads, s, dim]
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
+        out = _in_parts(query, key, value, mine, bounds, self.softmax_scale)
         return out.permute(2, 0, 1, 3).flatten(2)
+
+
+def _in_parts(
+    query: Tensor, key: Tensor, value: Tensor, mine: Tensor, bounds: list[int], scale: float | None
+) -> Tensor:
+    """Attention of [b, heads, s, dim]. A mask has s x total entries, so of long rows only a part exists at a time: a
+    part's mask is made again in backward."""
+
+    def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
+        mask = _segment_mask(bounds, mine)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+    if len(mine) <= PART:
+        return part(query, key, value, mine)
+    parts = zip(query.split(PART, 2), mine.split(PART))
+    done = [
+        checkpoint(part, some, key, value, slots, use_reentrant=False, preserve_rng_state=False)
+        for some, slots in parts
+    ]
+    return torch.cat(done, 2)
 
 
 def _segment_mask(bounds: list[int], mine: Tensor) -> Tensor:

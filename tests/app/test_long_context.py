@@ -1,0 +1,26 @@
+"""matrices/long_context.yaml: 16 K tokens over context ranks compute what one rank computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import harness, only_run
+
+pytestmark = pytest.mark.train
+LIMIT_S = 1800  # Transformer Engine is compiled when this machine has none
+
+
+def test_a_long_document_over_context_ranks_computes_what_one_rank_does(tmp_path: Path, root: Path) -> None:
+    done = harness("run", root / "matrices" / "long_context.yaml", cwd=tmp_path, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    outcomes = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in report["cells"]}
+    assert outcomes == {
+        "tp1-pp1-cp1-unpacked-bridge062": "PASS",
+        "tp1-pp1-cp1-bridge_long-bridge062": "PASS",
+        "tp1-pp1-cp2-bridge_long-bridge062": "PASS",
+    }
+    assert report["rejected"] == []
