@@ -100,7 +100,7 @@ def _in_parts(
 
     if len(mine) <= PART:
         return part(query, key, value, mine)
-    parts = zip(query.split(PART, 2), mine.split(PART))
+    parts = zip(torch.split(query, PART, 2), torch.split(mine, PART))
     done = [
         checkpoint(part, some, key, value, slots, use_reentrant=False, preserve_rng_state=False)
         for some, slots in parts
