@@ -1,0 +1,34 @@
+"""matrices/known_bugs.yaml on the clone that HARNESS_MEGATRON_LM_REPO names: bad commits fail in place, others pass."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import harness, only_run, write_matrix
+
+CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
+]
+
+
+def test_every_bad_commit_fails_where_it_is_known_to_and_every_good_one_passes(tmp_path: Path, root: Path) -> None:
+    text = (root / "matrices" / "known_bugs.yaml").read_text().replace("../../Megatron-LM", CLONE)
+    done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
+    outcomes = {cell["axes"]["stack"]: cell["outcome"] for cell in report["cells"] if cell["role"] == "cell"}
+    assert outcomes == {
+        "stages_none": "XFAIL",
+        "stages_bad": "XFAIL",
+        "stages_good": "PASS",
+        "rows_bad": "XFAIL",
+        "rows_good": "PASS",
+        "aux_bad": "XFAIL",
+        "aux_good": "PASS",
+    }
