@@ -255,6 +255,8 @@ def write_reports(run: RunDir, report: Report) -> list[Path]:
         "report.md": render_markdown(report),
         "report.html": render_html(report),
     }
+    if report.noise:
+        write_json(run.report("noise.json"), report.noise, indent=1)
     for name, text in texts.items():
         write_atomic(run.report(name), text)
     return [run.report(name) for name in texts]

@@ -6,7 +6,7 @@ reports/<run_id>/
   agents/<allocation>.<node>.{jsonl,heartbeat}
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
   node-code/harness/
-  report.json  junit.xml  report.md  report.html
+  noise.json  report.json  junit.xml  report.md  report.html
 """
 
 from __future__ import annotations
@@ -169,5 +169,5 @@ class RunDir:
         return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")
 
     def report(self, name: str) -> Path:
-        """One of report.json, junit.xml, report.md, report.html."""
+        """One of report.json, junit.xml, report.md, report.html, and noise.json where noise was measured."""
         return self.root / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from harness.words.records import Fingerprint
 from harness.words.tolerances import Bound
@@ -50,6 +51,17 @@ def finite(fingerprint: Fingerprint) -> bool:
 def beyond(measured: float, bound: Bound) -> bool:
     """Whether a distance breaks its bound; a NaN distance does not (finiteness is a check of its own)."""
     return measured > bound.value
+
+
+def stated(bound: Bound) -> dict[str, Any]:
+    """A bound as a finding's JSON value, with its origin."""
+    side = {} if bound.direction == "either" else {"direction": bound.direction}
+    return {"value": bound.value, "unit": bound.unit, **side, "origin": bound.origin}
+
+
+def exactly(value: Any, origin: str) -> dict[str, Any]:
+    """The bound of an exact comparison as a finding's JSON value."""
+    return {"value": value, "origin": f"exact: {origin}"}
 
 
 def bound_text(bound: Bound) -> str:

@@ -14,6 +14,7 @@ from harness.judge.assemble import ParameterGradient, whole_activations, whole_g
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
+from harness.judge.noise import noise_floors
 from harness.judge.places import Place
 from harness.words.cell import same_rows
 from harness.words.layout import Layout
@@ -22,7 +23,7 @@ from harness.words.packing import MicroBatch, PackedParams
 from harness.words.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
 from harness.words.run_plan import PlannedCell, RunPlan
 from harness.words.stack import ReadyStack
-from harness.words.tolerances import Tolerances, tolerances_for
+from harness.words.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,9 @@ class CellEvidence:
     records: dict[int, RankRecord]
     result: CellResult | None
     reference: CellEvidence | None
-    tolerances: Tolerances
+    tolerances: Tolerances  # of step 0
+    later: Tolerances  # not from noise that was measured in step 0
+    noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # that the cell measured: a reference
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
@@ -66,6 +69,11 @@ class CellEvidence:
     @property
     def layout(self) -> Layout:
         return self.cell.config.layout
+
+    def bound(self, name: str, step: int) -> Bound:
+        """A bound of the numerics lane at a step. Weights have moved after step 0, so no later bound is tighter."""
+        at_start: Bound = getattr(self.tolerances, name)
+        return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
     @property
     def packed(self) -> bool:
@@ -257,12 +265,17 @@ def evidence_of(
     evidence: dict[str, CellEvidence] = {}
     for cell in plan.expansion.references_first:
         records, result = found.get(cell.id, ({}, None))
+        reference = evidence.get(cell.reference) if cell.reference else None
+        own = noise_floors(records)
+        noise = reference.noise if reference else own
         evidence[cell.id] = CellEvidence(
             cell=cell,
             records=records,
             result=result,
-            reference=evidence.get(cell.reference) if cell.reference else None,
-            tolerances=tolerances_for(cell.config.dtype, plan.tolerances),
+            reference=reference,
+            tolerances=tolerances_for(cell.config.dtype, plan.tolerances, noise),
+            later=tolerances_for(cell.config.dtype, plan.tolerances),
+            noise=own,
             retried=cell.id in retried,
             logs=(logs or {}).get(cell.id, {}),
             job=(jobs or {}).get(cell.id, JobEnding()),

@@ -47,6 +47,7 @@ def build_report(
         timing=dict(timing),
         cells=cells,
         rejected=rejected,
+        noise={name: dict(item.noise) for name, item in evidence.items() if item.noise},
     )
 
 

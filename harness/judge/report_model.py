@@ -8,7 +8,7 @@ from typing import Any
 from harness.words.layout import Coordinates, Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
 from harness.words.records import SCHEMA_VERSION
-from harness.words.tolerances import Bound
+from harness.words.tolerances import Bound, NoiseFloor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,4 +135,5 @@ class Report:
     timing: dict[str, float]  # wall_s and what else was measured
     cells: list[ReportCell]
     rejected: list[ReportRejected]
+    noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
     schema_version: int = SCHEMA_VERSION

@@ -68,8 +68,8 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
         grad_norm=own[1],
         reference_loss=mean_losses(reference),
         reference_grad_norm=list(grad_norms(reference).values()),
-        loss_bound=evidence.tolerances.step_loss if judged else None,
-        grad_norm_bound=evidence.tolerances.grad_norm if judged else None,
+        loss_bound=evidence.bound("step_loss", 1) if judged else None,
+        grad_norm_bound=evidence.bound("grad_norm", 1) if judged else None,
     )
 
 

@@ -13,7 +13,7 @@ from harness.plan.axes import Row
 from harness.plan.constraints import ConstraintError
 from harness.plan.matrix import Matrix
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.resolve import Resolver, axes_of, default_values, of_section, reference_config
+from harness.plan.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
 from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import RULES, rejections, world_size_rule
 from harness.words.cell import CellConfig, cell_id
@@ -137,7 +137,7 @@ def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[P
                 PlannedCell(
                     id=cell.id,
                     axes=axes_of(cell.config, shown),
-                    config=cell.config,
+                    config=measuring(cell.config) if cell.id in references.values() else cell.config,
                     group=group,
                     reference=None if reference == cell.id else reference,
                     role="reference" if extra else "cell",

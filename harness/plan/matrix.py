@@ -14,6 +14,7 @@ from datetime import date
 from typing import Any
 
 from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
+from harness.plan.bounds import as_written, overrides_of
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.model_section import parse_model
 from harness.plan.problems import KeyPath, Problems, shown
@@ -119,7 +120,7 @@ def load(
         axes=axes,
         constraints=constraints,
         launch=Launch(**launch.model_dump()),
-        tolerances=ToleranceOverrides(numerics=dict(checks.numerics), throughput=checks.throughput.bounds()),
+        tolerances=ToleranceOverrides(numerics=overrides_of(checks.numerics), throughput=checks.throughput.bounds()),
         canaries=tuple(checks.canaries),
         timing=checks.throughput.timing(),
         xfail=xfail,
@@ -258,7 +259,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["cluster"] = matrix.cluster
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
-    result["checks"] = {"numerics": dict(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
+    result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
     result["checks"]["throughput"] = _resolved_throughput(matrix)
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
     return result

@@ -12,7 +12,7 @@ from harness.plan.axes import DOTTED, Row
 from harness.plan.matrix import Matrix
 from harness.plan.model_section import PARTS, model_problems, shown_part
 from harness.plan.problems import Problems
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.cell import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
@@ -185,6 +185,13 @@ def reference_config(config: CellConfig, attention: str) -> CellConfig:
         options=options,
         rows_of=None if rows_of == Layout() else rows_of,
     )
+
+
+def measuring(config: CellConfig) -> CellConfig:
+    """A control that measures the noise of its dtype beside; bounds of fp32 are fixed."""
+    if config.dtype == "fp32" or NOISE in config.canaries:
+        return config
+    return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
 
 
 def _row_layout(layout: Layout) -> Layout:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from harness.plan.bounds import Bounds
 from harness.plan.model_section import ModelSection
 from harness.plan.section import SAFE_NAME, Count, Section, one_of
 from harness.plan.stacks import StackLayer
@@ -20,7 +21,7 @@ from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
 from harness.words.stack import DEFAULT
-from harness.words.tolerances import BOUND_NAMES, DEFAULTS
+from harness.words.tolerances import DEFAULTS
 
 ATTENTIONS = ("auto", "reference")
 
@@ -48,7 +49,6 @@ Forbidden = Annotated[str, one_of("", *FORBIDDEN), Field(json_schema_extra={"enu
 Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
 Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
 Mix = Annotated[str, one_of(*MIXES), Field(json_schema_extra={"enum": [*MIXES]})]
-BoundName = Annotated[str, one_of(*BOUND_NAMES, "ratio_screen")]
 _TRAIN, _OPTIONS = TrainConfig(), PackingOptions()
 
 
@@ -175,9 +175,6 @@ class LaunchSection(Section):
     )
 
 
-Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
 CANARY_SETS = {"all": CANARIES, "none": ()}
 
 
@@ -204,8 +201,9 @@ class ChecksSection(Section):
         default=list(DEFAULT_CANARIES), description="Canaries that every cell runs: passes beyond its training."
     )
 
-    numerics: dict[BoundName, Bound] = Field(
-        default_factory=dict, description="Name of a bound -> largest allowed distance."
+    numerics: Bounds = Field(
+        default_factory=dict,
+        description="Name of a bound -> largest allowed distance, or a mapping of value, unit and direction.",
     )
     throughput: ThroughputSection = Field(
         default_factory=ThroughputSection, description="What the throughput lane times and judges."

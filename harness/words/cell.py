@@ -33,6 +33,7 @@ FORBIDDEN = (  # cases of the data path `rules`
     "megatron-cp-seq-length",
 )
 CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")  # words/legs.py
+NOISE = "noise"  # of reference cells only: measures what a dtype's rounding makes of nothing
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
 DATA_PATHS = (
     "unpacked",

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from harness.words.cell import CANARIES, CellConfig
+from harness.words.cell import CANARIES, NOISE, CellConfig
 from harness.words.documents import Document
 from harness.words.packing import MicroBatch, row_multiple
 
-LEG_NAMES = (  # in the order in which they run
+NOISE_LEGS = {"noise-order": "documents in reverse order", "noise-epsilon": "weights moved by one machine epsilon"}
+LEG_NAMES = (  # in the order in which they run; the leg that moves the weights is the last
     "truncation",
     "determinism",
     "isolation",
@@ -22,6 +23,7 @@ LEG_NAMES = (  # in the order in which they run
     "order",
     "padding",
     "rewriting",
+    *NOISE_LEGS,
 )
 
 
@@ -30,11 +32,12 @@ class Leg:
     """One pass. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
 
     name: str  # one of LEG_NAMES
-    canary: str  # one of CANARIES: what it is run for
+    canary: str  # one of CANARIES, or NOISE: what it is run for
     documents: tuple[Document, ...]
     changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
     model: bool = True  # False: batches are only fetched and held against the truth
     backward: bool = False
+    moved_weights: bool = False  # every weight by one machine epsilon of its dtype, up or down
     other_padding: bool = False  # padding slots hold another token id
     rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten by a right one
 
@@ -51,7 +54,7 @@ def legs_of(config: CellConfig) -> list[Leg]:
 
 def why_not(config: CellConfig, canary: str) -> str:
     """Why a canary that was asked for tells nothing in this cell; empty when it applies."""
-    if canary not in CANARIES:
+    if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
     if config.data_path == "rules":
         return "the cell asks a validator; what it trains is the control"
@@ -159,6 +162,13 @@ def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Docu
     return given
 
 
+def _noise(config: CellConfig) -> list[Leg]:
+    documents = tuple(config.documents_of(0))
+    order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
+    epsilon = Leg(name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True)
+    return [epsilon] if config.style.packed else [order, epsilon]  # in another order they would share other rows
+
+
 _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
     "isolation": _isolation,
     "repetition": _repetition,
@@ -167,6 +177,7 @@ _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
     "padding": _padding,
     "truncation": _truncation,
     "rewriting": _rewriting,
+    NOISE: _noise,
 }
 _NOTHING_TO_VARY = {
     "isolation": "no micro-batch holds two documents",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+UNITS = ("relative", "absolute")  # of the numerics lane
+DIRECTIONS = ("either", "above", "below")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +15,7 @@ class Bound:
 
     value: float
     unit: str = "relative"  # relative: |a - b| / |b|; absolute: |a - b|; factor: a / b, of times
-    direction: str = "either"  # either: both sides count; above, below: only values on that side of the reference
+    direction: str = "either"  # one of DIRECTIONS: on which side of the reference values count
     origin: str = "default"
 
 
@@ -72,27 +76,73 @@ BOUND_NAMES = (
     "aux_loss",
 )
 FACTOR_NAMES = ("segment_slope", "rotary_slope", "packed_slower")  # of the throughput lane
+RATIO_SCREEN = "ratio_screen"
+UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints: there is no above and below
+NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; packing practice accepts up to 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """What a matrix says of one bound; None: as the default has it."""
+
+    value: float
+    unit: str | None = None
+    direction: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToleranceOverrides:
-    """What a matrix's `checks:` section sets: bound name -> value; unit stays, origin becomes the matrix.
+    """What a matrix's `checks:` section sets, by the name of a bound.
 
     `throughput` names the checks that are asked for, each with its bound, also where that is the default.
     """
 
-    numerics: dict[str, float] = field(default_factory=dict)
+    numerics: dict[str, Override] = field(default_factory=dict)
     throughput: dict[str, float] = field(default_factory=dict)
 
 
-def tolerances_for(dtype: str, overrides: ToleranceOverrides) -> Tolerances:
-    """The bounds for a compute dtype ("fp32" or "bf16") with a matrix's overrides applied."""
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """How far the reference differs from itself in one quantity; a distance as the quantity's bound has it."""
+
+    value: float
+    by: str  # what was varied when it differed most
+
+
+def tolerances_for(
+    dtype: str, overrides: ToleranceOverrides, floors: Mapping[str, NoiseFloor] | None = None
+) -> Tolerances:
+    """The bounds for a compute dtype ("fp32" or "bf16").
+
+    What the matrix says goes before the measured noise of the reference, and that before the defaults. A bound is
+    never tighter than that of fp32.
+    """
     base = DEFAULTS[dtype]
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
-    for name, value in overrides.numerics.items():
+    for name, floor in (floors or {}).items():
+        bounds[name] = _measured(floor, getattr(_FP32, name))
+    for name, override in overrides.numerics.items():
         if name in bounds:
-            bounds[name] = Bound(value=value, unit=bounds[name].unit, origin="matrix checks.numerics")
+            bounds[name] = Bound(
+                value=override.value,
+                unit=override.unit or bounds[name].unit,
+                direction=override.direction or bounds[name].direction,
+                origin="matrix checks.numerics",
+            )
     for name, value in overrides.throughput.items():
         if name in bounds and value != bounds[name].value:
             bounds[name] = Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
-    return Tolerances(**bounds, ratio_screen=overrides.numerics.get("ratio_screen", base.ratio_screen))
+    screen = overrides.numerics.get(RATIO_SCREEN)
+    return Tolerances(**bounds, ratio_screen=screen.value if screen else base.ratio_screen)
+
+
+def _measured(floor: NoiseFloor, least: Bound) -> Bound:
+    value = NOISE_FACTOR * floor.value
+    if value < least.value:
+        return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32")
+    return Bound(value=value, origin=f"noise floor {floor.value:.2g} ({floor.by}) x {NOISE_FACTOR:g}")
+
+
+def looser(one: Bound, other: Bound) -> Bound:
+    """The bound that allows more; the first when their units differ, being the one that was asked for."""
+    return other if one.unit == other.unit and other.value > one.value else one

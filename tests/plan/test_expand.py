@@ -7,7 +7,7 @@ import pytest
 
 from harness.edge.matrix_file import read_matrix
 from harness.plan.expand import expand
-from harness.words.cell import ModelConfig, cell_name
+from harness.words.cell import NOISE, ModelConfig, cell_name
 from harness.words.layout import Layout
 from harness.words.outcomes import Rejection
 from harness.words.run_plan import Expansion
@@ -218,3 +218,10 @@ def test_the_cp_ranks_of_every_smoke_cell_share_out_all_slots(root: Path) -> Non
         for batch in (batch for replica in cell.config.micro_batches(0) for batch in replica):
             held = [slot for rank in range(cp) for row in batch.local_slots(cp, rank) for slot in row]
             assert sorted(held) == list(range(batch.slots))
+
+
+def test_only_references_of_inexact_dtypes_measure_noise() -> None:
+    made = expand_axes({"dtype": ["fp32", "bf16"], "tp": [1, 2], "packing": ["unpacked", "reference"]})
+    measuring = {cell.id for cell in made.cells if NOISE in cell.config.canaries}
+    assert measuring == {cell.reference for cell in made.cells if cell.reference and cell.config.dtype == "bf16"}
+    assert len(measuring) == 1

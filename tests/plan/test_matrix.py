@@ -9,6 +9,7 @@ from harness.plan.expand import expand
 from harness.plan.matrix import load, resolved
 from harness.words.documents import DocumentsConfig
 from harness.words.errors import InputError, Problem
+from harness.words.tolerances import Override, tolerances_for
 from tests.plan.helpers import expand_axes, matrix_of, no_file, problems_of
 
 AXES = {"packing": ["sft"]}
@@ -30,8 +31,18 @@ def test_sections_become_the_types_of_words() -> None:
     assert (matrix.model.layers, matrix.model.hidden, matrix.model.kv_heads, matrix.model.tied) == (8, 128, 2, True)
     assert (matrix.train.steps, matrix.train.global_batch, matrix.train.seq_length) == (5, 16, 128)
     assert (matrix.launch.parallel_ranks, matrix.launch.deadline_s, matrix.launch.max_ranks) == (4, 30, 8)
-    assert matrix.tolerances.numerics == {"step_loss": 1e-3}
+    assert matrix.tolerances.numerics == {"step_loss": Override(value=1e-3)}
     assert matrix.options.pad_seq_to_mult == 8
+
+
+def test_a_bound_may_say_its_unit_and_direction() -> None:
+    numerics = {"step_loss": {"value": 1, "unit": "absolute", "direction": "above"}, "ratio_screen": 0.01}
+    matrix = matrix_of(matrix=AXES, checks={"numerics": numerics})
+    assert matrix.tolerances.numerics["step_loss"] == Override(value=1.0, unit="absolute", direction="above")
+    assert resolved(matrix)["checks"]["numerics"] == numerics
+    bounds = tolerances_for("fp32", matrix.tolerances)
+    assert (bounds.step_loss.unit, bounds.step_loss.direction, bounds.ratio_screen) == ("absolute", "above", 0.01)
+    assert bounds.step_loss.origin == "matrix checks.numerics"
 
 
 def test_the_deadline_reaches_every_cell() -> None:
@@ -83,6 +94,31 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"launch": {"throttle": "4"}}, "launch.throttle: must be an integer (found '4')"),
         ({"checks": {"numerics": {"loss": 1e-3}}}, "checks.numerics.loss: must be one of document_loss"),
         ({"checks": {"numerics": {"step_loss": 0}}}, "checks.numerics.step_loss: must be above 0"),
+        (
+            {"checks": {"numerics": {"step_loss": "1e-3"}}},
+            "checks.numerics.step_loss: must be a number, or a",
+        ),
+        ({"checks": {"numerics": {"step_loss": {"unit": "relative"}}}}, "checks.numerics.step_loss.value: is required"),
+        (
+            {"checks": {"numerics": {"step_loss": {"value": 1e-3, "unit": "percent"}}}},
+            "unit: unknown value (found 'percent'; allowed: 'relative' or 'absolute')",
+        ),
+        (
+            {"checks": {"numerics": {"step_loss": {"value": 1e-3, "direction": "up"}}}},
+            "direction: unknown value (found 'up'; allowed: 'either', 'above' or 'below')",
+        ),
+        (
+            {"checks": {"numerics": {"step_loss": {"value": 1e-3, "bound": 1}}}},
+            "step_loss.bound: unknown key",
+        ),
+        (
+            {"checks": {"numerics": {"activation": {"value": 1e-3, "direction": "above"}}}},
+            "checks.numerics: activation is a distance of fingerprints, which has no sign",
+        ),
+        (
+            {"checks": {"numerics": {"ratio_screen": {"value": 0.01, "unit": "absolute"}}}},
+            "checks.numerics: ratio_screen is a plain number",
+        ),
         ({"xfail": {}}, "xfail: must be a list"),
         ({"xfail": [{"pattern": "*"}]}, "xfail[0].reason: is required"),
         ({"xfail": [{"pattern": "*", "reason": "r", "expires": "soon"}]}, "must be a date like 2027-01-31"),

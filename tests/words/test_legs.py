@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, CellConfig, TrainConfig
+from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
-from harness.words.legs import LEG_NAMES, Leg, legs_of, why_not
+from harness.words.legs import LEG_NAMES, NOISE_LEGS, Leg, legs_of, why_not
 
 SHORT = DocumentsConfig(mode="file", lengths=(20, 12, 9, 4, 15, 7, 3, 11))
 
@@ -26,6 +26,15 @@ def cell(data_path: str = "reference", documents: DocumentsConfig | None = None,
 
 def legs(config: CellConfig) -> dict[str, Leg]:
     return {leg.name: leg for leg in legs_of(config)}
+
+
+def test_noise_legs_come_last_and_the_one_that_moves_weights_after_all() -> None:
+    config = replace(cell("unpacked"), canaries=(*CANARIES, NOISE))
+    order, epsilon = legs_of(config)[-2:]
+    assert [leg.name for leg in (order, epsilon)] == list(NOISE_LEGS)
+    assert order.documents == epsilon.documents[::-1] == tuple(config.documents_of(0))[::-1]
+    assert [leg.moved_weights for leg in legs_of(config)].index(True) == len(legs_of(config)) - 1
+    assert order.backward and epsilon.backward
 
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes, landmarks
-from harness.judge.compare import bound_text
+from harness.judge.compare import bound_text, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.localise import LayerOff, first_layer_off, first_token_off, token_landmarks
 from harness.judge.patterns import documents_pattern
@@ -42,7 +42,7 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -
         f"{len(wrong)} of {len(off)} documents differ there{lies.text}",
         where=where | lies.keys,
         measured=off[document],
-        bound=bound.value,
+        bound=stated(bound),
     )
 
 

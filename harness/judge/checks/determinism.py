@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.judge import fault_classes
 from harness.judge.canaries import moved, same_kernels
-from harness.judge.compare import beyond, bound_text, finite
+from harness.judge.compare import beyond, bound_text, finite, stated
 from harness.judge.compare import fingerprint_distance as apart
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
@@ -35,7 +35,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             f"{bound_text(bound)}; {len(differences)} values differ",
             where=where,
             measured=off,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes, landmarks
-from harness.judge.compare import beyond, bound_text, distance
+from harness.judge.compare import beyond, bound_text, distance, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.landmarks import Landmarks
 from harness.judge.localise import first_layer_off, first_token_off, token_landmarks
@@ -13,7 +13,7 @@ from harness.judge.patterns import documents_pattern
 from harness.judge.ratios import DOCUMENTS, common_ratio, factors_of
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import DocumentLoss
-from harness.words.tolerances import Bound
+from harness.words.tolerances import Bound, looser
 
 _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
@@ -36,8 +36,8 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 def _bound(evidence: CellEvidence, step: int) -> Bound:
     """Weights have moved after step 0, so the looser of the document's and the step's bound holds there."""
-    at_start, later = evidence.tolerances.document_loss, evidence.tolerances.step_loss
-    return at_start if step == 0 or at_start.value >= later.value else later
+    at_step = evidence.bound("document_loss", step)
+    return at_step if step == 0 else looser(at_step, evidence.bound("step_loss", step))
 
 
 def _losses(evidence: CellEvidence, reference: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
@@ -83,7 +83,7 @@ def _finding(
         f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ{lies.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
         measured=off[document],
-        bound=bound.value,
+        bound=stated(bound),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.judge.compare import exactly
 from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import counted, where_of
@@ -30,6 +31,6 @@ def check(evidence: CellEvidence) -> list[Finding]:
                 micro_batch=progress.micro_batch,
             ),
             measured=ending.ended,
-            bound="completed",
+            bound=exactly("completed", "every rank comes to its end"),
         )
     ]

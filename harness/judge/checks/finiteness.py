@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.judge import fault_classes
-from harness.judge.compare import finite
+from harness.judge.compare import exactly, finite
 from harness.judge.evidence import CellEvidence
 from harness.words.outcomes import Finding, Lane
 
@@ -26,7 +26,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             message=f"{what} is {measured}{more}",
             where=where,
             measured=measured,
-            bound="finite",
+            bound=exactly("finite", "sums of finite numbers are finite"),
         )
     ]
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, distance
+from harness.judge.compare import beyond, bound_text, distance, exactly, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    bound = evidence.tolerances.grad_norm
     wrong = []
     for step, right in grad_norms(evidence.reference).items() if evidence.reference and evidence.same_rows else ():
-        seen_any = False
+        seen_any, bound = False, evidence.bound("grad_norm", step)
         for record, seen in evidence.step_records(step):
             found = seen.grad_norm
             seen_any |= found is not None
@@ -26,6 +25,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     if not wrong:
         return []
     step, rank, stage, found, right = wrong[0]
+    bound = evidence.bound("grad_norm", step)
     steps = sorted({item[0] for item in wrong})
     ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen) if right else None
     measured = distance(found, right, bound)
@@ -39,7 +39,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]
 
@@ -52,7 +52,7 @@ def _missing(step: int) -> Finding:
         message=f"no rank recorded a gradient norm in step {step}",
         where={"step": step},
         measured=None,
-        bound="recorded",
+        bound=exactly("recorded", "every finished step has one"),
     )
 
 

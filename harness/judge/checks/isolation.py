@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.canaries import change_text, moved, same_kernels
-from harness.judge.compare import bound_text
+from harness.judge.compare import bound_text, exactly, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
 from harness.judge.places import counted
@@ -48,7 +48,7 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
             where=seat.where(leg.leg.name, evidence.last_stage)
             | {"document": victim, "culprit": culprit, "documents": list(victims)},
             measured=off,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]
 
@@ -82,6 +82,6 @@ def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
             "did not get them",
             where=leg.seats[stuck[0]].where(leg.leg.name, evidence.last_stage) | {"document": stuck[0]},
             measured=leg.losses[stuck[0]].loss_sum,
-            bound="another loss",
+            bound=exactly("another loss", "other tokens have another loss"),
         )
     ]

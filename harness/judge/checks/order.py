@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.canaries import change_text, moved
-from harness.judge.compare import bound_text
+from harness.judge.compare import bound_text, stated
 from harness.judge.evidence import CellEvidence
 from harness.words.outcomes import Finding, Lane
 
@@ -29,6 +29,6 @@ def check(evidence: CellEvidence) -> list[Finding]:
             where=seat.where("order", evidence.last_stage)
             | {"document": document, "number": seat.number, "documents": list(wrong)},
             measured=off,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.canaries import change_text, moved, same_kernels
-from harness.judge.compare import bound_text
+from harness.judge.compare import bound_text, exactly, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
 from harness.words.outcomes import Finding, Lane
@@ -33,7 +33,7 @@ def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
             f"{len(leg.seats)} documents moved",
             where=seat.where("padding", evidence.last_stage) | {"document": document, "documents": list(wrong)},
             measured=off,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]
 
@@ -51,6 +51,6 @@ def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
             f"loss, expected {right}: what is padding is told by its token id",
             where={"stage": evidence.last_stage, "leg": "padding", "step": 0},
             measured=leg.token_count,
-            bound=right,
+            bound=exactly(right, "the packing plan"),
         )
     ]

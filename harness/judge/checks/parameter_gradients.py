@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from harness.judge import fault_classes, landmarks
 from harness.judge.assemble import ParameterGradient
-from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
+from harness.judge.compare import beyond, bound_text, exactly, fingerprint_distance, finite, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.localise import shards_off
 from harness.judge.ratios import factors_of, ratio_name, scale_of
@@ -54,7 +54,7 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], 
         message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{lies.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
         measured=off[name],
-        bound=bound.value,
+        bound=stated(bound),
     )
 
 
@@ -67,7 +67,7 @@ def _unmatched(extra: list[str]) -> Finding:
         message=message,
         where={"parameter": extra[0], "step": 0} if extra else {"step": 0},
         measured=len(extra),
-        bound="the parameters of the reference",
+        bound=exactly("the parameters of the reference", "the same model"),
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from harness.judge.compare import beyond, bound_text, distance
+from harness.judge.compare import beyond, bound_text, distance, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.patterns import documents_pattern
 from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    bound = evidence.tolerances.repeated_document
     for step in evidence.finished_steps:
         losses = evidence.document_losses[step]
+        bound = evidence.bound("repeated_document", step)
         for copy, original in _copies(evidence, step):
             if copy not in losses or original not in losses:
                 continue  # token_count names absent documents
@@ -30,7 +30,7 @@ def _copies(evidence: CellEvidence, step: int) -> list[tuple[int, int]]:
 
 
 def _finding(evidence: CellEvidence, step: int, copy: int, original: int) -> Finding:
-    bound = evidence.tolerances.repeated_document
+    bound = evidence.bound("repeated_document", step)
     losses = evidence.document_losses[step]
     found, right = losses[copy].loss_sum, losses[original].loss_sum
     measured = distance(found, right, bound)
@@ -42,5 +42,5 @@ def _finding(evidence: CellEvidence, step: int, copy: int, original: int) -> Fin
         f"{right:.9g}, off by {measured:.3g} > {bound_text(bound)}",
         where={"stage": evidence.last_stage, "step": step, "document": copy, "original": original},
         measured=measured,
-        bound=bound.value,
+        bound=stated(bound),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, distance
+from harness.judge.compare import beyond, bound_text, distance, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
 from harness.words.outcomes import Finding, Lane
@@ -46,5 +46,5 @@ def _finding(
         where=seat.where("repetition", evidence.last_stage)
         | {"document": copy, "original": original, "number": seat.number, "documents": wrong},
         measured=off[copy],
-        bound=bound.value,
+        bound=stated(bound),
     )

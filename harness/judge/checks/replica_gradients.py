@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite
+from harness.judge.compare import beyond, bound_text, fingerprint_distance, finite, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
@@ -37,6 +37,6 @@ def check(evidence: CellEvidence) -> list[Finding]:
             f"by {off:.3g} > {bound_text(bound)}; in all {counted('parameter', names)} on {counted('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
             measured=off,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]

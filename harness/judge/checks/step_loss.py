@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 
 from harness.judge import fault_classes
-from harness.judge.compare import beyond, bound_text, distance
+from harness.judge.compare import beyond, bound_text, distance, stated
 from harness.judge.evidence import CellEvidence
 from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    bound = evidence.tolerances.step_loss
     wrong = []
     for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
             break  # other gradients have moved the weights
+        bound = evidence.bound("step_loss", step)
         for rank, found in _recorded(evidence, step):
             if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
                 wrong.append((step, rank, found, right))
     if not wrong:
         return []
     step, rank, found, right = wrong[0]
+    bound = evidence.bound("step_loss", step)
     steps = sorted({item[0] for item in wrong})
     ratio = None
     if found is not None and right:
@@ -38,7 +39,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
-            bound=bound.value,
+            bound=stated(bound),
         )
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.judge import fault_classes
+from harness.judge.compare import exactly
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
 from harness.judge.ratios import factors_of, ratio_name
@@ -58,7 +59,7 @@ def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
     name = f"loss tokens of document {document} in step {step}"
     where = {"stage": evidence.last_stage, "document": document, "step": step}
     fault_class = fault_classes.TRUNCATION if truncated else _fault_class(evidence, step, found, right)
-    return [_finding(f"{name}: {found}, expected {right}{more}", fault_class, where, found, right)]
+    return [_finding(f"{name}: {found}, expected {right} by the packing plan{more}", fault_class, where, found, right)]
 
 
 def _step(evidence: CellEvidence, step: int) -> list[Finding]:
@@ -67,7 +68,7 @@ def _step(evidence: CellEvidence, step: int) -> list[Finding]:
     for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
         if found != right:
             where = {"stage": evidence.last_stage, "rank": rank, "step": step}
-            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right}"
+            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right} by the packing plan"
             return [_finding(message, _fault_class(evidence, step, found, right), where, found, right)]
     return []
 
@@ -85,5 +86,5 @@ def _finding(message: str, fault_class: str, where: dict[str, Any], found: int |
         message=message,
         where=where,
         measured=found,
-        bound=right,
+        bound=exactly(right, "the packing plan"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.checks.tokens_placed import FIELDS
+from harness.judge.compare import exactly
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
 from harness.words.outcomes import Finding, Lane
@@ -43,5 +44,5 @@ def _finding(leg: LegEvidence, rank: int, micro_batch: int, field: str, seen: Te
         f"plan in micro-batch {micro_batch}: {detail}",
         where=where,
         measured=seen.first[3] if seen.first else seen.mismatches,
-        bound=seen.first[2] if seen.first else 0,
+        bound=exactly(seen.first[2] if seen.first else 0, "the packing plan"),
     )

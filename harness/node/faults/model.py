@@ -59,6 +59,11 @@ class AttentionIgnoresDocumentsInOneLayer(Fault):
         misread(chunks, one_document, {5})
 
 
+class AttentionIgnoresDocumentsInBf16(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        misread(chunks, one_document, {2})
+
+
 class KernelBoundaryOffByOneOnOneTpRank(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         if context.place.tp == 1:

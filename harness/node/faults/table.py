@@ -47,6 +47,7 @@ FAULTS: dict[str, type[Fault]] = {
     "labels-missing-on-tp-ranks": content.LabelsMissingOnTpRanks,
     "attention-ignores-documents": model.AttentionIgnoresDocuments,
     "attention-ignores-documents-in-one-layer": model.AttentionIgnoresDocumentsInOneLayer,
+    "attention-ignores-documents-in-bf16": model.AttentionIgnoresDocumentsInBf16,
     "kernel-boundary-off-by-one-on-one-tp-rank": model.KernelBoundaryOffByOneOnOneTpRank,
     "loss-divided-by-documents-per-pack": model.LossDividedByDocumentsPerPack,
     "gradient-shard-of-one-tp-rank-doubled": numerics.GradientShardOfOneTpRankDoubled,

@@ -16,6 +16,7 @@ from harness.node.probe.model import unwrap
 from harness.node.probe.passes import Passes
 from harness.node.probe.rewriting import Rewriter
 from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import draw
 from harness.words.legs import Leg, legs_of
 from harness.words.records import LegSeen
 
@@ -61,6 +62,8 @@ class CanaryLegs:
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
         count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
+        if leg.moved_weights:
+            self._move_weights()
         iterators = passes.begin(truth, leg.name, keep_tokens=False)
         passes.position.fingerprints = leg.backward
         self.rewriter.lengths = {item.index: item.length for item in leg.documents} if leg.rewrites else None
@@ -80,6 +83,15 @@ class CanaryLegs:
             seen.parameters, seen.activations = passes.parameters_seen(), passes.witness.taken()
             seen.input_gradients = self.rewriter.taken()
         return seen
+
+    def _move_weights(self) -> None:
+        """By one machine epsilon, up or down at random. Nothing moves them back: such a leg is the last."""
+        seed = self.passes.context.config.train.seed
+        with torch.no_grad():
+            for item in self.passes.named_parameters():
+                weight = item.parameter
+                sign = item.shard.take(draw("move", item.name, item.shard.full, seed)).sign().to(weight)
+                weight.mul_(1 + torch.finfo(weight.dtype).eps * sign)
 
 
 def _copy(parameter: Tensor) -> Tensor:

@@ -73,6 +73,18 @@ LEAK: tuple[FaultSpec, ...] = (
         where={"stage": 1, "layer": 5, "document": 1, "token": 0, "lies_at": ["document boundary"]},
     ),
     FaultSpec(
+        name="attention-ignores-documents-in-bf16",
+        fault_class="leak",
+        summary="layer 2 of a bf16 cell takes the row for one document: more than rounding makes of nothing",
+        modelled_on="C2: NVIDIA-NeMo/RL ed718b47d, packed code path not taken; training runs are bf16",
+        layout=_TP,
+        why="two tp ranks, whose sums in bf16 differ from those of one",
+        dtype="bf16",
+        lane=Lane.NUMERICS,
+        checks=("activations", "document_loss"),
+        where={"stage": 0, "layer": 2, "document": 1, "token": 0},
+    ),
+    FaultSpec(
         name="kernel-boundary-off-by-one-on-one-tp-rank",
         fault_class="leak",
         summary="on the heads of tp rank 1, each document's first token is taken for the last of the one before",

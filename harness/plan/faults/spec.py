@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.plan.resolve import reference_config
+from harness.plan.resolve import measuring, reference_config
 from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
@@ -43,6 +43,7 @@ class FaultSpec:
     outcome: Outcome = Outcome.FAIL
     data_path: str = "reference"
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
+    dtype: str = "fp32"
     micro_batch_size: int = 1
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
@@ -58,6 +59,7 @@ class FaultSpec:
             data_path=self.data_path,
             forbidden=self.forbidden,
             micro_batch_size=self.micro_batch_size,
+            dtype=self.dtype,
             model=self.model,
             train=train,
             documents=self.documents,
@@ -81,7 +83,7 @@ class FaultSpec:
     @property
     def reference(self) -> CellConfig:
         """The control of both: the same documents on one rank, unpacked, or in the same rows where those matter."""
-        return reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name), "auto")
+        return measuring(reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name), "auto"))
 
 
 CLASSES = (

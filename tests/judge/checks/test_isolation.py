@@ -26,7 +26,7 @@ def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
     assert judge(evidence).findings == []
     seen.loss_sum *= 1.01
     del evidence.__dict__["legs"]  # read anew
-    assert the_only_finding(evidence, "isolation").bound == evidence.tolerances.document_loss.value
+    assert the_only_finding(evidence, "isolation").bound["value"] == evidence.tolerances.document_loss.value
 
 
 def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> None:

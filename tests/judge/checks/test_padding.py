@@ -18,5 +18,5 @@ def test_padding_that_counts_is_found_by_the_number_of_tokens() -> None:
     (record,) = at(evidence, tp=0)
     leg_of(record, "padding").token_count += 3
     finding = the_only_finding(evidence, "padding")
-    assert finding.measured == finding.bound + 3
+    assert finding.measured == finding.bound["value"] + 3
     assert "told by its token id" in finding.message

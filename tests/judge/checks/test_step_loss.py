@@ -13,7 +13,7 @@ def test_a_step_loss_beyond_the_bound() -> None:
     finding = the_only_finding(evidence, "step_loss")
     assert place_of(finding, "step", "stage", "rank") == (1, 1, 1)
     assert finding.measured == pytest.approx(3e-5, rel=1e-3)
-    assert finding.bound == 1e-5
+    assert (finding.bound["value"], finding.bound["unit"]) == (1e-5, "relative")
     assert "fp32 layouts of megatron-core" in finding.message
 
 

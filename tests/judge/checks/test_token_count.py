@@ -10,7 +10,7 @@ def test_a_document_that_lost_a_token() -> None:
     record.steps[1].documents[5].tokens -= 1
     finding = the_only_finding(evidence, "token_count")
     assert place_of(finding, "document", "step") == (5, 1)
-    assert finding.measured == finding.bound - 1
+    assert finding.measured == finding.bound["value"] - 1
     assert finding.fault_class == fault_classes.TOKEN_COUNT
 
 
@@ -35,7 +35,7 @@ def test_loss_on_a_fully_masked_document() -> None:
     evidence.records[0].steps[0].documents[6].tokens = 2
     finding = the_only_finding(evidence, "token_count")
     assert place_of(finding, "document") == (6,)
-    assert (finding.measured, finding.bound) == (2, 0)
+    assert (finding.measured, finding.bound["value"]) == (2, 0)
 
 
 def test_a_document_without_a_loss_at_all() -> None:

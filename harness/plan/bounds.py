@@ -1,0 +1,78 @@
+"""`checks.numerics` of a matrix: a bound is a number, or a mapping of value, unit and direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from harness.plan.section import Section, one_of
+from harness.words.tolerances import BOUND_NAMES, DIRECTIONS, RATIO_SCREEN, UNITS, UNSIGNED, Override
+
+
+class BoundSection(Section):
+    """The largest allowed distance from the reference."""
+
+    value: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="Largest allowed distance.")
+    unit: Literal["relative", "absolute"] | None = Field(
+        default=None, description="Relative to the reference, or absolute; absent: as the default bound has it."
+    )
+    direction: Literal["either", "above", "below"] | None = Field(
+        default=None, description="Count values on this side of the reference only; absent: either."
+    )
+
+
+def _as_mapping(value: Any) -> Any:
+    """A plain number is the value of a bound."""
+    if isinstance(value, (BoundSection, Mapping)):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number, or a mapping of value, unit and direction")
+    if not value > 0:
+        raise ValueError("must be above 0")
+    if not math.isfinite(value):
+        raise ValueError("must be finite")
+    return {"value": float(value)}
+
+
+def _fits(bounds: dict[str, BoundSection]) -> dict[str, BoundSection]:
+    """What a bound cannot have is an error, not ignored."""
+    for name, bound in bounds.items():
+        if name in UNSIGNED and bound.direction not in (None, "either"):
+            raise ValueError(f"{name} is a distance of fingerprints, which has no sign: leave direction out")
+        if name == RATIO_SCREEN and (bound.unit or bound.direction):
+            raise ValueError(f"{RATIO_SCREEN} is a plain number")
+    return bounds
+
+
+def overrides_of(bounds: Mapping[str, BoundSection]) -> dict[str, Override]:
+    return {name: Override(**bound.model_dump()) for name, bound in bounds.items()}
+
+
+def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
+    """As a matrix file would have it, in full where more than the value was said."""
+    return {
+        name: bound.value
+        if bound.unit is None and bound.direction is None
+        else {key: value for key, value in vars(bound).items() if value is not None}
+        for name, bound in bounds.items()
+    }
+
+
+_POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+_SCHEMA = {
+    "anyOf": [
+        _POSITIVE,
+        {
+            "type": "object",
+            "properties": {"value": _POSITIVE, "unit": {"enum": [*UNITS]}, "direction": {"enum": [*DIRECTIONS]}},
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+    ]
+}
+BoundName = Annotated[str, one_of(*BOUND_NAMES, RATIO_SCREEN)]
+BoundValue = Annotated[BoundSection, BeforeValidator(_as_mapping), WithJsonSchema(_SCHEMA)]
+Bounds = Annotated[dict[BoundName, BoundValue], AfterValidator(_fits)]
