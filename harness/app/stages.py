@@ -40,10 +40,16 @@ from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
-from harness.words.errors import InfrastructureError, InputError
+from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.jsonable import dumps, loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
 from harness.words.stack import HEADS, ReadyStack, Stack
+
+_NO_TURNS = Problem(
+    key="checks.throughput.slower_than",
+    message="stacks take turns on this machine only: on a cluster each has jobs of its own",
+    hint="run it with `cluster: local` inside an allocation of one node, or leave slower_than out",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,8 @@ def _in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
 def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
     """The cells of a matrix on a cluster; those that cannot run there are rejected."""
     slurm = cluster.kind == "slurm"
+    if slurm and matrix.base:
+        raise InputError(_NO_TURNS)
     rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
     return expand(matrix, (rule,))
 

@@ -56,11 +56,13 @@ def run_allocations(
 ) -> None:
     """Run allocations, each in its stack, and pass on what their agents say until all have ended.
 
-    Some side by side, since an agent that imports keeps one core busy; they share the ranks that may run at once. An
-    agent that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped.
+    Some side by side, since an agent that imports keeps one core busy; they share the ranks that may run at once. Two
+    whose cells take turns are always side by side. An agent that fails ends its own cells only. KeyboardInterrupt
+    passes through after the agents were stopped.
     """
     ranks = parallel_ranks or default_parallel_ranks()
-    at_once = max(1, min(len(allocations), cores(), ranks, MOST_AGENTS))
+    least = 2 if any(allocation.turns for allocation in allocations) else 1
+    at_once = max(least, min(len(allocations), cores(), ranks, MOST_AGENTS))
     for allocation in allocations:
         write_order(run, allocation, attempt=1, parallel_ranks=max(1, ranks // at_once))
     if any(allocation.stack in stacks for allocation in allocations):

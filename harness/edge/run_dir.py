@@ -5,6 +5,7 @@ reports/<run_id>/
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<allocation>.<node>.{jsonl,heartbeat}
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
+  turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
   noise.json  report.json  junit.xml  report.md  report.html
 """
@@ -164,6 +165,10 @@ class RunDir:
 
     def agent_journal(self, allocation: str, node: int) -> Path:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
+
+    def turns(self, pair: str) -> Path:
+        """Where two cells that take turns tell each other whose turn it is: a folder for each attempt."""
+        return self.root / "turns" / safe_name(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
         return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")

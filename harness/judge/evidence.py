@@ -61,6 +61,7 @@ class CellEvidence:
     tolerances: Tolerances  # of step 0
     later: Tolerances  # not from noise that was measured in step 0
     noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # that the cell measured: a reference
+    base: CellEvidence | None = None  # the same cell in the stack that it took turns with
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
@@ -281,4 +282,7 @@ def evidence_of(
             job=(jobs or {}).get(cell.id, JobEnding()),
             stack=plan.stacks.get(cell.config.stack),
         )
+    for cell in plan.expansion.cells:
+        if cell.base:
+            evidence[cell.id].base = evidence.get(cell.base)
     return evidence

@@ -6,8 +6,9 @@ import math
 import statistics
 
 from harness.judge.evidence import CellEvidence
+from harness.judge.paired import paired_ratio
 from harness.judge.report_model import Throughput, TimedRatio
-from harness.judge.timings import Load, documents_of, ratio_of, times_of
+from harness.judge.timings import Load, documents_of, ratio_of, times_of, turns_of
 from harness.words.flops import train_flops
 from harness.words.tolerances import Bound
 
@@ -65,9 +66,12 @@ def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
             most, least = documents[-1], documents[0]
             pairs.append((f"{title}, {most} documents over {least}", (part, most), (part, least), bound))
     pairs.append(("packed over unpacked", ("packed", 0), ("unpacked", 0), tolerances.packed_slower))
+    compared = [(what, ratio_of(times, load, base), bound) for what, load, base, bound in pairs]
+    if evidence.base is not None:
+        what = f"over stack {evidence.base.cell.config.stack}, in turns"
+        compared.append((what, paired_ratio(*turns_of(evidence)), tolerances.slower_than))
     found = []
-    for what, load, base, bound in pairs:
-        ratio = ratio_of(times, load, base)
+    for what, ratio, bound in compared:
         if ratio is not None:
             found.append(
                 TimedRatio(

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from harness.judge.evidence import CellEvidence
 from harness.judge.paired import PairedRatio, paired_ratio
+from harness.words.outcomes import Finding, Lane, Severity
 
 Load = tuple[str, int]  # name, documents per pack
+TURN: Load = ("turn", 0)
 
 
 def times_of(evidence: CellEvidence) -> dict[Load, dict[int, float]]:
@@ -25,6 +27,25 @@ def ratio_of(times: dict[Load, dict[int, float]], load: Load, base: Load) -> Pai
     over, under = times.get(load, {}), times.get(base, {})
     rounds = sorted(over.keys() & under.keys())
     return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
+
+
+def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
+    """Times of this cell and of its base, of the rounds in which both took their turn."""
+    if evidence.base is None:
+        return [], []
+    ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))
+    rounds = sorted(ours.keys() & theirs.keys())
+    return [ours[number] for number in rounds], [theirs[number] for number in rounds]
+
+
+def not_timed(evidence: CellEvidence, check: str, names: Iterable[str]) -> list[Finding]:
+    """A warning when loads that the matrix asks for could not be timed: then the check says nothing."""
+    untimed = {name: why for record in evidence.records.values() for name, why in record.untimed.items()}
+    reasons = dict.fromkeys(untimed[name] for name in names if name in untimed)
+    return [
+        Finding(lane=Lane.THROUGHPUT, check=check, severity=Severity.WARNING, message=f"not timed: {why}")
+        for why in reasons
+    ]
 
 
 def documents_of(times: Iterable[Load], name: str) -> list[int]:

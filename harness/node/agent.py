@@ -116,7 +116,7 @@ class Agent(ABC):
         self.running[process] = (cell, number, config, deadline_at)
 
     def share(self, config: CellConfig) -> Share:
-        return Share(node=self.node, nodes=self.nodes, world_size=config.layout.world_size)
+        return Share(node=self.node, nodes=self.nodes, world_size=config.layout.world_size, alone=config.timing.asked)
 
     def reap(self, at_most_s: float) -> None:
         """Wait for a supervisor to end, killing those that outlive their deadline by far."""
@@ -181,8 +181,8 @@ class Leader(Agent):
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
         for cell, number in list(self.waiting):
             config = self.config(cell, number)
-            busy = sum(self.share(running[2]).size for running in self.running.values())
-            if busy and busy + self.share(config).size > self.capacity:
+            busy = sum(self.share(running[2]).room(self.capacity) for running in self.running.values())
+            if busy and busy + self.share(config).room(self.capacity) > self.capacity:
                 continue
             self.waiting.remove((cell, number))
             self._start(cell, number, config, self.run.attempt(cell, number))

@@ -35,6 +35,11 @@ class Share:
     node: int
     nodes: int
     world_size: int
+    alone: bool = False  # the cell is timed: nothing may run beside it
+
+    def room(self, capacity: int) -> int:
+        """What the cell takes of the ranks that may run at once on a node."""
+        return max(self.size, capacity) if self.alone else self.size
 
     @property
     def size(self) -> int:

@@ -41,6 +41,7 @@ def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell
             cells=tuple(cell.id for cell in members),
             ranks_per_node=max(cell.config.layout.world_size for cell in members),
             stack=stack,
+            turns=any(cell.config.timing.turns for cell in members),
         )
 
 

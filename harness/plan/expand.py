@@ -16,6 +16,7 @@ from harness.plan.problems import KeyPath, Problems
 from harness.plan.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
 from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import RULES, rejections, world_size_rule
+from harness.plan.turns import in_turns
 from harness.words.cell import CellConfig, cell_id
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.words.stack import DEFAULT
@@ -42,6 +43,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
         problems.add(*_nothing_left(rejected, excluded))
     known = _KnownFailures(matrix.xfail)
     planned = _plan(cells, shown, known)
+    planned = in_turns(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(rejected, problems)
     problems.raise_any()
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded))

@@ -77,6 +77,7 @@ class Matrix:
     tolerances: ToleranceOverrides
     canaries: tuple[str, ...]
     timing: TimingConfig
+    base: str  # the stack that cells of the other are timed against, in turns; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     cluster: str = "local"  # a profile's name or path
@@ -120,15 +121,23 @@ def load(
         axes=axes,
         constraints=constraints,
         launch=Launch(**launch.model_dump()),
-        tolerances=ToleranceOverrides(numerics=overrides_of(checks.numerics), throughput=checks.throughput.bounds()),
-        canaries=tuple(checks.canaries),
-        timing=checks.throughput.timing(),
+        **_of_checks(checks),
         xfail=xfail,
         values=values,
         cluster=top.get("cluster", "local"),
         stacks=stacks,
         lines=lines,
     )
+
+
+def _of_checks(checks: ChecksSection) -> dict[str, Any]:
+    throughput = checks.throughput
+    return {
+        "tolerances": ToleranceOverrides(numerics=overrides_of(checks.numerics), throughput=throughput.bounds()),
+        "canaries": tuple(checks.canaries),
+        "timing": throughput.timing(),
+        "base": throughput.base(),
+    }
 
 
 def _check_top(top: dict[str, Any], problems: Problems) -> None:
@@ -272,6 +281,8 @@ def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
         names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
         result["segment_slope"] = {key: bounds[name] for key, name in names.items()}
         result["segment_slope"]["documents"] = list(timing.documents)
+    if matrix.base:
+        result["slower_than"] = {"stack": matrix.base, "bound": bounds["slower_than"]}
     if "packed_slower" in bounds:
         result["packed_slower"] = {"bound": bounds["packed_slower"]}
     return result

@@ -18,7 +18,7 @@ from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import UNPACKED
 from harness.words.stack import DEFAULT
-from harness.words.timing import NOT_TIMED
+from harness.words.timing import NOT_TIMED, TimingConfig
 
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
 _OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
@@ -88,7 +88,7 @@ class Resolver:
             variant=variant,
             deadline_s=self.matrix.launch.deadline_s,
             canaries=self.matrix.canaries,
-            timing=self.matrix.timing if values["timed"] and values["packing"] not in UNPACKED else NOT_TIMED,
+            timing=self._timing(values),
         )
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
@@ -118,6 +118,12 @@ class Resolver:
             ]
             self._bases[key] = (model, train, documents, "-".join(parts))
         return self._bases[key]
+
+    def _timing(self, values: dict[str, Any]) -> TimingConfig:
+        """What the matrix asks for; rows of one document can only take turns."""
+        timing = self.matrix.timing if values["timed"] else NOT_TIMED
+        unpacked = values["packing"] in UNPACKED
+        return dataclasses.replace(timing, documents=(), unpacked=False) if unpacked else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
         key = tuple([values[name] for name in _LAYOUT])

@@ -11,6 +11,7 @@ from harness.words.timing import DOCUMENTS, ROUNDS, TimingConfig
 from harness.words.tolerances import DEFAULTS
 
 MOST_DOCUMENTS = 1024
+TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
 _Bound = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
@@ -47,6 +48,19 @@ class PackedSlowerSection(Section):
     )
 
 
+class SlowerThanSection(Section):
+    """Every cell against the same cell in a base stack; the two take turns."""
+
+    stack: str = Field(min_length=1, description="The base: the other stack of the axis `stack`.")
+    bound: _Bound = Field(
+        default=_DEFAULT.slower_than.value, description="Largest factor of time, a stack over the base."
+    )
+
+
+def _named(value: Any) -> Any:
+    return {"stack": value} if isinstance(value, str) else value
+
+
 def _switch(value: Any) -> Any:
     """`true` asks for the defaults, `false` for nothing."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
@@ -65,17 +79,32 @@ class ThroughputSection(Section):
     packed_slower: Annotated[PackedSlowerSection | None, BeforeValidator(_switch), _switched(PackedSlowerSection)] = (
         Field(default=None, description="The documents of a step packed, and one per row.")
     )
+    slower_than: Annotated[
+        SlowerThanSection | None,
+        BeforeValidator(_named),
+        WithJsonSchema({"anyOf": [{"type": "string"}, SlowerThanSection.model_json_schema()]}),
+    ] = Field(default=None, description="The stack that the other one is timed against, in turns.")
     rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
         default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
     )
 
     def timing(self) -> TimingConfig:
-        """What the packed cells of the matrix time."""
+        """What cells of the matrix time; turns.py names their pairs."""
         documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
-        return TimingConfig(documents=documents, unpacked=self.packed_slower is not None, rounds=self.rounds)
+        return TimingConfig(
+            documents=documents,
+            unpacked=self.packed_slower is not None,
+            rounds=self.rounds,
+            turns=TO_BE_PAIRED if self.slower_than else "",
+        )
 
     def bounds(self) -> dict[str, float]:
         """Bound -> value, of the checks that are asked for."""
         slope, packed = self.segment_slope, self.packed_slower
         asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
-        return asked | ({"packed_slower": packed.bound} if packed else {})
+        asked |= {"packed_slower": packed.bound} if packed else {}
+        return asked | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
+
+    def base(self) -> str:
+        """The stack to compare with; empty for none."""
+        return self.slower_than.stack if self.slower_than else ""

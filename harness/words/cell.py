@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -168,7 +168,8 @@ def cell_id(config: CellConfig) -> str:
         config.fault,
     )
     rest += (config.forbidden,) if config.forbidden else ()
-    rest += (config.timing,) if config.timing.asked else ()
+    timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
+    rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
     digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"

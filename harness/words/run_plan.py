@@ -32,6 +32,7 @@ class PlannedCell:
     config: CellConfig
     group: str  # parity group: cells of one group must compute the same numbers
     reference: str | None  # id of the group's reference cell; None for the reference itself
+    base: str | None = None  # id of the same cell in the stack that this one is timed against, in turns
     role: str = "cell"  # cell | reference (added by the harness, not by the matrix)
     xfail: XFail | None = None
     line: int | None = None  # of the matrix row it comes from, for annotations
@@ -77,6 +78,7 @@ class Allocation:
     array: str = ""  # the job array it belongs to, one per shape; empty on this machine
     index: int = 0  # in the array
     time_limit_min: int | None = None  # None: no limit
+    turns: bool = False  # its cells take turns with those of another allocation, which must run at the same time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,16 @@ class TimingConfig:
     documents: tuple[int, ...] = ()  # per pack, ascending: the loads of the segment slope
     unpacked: bool = False  # the step's documents as the data path packs them, and one per row
     rounds: int = ROUNDS
+    turns: str = ""  # name of the pair of cells that take turns, one in each of two stacks
+    first: bool = False  # of that pair, the one whose turn is the first
 
     @property
     def asked(self) -> bool:
+        return self.alone or bool(self.turns)
+
+    @property
+    def alone(self) -> bool:
+        """Whether anything is timed that needs no other cell."""
         return bool(self.documents) or self.unpacked
 
 
@@ -38,7 +45,8 @@ class Timed:
     """One load in one round on one rank.
 
     Loads: `rotary` (the stack's function alone), `step` (forward and backward of the whole model), both over packs of
-    `documents`; `packed` and `unpacked` (forward and backward over the documents of step 0, `documents` is 0).
+    `documents`; `packed` and `unpacked` (forward and backward over the documents of step 0, `documents` is 0), `turn`
+    (as the data path hands them out, while the other stack waits).
     """
 
     load: str

@@ -33,12 +33,14 @@ class Tolerances:
     segment_slope: Bound  # of a factor of time: most documents in a pack over fewest, at the same tokens; whole step
     rotary_slope: Bound  # likewise, of the stack's rotary function alone
     packed_slower: Bound  # likewise: packed over unpacked, for the same documents
+    slower_than: Bound  # likewise: in this stack over the base stack
     ratio_screen: float = 0.02  # a ratio this near a layout factor is named after it
 
 
 _SLOPE = Bound(value=1.25, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 at most 1.1")
 _ROTARY = Bound(value=2.0, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 about 1.3")
 _PACKED = Bound(value=1.25, unit="factor", origin="packing is there to save time; a quarter for noise")
+_SLOWER = Bound(value=1.1, unit="factor", origin="a tenth: throughput tests upstream allow 5 to 15 %")
 _MEASURED = "fp32 layouts of megatron-core 0.16 to 0.19 on CPU agree to about 1e-7"
 _FP32 = Tolerances(
     document_loss=Bound(value=1e-5, origin=_MEASURED),
@@ -51,6 +53,7 @@ _FP32 = Tolerances(
     segment_slope=_SLOPE,
     rotary_slope=_ROTARY,
     packed_slower=_PACKED,
+    slower_than=_SLOWER,
 )
 _BF16_EPS = "bf16 rounds by 2^-8 = 3.9e-3; Megatron-LM and SkyRL parity practice"
 _BF16 = Tolerances(
@@ -64,6 +67,7 @@ _BF16 = Tolerances(
     segment_slope=_SLOPE,
     rotary_slope=_ROTARY,
     packed_slower=_PACKED,
+    slower_than=_SLOWER,
 )
 DEFAULTS: dict[str, Tolerances] = {"fp32": _FP32, "bf16": _BF16}
 BOUND_NAMES = (
@@ -75,7 +79,7 @@ BOUND_NAMES = (
     "repeated_document",
     "aux_loss",
 )
-FACTOR_NAMES = ("segment_slope", "rotary_slope", "packed_slower")  # of the throughput lane
+FACTOR_NAMES = ("segment_slope", "rotary_slope", "packed_slower", "slower_than")  # of the throughput lane
 RATIO_SCREEN = "ratio_screen"
 UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints: there is no above and below
 NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; packing practice accepts up to 3

@@ -36,7 +36,9 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 
 
 def test_every_check_is_demanded_by_a_fault() -> None:
-    assert {check for spec in FAULTS for check in spec.checks} == {check.name for check in CHECKS}
+    # `slower_than` compares two stacks: matrices/two_stacks.yaml holds it to a release that is slow.
+    of_stacks = {"slower_than"}
+    assert {check for spec in FAULTS for check in spec.checks} | of_stacks == {check.name for check in CHECKS}
 
 
 @each

@@ -8,7 +8,7 @@ from harness.judge import fault_classes
 from harness.judge.compare import bound_text
 from harness.judge.evidence import CellEvidence
 from harness.judge.paired import ratio_text
-from harness.judge.timings import ratio_of, times_of
+from harness.judge.timings import not_timed, ratio_of, times_of
 from harness.words.outcomes import Finding, Lane
 
 
@@ -17,7 +17,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     packed, unpacked = ("packed", 0), ("unpacked", 0)
     ratio = ratio_of(times, packed, unpacked)
     if ratio is None or not ratio.above(bound.value):
-        return []
+        return not_timed(evidence, "packed_slower", ("packed", "unpacked"))
     tokens = sum(document.length for document in evidence.cell.config.documents_of(0))
     rates = [tokens / statistics.median(times[load].values()) for load in (packed, unpacked)]
     return [

@@ -11,7 +11,7 @@ from harness.judge import fault_classes
 from harness.judge.compare import bound_text
 from harness.judge.evidence import CellEvidence
 from harness.judge.paired import PairedRatio, ratio_text
-from harness.judge.timings import Load, documents_of, ratio_of, times_of
+from harness.judge.timings import Load, documents_of, not_timed, ratio_of, times_of
 from harness.words.outcomes import Finding, Lane
 from harness.words.tolerances import Bound
 
@@ -24,7 +24,7 @@ PARTS = {
 def check(evidence: CellEvidence) -> list[Finding]:
     bounds = {"rotary": evidence.tolerances.rotary_slope, "step": evidence.tolerances.segment_slope}
     times = times_of(evidence)
-    findings = []
+    findings = not_timed(evidence, "segment_slope", bounds)
     for part, bound in bounds.items():
         documents = documents_of(times, part)
         ratio = ratio_of(times, (part, documents[-1]), (part, documents[0])) if len(documents) > 1 else None

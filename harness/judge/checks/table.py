@@ -33,6 +33,7 @@ from harness.judge.checks import (
     rewriting,
     router_tokens,
     segment_slope,
+    slower_than,
     step_loss,
     token_count,
     tokens_placed,
@@ -85,4 +86,5 @@ CHECKS: tuple[Check, ...] = (
     Check("truncation", Lane.NUMERICS, truncation.check),
     Check("segment_slope", Lane.THROUGHPUT, segment_slope.check),
     Check("packed_slower", Lane.THROUGHPUT, packed_slower.check),
+    Check("slower_than", Lane.THROUGHPUT, slower_than.check),
 )

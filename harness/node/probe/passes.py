@@ -20,6 +20,7 @@ from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.probe.witness import Position, Witness
 from harness.node.recorder import Recorder
+from harness.words.cell import CellConfig
 from harness.words.packing import PAD
 from harness.words.records import DocumentLoss, ParameterSeen, TokenLoss
 
@@ -125,12 +126,7 @@ class Passes:
         if at.leg == "training":
             self.recorder.flush()
         at.rows = micro.local(micro.row_numbers, self.context.config.layout.cp, self.context.place.cp)
-        more = {"loss_mask": batch.loss_mask} if self.context.config.model.mtp else {}
-        more |= {"padding_mask": batch.padding_mask} if self.context.config.model.padding_mask else {}
-        output = model(
-            batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params, **more
-        )
-        return output, partial(self._loss, batch, at.owners)
+        return forward(model, batch, self.context.config), partial(self._loss, batch, at.owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Per-token mode (pretrain_gpt.loss_func): (sum, token count, report). output [rows, local slots] per token."""
@@ -164,6 +160,16 @@ class Passes:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
             self.losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]
+
+
+def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
+    """The output tensor of a model chunk, called as pretrain_gpt.forward_step calls it."""
+    more = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
+    more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}
+    output: Tensor = model(
+        batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params, **more
+    )
+    return output
 
 
 def gradient_of(item: NamedParameter) -> Tensor:

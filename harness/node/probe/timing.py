@@ -22,14 +22,17 @@ from harness.node.data_paths.base import Batch, DataPath
 from harness.node.data_paths.table import DATA_PATHS
 from harness.node.device import Device, synchronize
 from harness.node.probe.model import DTYPES, transformer_config
-from harness.node.probe.passes import Passes
+from harness.node.probe.passes import Passes, forward
 from harness.node.probe.rotary import rotary_load
 from harness.node.probe.truth import StepTruth
+from harness.node.probe.turns import Turns, turns_of
 from harness.words.cell import CellConfig
 from harness.words.documents import DocumentsConfig
 from harness.words.packing import row_multiple
 from harness.words.packing_options import DEFAULT_OPTIONS
 from harness.words.timing import NOT_TIMED, Timed, rotary_tokens, step_tokens
+
+SHARE = 0.4  # of the deadline, that the rounds may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +59,61 @@ class TimingLeg:
         self.recorder.progress("timing", 0, 0, "start")
         for chunk in self.chunks:
             _take_hooks_off(chunk)
-        loads = [*self._slope(), *self._packing()]
+        if timing.alone:
+            self._rounds([*self._slope(), *self._packing()])
+        if timing.turns:
+            self._turns()
+        self.recorder.flush()
+
+    def _rounds(self, loads: list[Load]) -> None:
+        rounds = self.context.config.timing.rounds
         gc.collect()
         gc.disable()  # else a collection falls into some load or other
         try:
-            for number in range(-1, timing.rounds):
+            for number in range(-1, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
+                begin = time.perf_counter()
                 for load in loads if number % 2 else reversed(loads):
-                    seconds = self._seconds(load)
-                    if number >= 0 and seconds is not None:
-                        self.recorder.record.timings.append(
-                            Timed(load=load.name, documents=load.documents, round=number, seconds=seconds)
-                        )
+                    self._time(load, number)
+                if number < 0 and not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
+                    return
         finally:
             gc.enable()
-        self.recorder.flush()
+
+    def _turns(self) -> None:
+        """The step of this cell, in turns with the same cell in another stack; the first round warms up."""
+        config = self.context.config
+        turns, load = Turns(self.context), self._pass("turn", 0, config, self.path)
+        for number, turn in turns_of(config.timing.rounds + 1, config.timing.first):
+            if not turns.wait(turn):
+                self.recorder.record.untimed["turn"] = f"the other stack did not come to its turn {turn - 1}"
+                return
+            begin = time.perf_counter()
+            self._time(load, number - 1)
+            if number == 0 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
+                turns.give_up(turn)
+                return
+            turns.over(turn)
+
+    def _fits(self, seconds: float, names: set[str]) -> bool:
+        """Whether rounds of so many seconds of wall time end well before the deadline; if not, says so. Collective."""
+        told = torch.tensor([seconds], device=self.context.device.torch_device)
+        dist.broadcast(told, 0)
+        config = self.context.config
+        rounds, room = config.timing.rounds, SHARE * config.deadline_s
+        if rounds * float(told) <= room:
+            return True
+        why = f"{rounds} rounds of {float(told):.3g} s do not fit in {room:.3g} s, {SHARE} of launch.deadline_s"
+        self.recorder.record.untimed.update(dict.fromkeys(names, why))
+        return False
+
+    def _time(self, load: Load, number: int) -> None:
+        """Run a load once; a round below 0 is not recorded."""
+        seconds = self._seconds(load)
+        if number >= 0 and seconds is not None:
+            self.recorder.record.timings.append(
+                Timed(load=load.name, documents=load.documents, round=number, seconds=seconds)
+            )
 
     def _seconds(self, load: Load) -> float | None:
         device = self.context.device
@@ -126,7 +169,7 @@ class TimingLeg:
             chunk.zero_grad_buffer()
         iterators = [iter(own) for own in batches]
         get_forward_backward_func()(
-            forward_step_func=_forward_step,
+            forward_step_func=partial(_forward_step, config),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
             num_microbatches=len(batches[0]),
@@ -151,11 +194,10 @@ def slope_config(config: CellConfig, documents: int) -> CellConfig:
     )
 
 
-def _forward_step(iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
+def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
     """Megatron's forward_step_func, as in the training leg but for the records."""
     batch = next(iterator)
-    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
-    return output, partial(_loss, batch)
+    return forward(model, batch, config), partial(_loss, batch)
 
 
 def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -1,0 +1,74 @@
+"""How often does the throughput lane cry wolf? The same code timed again and again; prints the counts.
+
+    python benchmarks/bench_calm.py [--repeats 50] [--stack PACKAGE==VERSION]
+
+Each repeat runs one packed cell in two stacks that are the same but for a variable of the environment, with every check
+of the lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm; exit code 1 then. The
+stack must have no slope of its own: megatron-core 0.18.2 unless said. A minute or two per repeat on 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+MATRIX = """\
+name: calm
+train: {{steps: 1, global_batch: 8, seq_length: 64}}
+launch: {{deadline_s: 240}}
+matrix: {{packing: reference, stack: [one, same]}}
+stacks:
+  one: {{packages: ["{package}"]}}
+  same: {{packages: ["{package}"], env: {{HARNESS_BENCH: again}}}}
+checks:
+  canaries: none
+  throughput: {{segment_slope: true, packed_slower: true, slower_than: one}}
+"""
+
+
+def one_run(folder: Path, matrix: Path) -> list[dict[str, Any]]:
+    """The packed cells of one run."""
+    command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    reports = list(folder.glob("*/report.json"))
+    if not reports:
+        sys.exit(done.stdout + done.stderr)
+    cells = json.loads(reports[0].read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["axes"]["packing"] == "reference"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--stack", default="megatron-core==0.18.2", help="package and version (default: %(default)s)")
+    arguments = parser.parse_args()
+    verdicts: Counter[tuple[str, str]] = Counter()
+    outcomes: Counter[str] = Counter()
+    medians: dict[str, list[float]] = {}
+    for number in range(arguments.repeats):
+        with tempfile.TemporaryDirectory(prefix="calm-") as name:
+            matrix = Path(name) / "calm.yaml"
+            matrix.write_text(MATRIX.format(package=arguments.stack), encoding="utf-8")
+            for cell in one_run(Path(name) / "runs", matrix):
+                outcomes[cell["outcome"]] += 1
+                for ratio in cell["throughput"]["ratios"]:
+                    verdicts[ratio["what"], ratio["verdict"]] += 1
+                    medians.setdefault(ratio["what"], []).append(ratio["median"])
+                    if ratio["verdict"] == "slower":
+                        print(f"repeat {number}: {cell['id']}: {ratio}", flush=True)
+    for (what, verdict), count in sorted(verdicts.items()):
+        print(f"{count:5}  {verdict:13}  {what}")
+    for what, found in medians.items():
+        print(f"medians from {min(found):.3f} to {max(found):.3f}: {what}")
+    print(f"{arguments.repeats} repeats of {arguments.stack}, cells: {dict(outcomes)}")
+    return 1 if outcomes["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
