@@ -19,7 +19,7 @@ from harness.words.cell import CellConfig, cell_id
 from harness.words.documents import adversarial_mix
 from harness.words.layout import Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.words.tolerances import Bound
+from harness.words.tolerances import Bound, NoiseFloor
 
 STEPS = 4
 LAYERS = 4
@@ -147,6 +147,10 @@ def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:
         throughput=_throughput(spec, name),
         curve=_curve(name, steps, is_reference=is_reference),
         ranks=_ranks(spec.config),
+        canaries={
+            "isolation": "ran" if spec.path != "unpacked" else "no micro-batch holds two documents",
+            "padding": "ran",
+        },
         line=12,
     )
     return replace(base, **changes)
@@ -328,6 +332,9 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
             "stand_ins": ["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
         },
         timing={"wall_s": 61.8, "training_s": 40.2, "judging_s": 0.8},
+        noise={cells[0].id: {"document_loss": NoiseFloor(value=1.3e-3, by="documents in reverse order")}}
+        if cells
+        else {},
         cells=cells,
         rejected=rejected,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grids, rank_picture
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.summaries import canary_counts
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
 
@@ -84,6 +85,7 @@ def render_html(report: Report) -> str:
             pictures=pictures,
             undrawn=undrawn,
             timed=[(cell, ratio) for cell in report.cells for ratio in cell.throughput.ratios],
+            canaries=canary_counts(report),
             fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
             detailed={detail.cell.id for detail in details},
             started=_started(report),

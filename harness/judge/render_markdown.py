@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.summaries import canary_counts
 from harness.words.outcomes import Outcome, Severity
 
 MOST_BYTES = 1024 * 1024 - 4096
@@ -16,8 +17,10 @@ _SPECIAL = re.compile(r"([\\`*|\[\]])")
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, and times."""
-    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report), *_times(report)]
+    """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, times, canaries,
+    noise."""
+    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
+    lines += [*_times(report), *_canaries(report), *_noise(report)]
     return _cut(lines, most_bytes)
 
 
@@ -161,6 +164,29 @@ def _times(report: Report) -> Iterator[str]:
     yield from ("",) if ratios else ()
     for cell, ratio in ratios:
         yield f"- **{text(cell.id)}**: {text(ratio.what)}: {text(ratio.text)}"
+
+
+def _canaries(report: Report) -> Iterator[str]:
+    counts = canary_counts(report)
+    if counts:
+        yield from ("", "## Canaries", "", "| canary | came out | cells |", "|---|---|---|")
+    for item in counts:
+        yield f"| {text(item.canary)} | {text(item.what)} | {item.cells} |"
+
+
+def _noise(report: Report) -> Iterator[str]:
+    """Noise floors that reference cells measured; those of fp32 are fixed."""
+    measured = [(cell, name, floor) for cell, floors in report.noise.items() for name, floor in floors.items()]
+    if measured:
+        yield from (
+            "",
+            "## Noise floor",
+            "",
+            "| reference | quantity | relative difference | made by |",
+            "|---|---|---|---|",
+        )
+    for cell, name, floor in measured:
+        yield f"| {text(cell)} | {text(name)} | {floor.value:.3g} | {text(floor.by)} |"
 
 
 def _number(value: float | None, unit: str = "", factor: float = 1.0) -> str:

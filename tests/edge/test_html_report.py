@@ -100,7 +100,18 @@ def test_nothing_is_fetched_and_nothing_is_run(sample: str) -> None:
 def test_the_page_answers_in_order_verdict_failures_grid_curves_ranks_speed_rejected_cells_provenance(
     sample: str,
 ) -> None:
-    order = ["<h1>", "h-failures", "h-known", "h-grid", "h-curves", "h-ranks", "h-throughput", "h-rejected", "h-cells"]
+    order = [
+        "<h1>",
+        "h-failures",
+        "h-known",
+        "h-grid",
+        "h-curves",
+        "h-ranks",
+        "h-throughput",
+        "h-canaries",
+        "h-rejected",
+        "h-cells",
+    ]
     places = [sample.index(f'id="{name}"' if name[0] == "h" else name) for name in [*order, "h-provenance"]]
     assert places == sorted(places)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from harness.judge.render_markdown import MOST_BYTES, code, render_markdown, text
 from harness.judge.report_model import Report
+from harness.words.tolerances import NoiseFloor
 
 
 def test_the_whole_file(broken_report: Report, golden: Callable[[str, str], None]) -> None:
@@ -46,3 +47,16 @@ def test_hostile_axes_keep_the_table_whole(broken_report: Report) -> None:
     end = lines.index("", start)
     bars = {line.replace("\\|", "").count("|") for line in lines[start:end]}
     assert len(bars) == 1
+
+
+def test_canaries_are_counted_and_noise_is_shown(broken_report: Report) -> None:
+    first, *rest = broken_report.cells
+    cells = [replace(first, canaries={"order": "documents do not share rows"})]
+    cells += [replace(cell, canaries={"order": "ran"}) for cell in rest]
+    noise = {first.id: {"step_loss": NoiseFloor(value=1.25e-3, by="weights moved by one machine epsilon")}}
+    lines = render_markdown(replace(broken_report, cells=cells, noise=noise)).splitlines()
+    assert lines[lines.index("## Canaries") + 4 :][:2] == [
+        f"| order | ran | {len(rest)} |",
+        "| order | documents do not share rows | 1 |",
+    ]
+    assert lines[-1] == f"| {first.id} | step_loss | 0.00125 | weights moved by one machine epsilon |"

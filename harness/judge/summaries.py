@@ -1,0 +1,24 @@
+"""What many cells share, for the people who read a report: one line for many cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from harness.judge.report_model import Report
+
+
+class CanaryCount(NamedTuple):
+    """In how many cells a canary came out the same way."""
+
+    canary: str
+    what: str  # "ran", "did not end", or why it does not apply
+    cells: int
+
+
+def canary_counts(report: Report) -> list[CanaryCount]:
+    """Canaries in the order of the matrix; of each, first what happened most often."""
+    names = list(dict.fromkeys(name for cell in report.cells for name in cell.canaries))
+    counts = Counter((name, what) for cell in report.cells for name, what in cell.canaries.items())
+    order = sorted(counts.items(), key=lambda item: (names.index(item[0][0]), -item[1], item[0][1]))
+    return [CanaryCount(name, what, cells) for (name, what), cells in order]
