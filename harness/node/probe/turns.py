@@ -1,7 +1,8 @@
 """Two cells of different stacks take turns, through files that each writes when a turn of its is over.
 
-Turns are numbered from 0 over both; in each round of two the other side goes first than in the round before. Only rank
-0 of a cell looks at files. A side that waits too long gives up, and says so, so that the other does not wait either.
+Turns are numbered from 0 over both: ABAB, so that each comes after a wait. (With ABBA one side in each round would have
+just run, with warm caches.) Only rank 0 of a cell looks at files. A side that waits too long gives up, and says so, so
+that the other does not wait either.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ _POLL_S = 0.005
 
 def turns_of(rounds: int, first: bool) -> Iterator[tuple[int, int]]:
     """(round, number of the turn) of one side, in order."""
-    for number in range(2 * rounds):
-        turn, place = divmod(number, 2)
-        if (place == turn % 2) == first:
-            yield turn, number
+    for turn in range(rounds):
+        yield turn, 2 * turn + (0 if first else 1)
 
 
 class Turns:
