@@ -10,13 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.app.judging import judge_all
 from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress, say
-from harness.edge.evidence_files import Found, read_evidence, read_log_tails, tried_again
 from harness.edge.html_report import render_html
-from harness.edge.job_endings import read_job_endings
 from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
@@ -27,11 +26,10 @@ from harness.edge.slurm_state import SlurmClient
 from harness.edge.stack_forecast import Forecast, forecasts
 from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
-from harness.judge.evidence import evidence_of
 from harness.judge.render_json import render_json
 from harness.judge.render_junit import render_junit
 from harness.judge.render_markdown import render_markdown
-from harness.judge.report_build import build_report
+from harness.judge.report_build import report_of
 from harness.judge.report_model import Report
 from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile
@@ -43,7 +41,7 @@ from harness.plan.rules.stack import container_rule
 from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.jsonable import dumps, loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
-from harness.words.stack import HEADS, ReadyStack, Stack
+from harness.words.stack import ReadyStack, Stack
 
 _NO_TURNS = Problem(
     key="checks.throughput.slower_than",
@@ -238,21 +236,10 @@ class _Listener:
 def judge(run: RunDir, plan: RunPlan) -> Report:
     """Judge what the run directory holds; needs no training and may be repeated."""
     begin = time.perf_counter()
-    found = read_evidence(run, plan)
     timing = _launch_timing(run)
-    return build_report(
-        plan,
-        evidence_of(
-            plan,
-            found,
-            tried_again(run, plan),
-            logs=read_log_tails(run, found),
-            jobs=read_job_endings(run, found),
-        ),
-        today=datetime.now(timezone.utc).date().isoformat(),
-        timing={**timing, "wall_s": timing.get("launch_s", 0.0) + time.perf_counter() - begin},
-        provenance={**_stacks(plan), **_seen_by_ranks(found)},
-    )
+    judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
+    wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
+    return report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance={**_stacks(plan), **seen.facts()})
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:
@@ -282,17 +269,3 @@ def _stacks(plan: RunPlan) -> dict[str, Any]:
     """What the stacks beside the default one came to."""
     facts = {name: stack.facts() for name, stack in plan.stacks.items()}
     return {"stacks": facts} if facts else {}
-
-
-def _seen_by_ranks(found: dict[str, Found]) -> dict[str, Any]:
-    """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
-    records = [record for ranks, _ in found.values() for record in ranks.values()]
-    proofs = [proof for record in records for proof in record.imports if proof.module in HEADS]
-    imports: dict[str, list[str]] = {}
-    for proof in proofs:
-        paths = imports.setdefault(f"{proof.module} {proof.version}", [])
-        paths += [] if proof.path in paths else [proof.path]
-    devices = sorted({record.environment.get("device", "unknown") for record in records})
-    attention = sorted({record.environment.get("attention", "unknown") for record in records})
-    stand_ins = sorted({name for record in records for name in record.stand_ins})
-    return {"imports": imports, "devices": devices, "attention": attention, "stand_ins": stand_ins}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir, RunDir
-from harness.judge.failures import LogTail
+from harness.judge.evidence import CellFound
+from harness.judge.failures import JobEnding, LogTail
 from harness.words.errors import InputError, Problem
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import SCHEMA_VERSION, CellResult, RankRecord
@@ -36,18 +38,18 @@ def read_plan(run: RunDir) -> RunPlan:
         raise InputError(Problem(message=str(error), file=str(run.plan))) from error
 
 
-def read_evidence(run: RunDir, plan: RunPlan) -> dict[str, Found]:
-    """Records by rank and the result of every planned cell's newest attempt."""
-    found = {}
-    for cell in plan.expansion.cells:
-        number = newest(run, cell.id)
-        found[cell.id] = _read_attempt(cell.id, number, run.attempt(cell.id, number))
-    return found
-
-
-def tried_again(run: RunDir, plan: RunPlan) -> frozenset[str]:
-    """Cells that have more than one attempt: the cluster ended an earlier one."""
-    return frozenset(cell.id for cell in plan.expansion.cells if newest(run, cell.id) > 1)
+def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
+    """Records, result and failed ranks' logs of a cell's newest attempt; `jobs`: how the jobs of cells ended."""
+    number = newest(run, cell)
+    attempt = run.attempt(cell, number)
+    records, result = _read_attempt(cell, number, attempt)
+    return CellFound(
+        records=records,
+        result=result,
+        retried=number > 1,  # the cluster ended an earlier one
+        logs=_log_tails(attempt, records, result),
+        job=jobs.get(cell, JobEnding()),
+    )
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
@@ -56,16 +58,14 @@ def read_result(run: RunDir, cell: str) -> CellResult | None:
     return _read_attempt(cell, number, run.attempt(cell, number))[1]
 
 
-def read_log_tails(run: RunDir, found: dict[str, Found]) -> dict[str, dict[int, LogTail]]:
-    """Ends of the logs of the ranks that did not complete, by cell and rank, for the cells that did not."""
-    tails = {}
-    for cell, (records, result) in found.items():
-        completed = {rank for rank, record in records.items() if record.ended == "completed"}
-        logs = sorted((run.attempt(cell, newest(run, cell)).root / "log").glob("rank-*.log"))
-        if result is None or result.status != "completed":
-            ranks = {int(path.stem.removeprefix("rank-")): path for path in logs}
-            tails[cell] = {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
-    return tails
+def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: CellResult | None) -> dict[int, LogTail]:
+    """Ends of the logs of the ranks that did not complete, of a cell that did not."""
+    if result is not None and result.status == "completed":
+        return {}
+    logs = sorted((attempt.root / "log").glob("rank-*.log"))
+    ranks = {int(path.stem.removeprefix("rank-")): path for path in logs}
+    completed = {rank for rank, record in records.items() if record.ended == "completed"}
+    return {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
 
 
 def _tail(path: Path) -> LogTail:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.edge.evidence_files import newest
@@ -12,12 +12,9 @@ from harness.edge.submissions import read_order
 from harness.judge.failures import JobEnding
 
 
-def read_job_endings(run: RunDir, found: Mapping[str, object]) -> dict[str, JobEnding]:
-    """How the job ended that ran each cell's newest attempt, for the jobs that are known to have ended.
-
-    `found` names the cells.
-    """
-    attempts = {cell: newest(run, cell) for cell in found}
+def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
+    """How the job ended that ran each cell's newest attempt, for the jobs that are known to have ended."""
+    attempts = {cell: newest(run, cell) for cell in cells}
     endings: dict[str, JobEnding] = {}
     for event in read_events(run.events):
         if event["event"] == "job_ended":

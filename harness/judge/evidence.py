@@ -6,7 +6,7 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, Log
 from harness.judge.leg_evidence import LegEvidence, legs_seen
 from harness.judge.noise import noise_floors
 from harness.judge.places import Place
+from harness.judge.sightings import Sighting, sightings_of
 from harness.words.cell import same_rows
 from harness.words.layout import Layout
 from harness.words.legs import Leg, legs_of
@@ -45,11 +46,14 @@ class Home:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """Packed params as one rank saw them at one place; None when it saw none."""
+class ParamsSeen:
+    """Packed params, and all places that saw just these for one micro-batch that is packed."""
 
-    place: Place
-    params: SeenParams | None
+    params: SeenParams
+    device: str | None
+    truth: Truth
+    expected: PackedParams
+    places: list[Place]
 
 
 @dataclass(kw_only=True)
@@ -153,8 +157,25 @@ class CellEvidence:
 
     @cached_property
     def sightings(self) -> list[Sighting]:
-        """Every place at which packed params were looked for: the metadata leg, then the training leg."""
-        return [sighting for record in self.records.values() for sighting in _sightings(record)]
+        """Every place at which packed params were looked for."""
+        return sightings_of(self.records.values())
+
+    @cached_property
+    def params_seen(self) -> list[ParamsSeen]:
+        """The distinct packed params that the sightings hold, by the micro-batch they were seen for."""
+        groups: dict[tuple[int, int], ParamsSeen] = {}
+        for sighting in self.sightings:
+            place, params = sighting.place, sighting.params
+            truth = self.truth(place.step, place.at.dp, place.micro_batch)
+            if params is None or truth is None or truth.params is None:
+                continue
+            key = (id(params), id(truth))
+            if key not in groups:
+                groups[key] = ParamsSeen(
+                    params=params, device=sighting.device, truth=truth, expected=truth.params, places=[]
+                )
+            groups[key].places.append(place)
+        return list(groups.values())
 
     def step_records(self, step: int, **where: int) -> Iterator[tuple[RankRecord, StepSeen]]:
         """(record, step) of the ranks whose coordinates are `where` and that finished the step, in rank order."""
@@ -230,59 +251,45 @@ class CellEvidence:
         return [self.records[rank] for rank in sorted(self.records)]
 
 
-def _sightings(record: RankRecord) -> Iterator[Sighting]:
-    table = record.packed_params
-    for batch in record.batches:
-        place = Place(
-            rank=record.rank, at=record.place, leg="metadata", step=0, micro_batch=batch.micro_batch, chunk=batch.chunk
-        )
-        yield Sighting(place=place, params=None if batch.params is None else table[batch.params])
-    for layer in record.layers:
-        place = Place(
-            rank=record.rank,
-            at=record.place,
-            leg="training",
-            step=layer.step,
-            micro_batch=layer.micro_batch,
-            chunk=layer.chunk,
-            layer=layer.layer,
-        )
-        yield Sighting(place=place, params=None if layer.params is None else table[layer.params])
+@dataclass(frozen=True, kw_only=True)
+class CellFound:
+    """What a run directory holds of a cell's newest attempt; the fields are those of CellEvidence."""
+
+    records: dict[int, RankRecord] = field(default_factory=dict)
+    result: CellResult | None = None
+    retried: bool = False
+    logs: Mapping[int, LogTail] = field(default_factory=dict)
+    job: JobEnding = field(default_factory=JobEnding)
 
 
-def evidence_of(
-    plan: RunPlan,
-    found: Mapping[str, tuple[dict[int, RankRecord], CellResult | None]],
-    retried: frozenset[str],
-    *,
-    logs: Mapping[str, Mapping[int, LogTail]] | None = None,
-    jobs: Mapping[str, JobEnding] | None = None,
-) -> dict[str, CellEvidence]:
-    """Evidence of every planned cell, linked to its reference; `found` holds the records and result that exist.
+def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
+    """Evidence of every planned cell, linked to its reference; references come first, and `find` is asked cell by cell.
 
-    `retried` names cells of which an earlier attempt ended for an infrastructure cause. `logs` holds the ends of the
-    logs of failed ranks by cell and rank, `jobs` how the job of each cell ended, where that is known.
+    Only references are kept: a run of a thousand cells of 64 ranks does not fit into memory.
     """
-    evidence: dict[str, CellEvidence] = {}
+    known = {cell.id: cell for cell in plan.expansion.cells}
+    needed = {cell.reference for cell in known.values()}
+    references: dict[str, CellEvidence] = {}
     for cell in plan.expansion.references_first:
-        records, result = found.get(cell.id, ({}, None))
-        reference = evidence.get(cell.reference) if cell.reference else None
-        own = noise_floors(records)
-        noise = reference.noise if reference else own
-        evidence[cell.id] = CellEvidence(
-            cell=cell,
-            records=records,
-            result=result,
-            reference=reference,
-            tolerances=tolerances_for(cell.config.dtype, plan.tolerances, noise),
-            later=tolerances_for(cell.config.dtype, plan.tolerances),
-            noise=own,
-            retried=cell.id in retried,
-            logs=(logs or {}).get(cell.id, {}),
-            job=(jobs or {}).get(cell.id, JobEnding()),
-            stack=plan.stacks.get(cell.config.stack),
-        )
-    for cell in plan.expansion.cells:
-        if cell.base:
-            evidence[cell.id].base = evidence.get(cell.base)
-    return evidence
+        evidence = _evidence(plan, cell, find, references.get(cell.reference or ""))
+        if cell.base in known:
+            evidence.base = _evidence(plan, known[cell.base], find, None)
+        if cell.id in needed:
+            references[cell.id] = evidence
+        yield evidence
+
+
+def _evidence(
+    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], reference: CellEvidence | None
+) -> CellEvidence:
+    found = find(cell.id)
+    own = noise_floors(found.records)
+    return CellEvidence(
+        cell=cell,
+        reference=reference,
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, reference.noise if reference else own),
+        later=tolerances_for(cell.config.dtype, plan.tolerances),
+        noise=own,
+        stack=plan.stacks.get(cell.config.stack),
+        **vars(found),
+    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from harness.judge import fault_classes
-from harness.judge.evidence import CellEvidence, Sighting, Truth
+from harness.judge.evidence import CellEvidence, ParamsSeen
 from harness.judge.places import Place
 from harness.words.packing import PackedParams
 from harness.words.packing_style import PackingStyle
@@ -50,6 +49,11 @@ def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def problems_of(item: ParamsSeen) -> list[Wrong]:
+    """Fields whose value is not the truth's."""
+    return value_problems(item.params, item.expected)
 
 
 def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[Wrong]:
@@ -121,20 +125,6 @@ def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
     if any((after - before) % multiple for before, after in itertools.pairwise(offsets)):
         said.append(f"a segment is not a multiple of {multiple} tokens")
     return said
-
-
-def judged(evidence: CellEvidence) -> Iterator[tuple[Sighting, SeenParams, Truth, list[Wrong]]]:
-    """Every sighting with params and a packed truth, and its value problems; each distinct value judged once."""
-    known: dict[tuple[int, int], list[Wrong]] = {}
-    for sighting in evidence.sightings:
-        place, seen = sighting.place, sighting.params
-        truth = evidence.truth(place.step, place.at.dp, place.micro_batch)
-        if seen is None or truth is None or truth.params is None:
-            continue
-        key = (id(seen), id(truth))
-        if key not in known:
-            known[key] = value_problems(seen, truth.params)
-        yield sighting, seen, truth, known[key]
 
 
 def missing_class(evidence: CellEvidence, places: list[Place]) -> str:

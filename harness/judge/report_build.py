@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from harness.judge.evidence import CellEvidence
@@ -13,28 +14,58 @@ from harness.judge.verdict import CellVerdict, judge_cell
 from harness.judge.views import canaries_view, failure_view, loss_curve, rank_views
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection
 from harness.words.run_plan import PlannedCell, RejectedCell, RunPlan
+from harness.words.tolerances import NoiseFloor
 
 
 def build_report(
     plan: RunPlan,
-    evidence: Mapping[str, CellEvidence],
+    evidence: Iterable[CellEvidence],
     *,
     today: str,
     timing: Mapping[str, float],
     provenance: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Judge every planned cell. `evidence` must hold all of them (evidence.evidence_of makes it so).
+    """Judge every planned cell. `evidence` must hold all of them, references first (evidence.evidence_in_turn does).
 
     `today` is an ISO date; `timing` holds wall_s and what else was measured; `provenance` adds to the plan's.
     """
-    verdicts = _judge_all(plan, evidence, today)
-    cells, rejected = [], [_rejected(cell) for cell in plan.expansion.rejected]
-    for cell in plan.expansion.cells:
-        verdict = verdicts[cell.id]
-        if verdict.outcome is Outcome.REJECTED:
-            rejected.append(_rejected_at_run_time(cell, evidence[cell.id], verdict))
-        else:
-            cells.append(_cell(plan, cell, evidence[cell.id], verdict))
+    return report_of(plan, judge_cells(plan, evidence, today=today), timing=timing, provenance=provenance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a report shows of some cells of a plan."""
+
+    cells: dict[str, ReportCell | ReportRejected]
+    noise: dict[str, dict[str, NoiseFloor]]
+
+
+def judge_cells(plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str) -> Judged:
+    """Judge the cells of the evidence, each once; references first."""
+    verdicts: dict[str, CellVerdict] = {}  # of cells that others are held against
+    needed = {cell.reference for cell in plan.expansion.cells}
+    cells: dict[str, ReportCell | ReportRejected] = {}
+    noise: dict[str, dict[str, NoiseFloor]] = {}
+    for item in evidence:
+        cell = item.cell
+        verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
+        if cell.id in needed:
+            verdicts[cell.id] = verdict
+        if item.noise:
+            noise[cell.id] = dict(item.noise)
+        late = verdict.outcome is Outcome.REJECTED
+        cells[cell.id] = _rejected_at_run_time(cell, item, verdict) if late else _cell(plan, cell, item, verdict)
+    return Judged(cells=cells, noise=noise)
+
+
+def report_of(
+    plan: RunPlan, judged: Judged, *, timing: Mapping[str, float], provenance: Mapping[str, Any] | None = None
+) -> Report:
+    """The report of cells that are judged: all of the plan."""
+    found = [judged.cells[cell.id] for cell in plan.expansion.cells]
+    cells = [cell for cell in found if isinstance(cell, ReportCell)]
+    rejected = [_rejected(cell) for cell in plan.expansion.rejected]
+    rejected += [cell for cell in found if isinstance(cell, ReportRejected)]
     counts = {outcome: sum(cell.outcome is outcome for cell in cells) for outcome in Outcome}
     counts[Outcome.REJECTED] = len(rejected)
     return Report(
@@ -47,17 +78,8 @@ def build_report(
         timing=dict(timing),
         cells=cells,
         rejected=rejected,
-        noise={name: dict(item.noise) for name, item in evidence.items() if item.noise},
+        noise=judged.noise,
     )
-
-
-def _judge_all(plan: RunPlan, evidence: Mapping[str, CellEvidence], today: str) -> dict[str, CellVerdict]:
-    """References first, so that each is judged once."""
-    verdicts: dict[str, CellVerdict] = {}
-    for cell in plan.expansion.references_first:
-        known = verdicts.get(cell.reference) if cell.reference else None
-        verdicts[cell.id] = judge_cell(evidence[cell.id], today=today, reference=known)
-    return verdicts
 
 
 def _verdict(counts: Mapping[Outcome, int]) -> str:

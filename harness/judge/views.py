@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from harness.judge.checks.grad_norm import grad_norms
 from harness.judge.endings import Ending
-from harness.judge.evidence import CellEvidence, Sighting
+from harness.judge.evidence import CellEvidence
 from harness.judge.params import form_problems, value_problems
 from harness.judge.report_model import FailureView, LossCurve, RankView
+from harness.judge.sightings import Sighting
 from harness.words.legs import why_not
 
 
@@ -52,8 +53,7 @@ def _state(evidence: CellEvidence, sighting: Sighting) -> str:
         return "missing" if evidence.packed else "unpacked"
     if truth is None or truth.params is None:
         return "differs"
-    device = evidence.records[sighting.place.rank].environment.get("torch_device")
-    form = form_problems(sighting.params, evidence.cell.config.style, device)
+    form = form_problems(sighting.params, evidence.cell.config.style, sighting.device)
     return "differs" if value_problems(sighting.params, truth.params) or form else "ok"
 
 

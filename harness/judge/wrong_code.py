@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from harness.judge.places import counted
-from harness.words.records import ImportProof, RankRecord
+from harness.words.records import ImportProof, RankRecord, proofs_of
 from harness.words.stack import ModuleHome, ReadyStack
 
 WRONG_CODE = "wrong code under test"
@@ -21,14 +21,16 @@ def wrong_code(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> s
     if stack is None or not stack.homes:
         return ""
     strays: dict[str, tuple[ImportProof, ModuleHome, list[int]]] = {}
+    known: dict[object, list[tuple[ImportProof, ModuleHome]]] = {}
     for rank in sorted(records):
         record = records[rank]
         if not record.imports and record.ended == "completed":
             return f"{WRONG_CODE}: rank {rank} completed and proved no import"
-        for proof in record.imports:
-            home = home_of(proof.module, stack.homes)
-            if home is not None and not _within(proof.path, home.folders):
-                strays.setdefault(proof.module, (proof, home, []))[2].append(rank)
+        key = (tuple((proof.module, proof.path) for proof in record.imports), tuple(record.modules.items()))
+        if key not in known:  # ranks hardly ever differ, and prove a few hundred imports each
+            known[key] = list(_strays(record, stack.homes))
+        for proof, home in known[key]:
+            strays.setdefault(proof.module, (proof, home, []))[2].append(rank)
     if not strays:
         return ""
     proof, home, ranks = next(iter(strays.values()))
@@ -37,6 +39,13 @@ def wrong_code(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> s
         f"{WRONG_CODE}: {proof.module} {proof.version} came from {proof.path} on {counted('rank', ranks)}, but stack "
         f"{stack.asked.name} has it in {' or '.join(home.folders)}{others}"
     )
+
+
+def _strays(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tuple[ImportProof, ModuleHome]]:
+    for proof in proofs_of(record):
+        home = home_of(proof.module, homes)
+        if home is not None and not _within(proof.path, home.folders):
+            yield proof, home
 
 
 def home_of(module: str, homes: tuple[ModuleHome, ...]) -> ModuleHome | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir
-from harness.node.probe.imports import import_proof
+from harness.node.probe.imports import import_proof, modules_beside
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
 from harness.node.recorder import Recorder
@@ -50,7 +50,7 @@ def rank_main(
         recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
         recorder.flush()
         _run(config, recorder, listener, attempt, share)
-        recorder.record.imports = import_proof(every_module=True)
+        _prove_imports(recorder)
         recorder.end("completed")
     except DiskFullError as error:  # not a failure of the code under test
         with suppress(OSError):  # the log lies on the same disk
@@ -66,9 +66,14 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
     except DiskFullError:
         raise
     except Exception as error:
-        recorder.record.imports = import_proof(every_module=True)
+        _prove_imports(recorder)
         recorder.fail(error)
         if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
             reason = f"{type(error).__name__}: {error}"[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
         raise
+
+
+def _prove_imports(recorder: Recorder) -> None:
+    """All modules: only the last record holds so many."""
+    recorder.record.imports, recorder.record.modules = import_proof(), modules_beside()

@@ -6,6 +6,7 @@ rename, so it is never half; `ended` says how far the rank came.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.words.layout import Coordinates
@@ -242,6 +243,7 @@ class RankRecord:
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)  # the many others, see `proofs_of`
     stand_ins: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
@@ -262,6 +264,24 @@ class RankRecord:
     peak_memory_bytes: int = 0  # before the timing leg
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
+
+
+def proofs_of(record: RankRecord) -> Iterator[ImportProof]:
+    """Every import that the record proves.
+
+    `modules` holds, by the module that stands for the rest, the names below it of those that lie where their names
+    say, separated by spaces; "a.b" is the file a/b.py beside it and "a.b/" the file a/b/__init__.py.
+    """
+    yield from record.imports
+    heads = {proof.module: proof for proof in record.imports}
+    for head, names in record.modules.items():
+        proof = heads[head]
+        folder = proof.path.rpartition("/")[0]
+        for name in names.split():
+            plain = name.removesuffix("/")
+            end = ".py" if plain == name else "/__init__.py"
+            path = f"{folder}/{plain.replace('.', '/')}{end}"
+            yield ImportProof(module=f"{head}.{plain}", version=proof.version, path=path)
 
 
 @dataclass(kw_only=True)

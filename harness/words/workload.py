@@ -20,8 +20,13 @@ class Workload:
 
 def workload(step: Sequence[Sequence[MicroBatch]], dp: int) -> Workload:
     """Of one replica; `step` is indexed [dp][micro-batch]."""
+    return workloads(step)[dp]
+
+
+def workloads(step: Sequence[Sequence[MicroBatch]]) -> list[Workload]:
+    """Of every replica."""
     tokens, squares = map(sum, zip(*(sums(replica) for replica in step)))
-    return Workload(micro_batches=len(step[dp]), tokens=tokens, squares=squares)
+    return [Workload(micro_batches=len(replica), tokens=tokens, squares=squares) for replica in step]
 
 
 def sums(replica: Sequence[MicroBatch]) -> tuple[int, int]:

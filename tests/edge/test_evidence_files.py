@@ -2,37 +2,60 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.edge.evidence_files import LOG_TAIL_BYTES, Found, read_log_tails
-from harness.edge.run_dir import RunDir
+from harness.edge.evidence_files import LOG_TAIL_BYTES, read_cell
+from harness.edge.run_dir import RunDir, write_json
+from harness.judge.failures import JobEnding
 from harness.words.layout import Coordinates
 from harness.words.records import CellResult, RankRecord
 
 
-def _found(run: RunDir, cell: str, status: str, **ended: str) -> Found:
+def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -> None:
     """An attempt whose ranks r0, r1 ... ended so, each with a log."""
-    attempt, records = run.attempt(cell), {}
+    attempt = run.attempt(cell, number)
     for rank, (_, how) in enumerate(sorted(ended.items())):
         attempt.log(rank).parent.mkdir(parents=True, exist_ok=True)
         attempt.log(rank).write_text(f"begin {'x' * LOG_TAIL_BYTES}\nlast words of {cell} {rank}\n", encoding="utf-8")
         if how != "missing":
-            records[rank] = RankRecord(cell=cell, rank=rank, place=Coordinates(pp=0, dp=0, cp=0, tp=rank), ended=how)
-    return records, CellResult(cell=cell, attempt=1, status=status)
+            place = Coordinates(pp=0, dp=0, cp=0, tp=rank)
+            write_json(attempt.record(rank), RankRecord(cell=cell, rank=rank, place=place, ended=how))
+    write_json(attempt.result, CellResult(cell=cell, attempt=number, status=status))
 
 
 def test_only_the_ends_of_the_logs_of_failed_ranks_of_failed_cells_are_read(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    found = {
-        "good": _found(run, "good", "completed", r0="completed"),
-        "bad": _found(run, "bad", "failed", r0="completed", r1="killed", r2="missing"),
-    }
-    tails = read_log_tails(run, found)
-    assert set(tails) == {"bad"}
-    assert set(tails["bad"]) == {1, 2}
-    tail = tails["bad"][1]
+    _write(run, "good", "completed", r0="completed")
+    _write(run, "bad", "failed", r0="completed", r1="killed", r2="missing")
+    good, bad = read_cell(run, "good", {}), read_cell(run, "bad", {})
+    assert good.logs == {}
+    assert set(bad.logs) == {1, 2}
+    assert set(bad.records) == {0, 1}
+    tail = bad.logs[1]
     assert len(tail.text) == LOG_TAIL_BYTES
     assert tail.text.endswith("last words of bad 1\n")
     assert tail.written == run.attempt("bad").log(1).stat().st_mtime
 
 
-def test_a_cell_without_logs_or_result_has_no_tails(tmp_path: Path) -> None:
-    assert read_log_tails(RunDir(tmp_path), {"never-ran": ({}, None)}) == {"never-ran": {}}
+def test_a_cell_that_left_nothing_has_nothing_but_the_ending_of_its_job(tmp_path: Path) -> None:
+    job = JobEnding(state="NODE_FAIL")
+    found = read_cell(RunDir(tmp_path), "never-ran", {"never-ran": job})
+    assert (found.records, found.result, found.logs, found.retried, found.job) == ({}, None, {}, False, job)
+
+
+def test_the_newest_attempt_counts(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _write(run, "again", "failed", r0="killed")
+    _write(run, "again", "completed", number=2, r0="completed")
+    found = read_cell(run, "again", {})
+    assert found.retried
+    assert found.result is not None and found.result.attempt == 2
+    assert found.records[0].ended == "completed"
+
+
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _write(run, "bad", "completed", r0="completed")
+    run.attempt("bad").record(0).write_text('{"cell": 3}', encoding="utf-8")
+    found = read_cell(run, "bad", {})
+    assert found.records == {}
+    assert found.result is not None and found.result.status == "error"
+    assert "rank-00000.json cannot be read: RankRecord.cell: expected str, found 3" in found.result.reason

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from harness.judge.evidence import CellEvidence, evidence_of
+from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.verdict import CellVerdict, judge_cell
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_name
 from harness.words.documents import Document, adversarial_mix
@@ -85,7 +85,7 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
     """A finished run of the cells beside their reference."""
     reference = planned(config_of("unpacked", canaries=configs[0].canaries), None)
     cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
-    found = {cell.id: (records_of(cell), result_of(cell)) for cell in cells}
+    found = {cell.id: CellFound(records=records_of(cell), result=result_of(cell)) for cell in cells}
     plan = RunPlan(
         run_id="smoke-20260101T000000-abcd",
         matrix_name="smoke",
@@ -94,7 +94,12 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
         expansion=Expansion(cells=tuple(cells), rejected=()),
         allocations=(Allocation(name="a0", cells=tuple(cell.id for cell in cells)),),
     )
-    return plan, evidence_of(plan, found, frozenset())
+    return plan, all_evidence(plan, found)
+
+
+def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, CellEvidence]:
+    """Evidence of every cell by its id, references first; all at once, unlike in a real run."""
+    return {item.cell.id: item for item in evidence_in_turn(plan, found.__getitem__)}
 
 
 def result_of(cell: PlannedCell) -> CellResult:

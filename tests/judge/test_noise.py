@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.evidence import CellEvidence, evidence_of
+from harness.judge.evidence import CellEvidence, CellFound
 from harness.judge.noise import noise_floors
 from harness.judge.report_build import build_report
 from harness.words.cell import NOISE
 from harness.words.legs import NOISE_LEGS
 from harness.words.records import LegSeen, RankRecord
 from harness.words.run_plan import Expansion
-from tests.judge.simulator import TODAY, config_of, judge, run_of
+from tests.judge.simulator import TODAY, all_evidence, config_of, judge, run_of
 
 ORDER, EPSILON = NOISE_LEGS
 
@@ -41,8 +41,8 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
     )
     reference = evidence[cells[0].id].records[0]
     reference.legs = [leg_of(reference, ORDER), leg_of(reference, EPSILON, **noise)]
-    found = {name: (item.records, item.result) for name, item in evidence.items()}
-    return evidence_of(replace(plan, expansion=Expansion(cells=cells, rejected=())), found, frozenset())
+    found = {name: CellFound(records=item.records, result=item.result) for name, item in evidence.items()}
+    return all_evidence(replace(plan, expansion=Expansion(cells=cells, rejected=())), found)
 
 
 def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
@@ -98,12 +98,12 @@ def test_a_leg_that_is_not_finite_measures_nothing() -> None:
 def test_a_cell_without_noise_legs_has_the_defaults() -> None:
     plan, evidence = run_of([config_of("sft")])
     assert all(item.noise == {} and item.tolerances == item.later for item in evidence.values())
-    assert build_report(plan, evidence, today=TODAY, timing={}).noise == {}
+    assert build_report(plan, evidence.values(), today=TODAY, timing={}).noise == {}
 
 
 def test_the_report_keeps_what_was_measured() -> None:
     evidence = bf16_run(losses=1e-3)
     plan, _ = run_of([config_of("sft", tp=2)])
-    report = build_report(plan, evidence, today=TODAY, timing={})
+    report = build_report(plan, evidence.values(), today=TODAY, timing={})
     assert list(report.noise) == [next(iter(evidence))]
     assert report.noise[next(iter(evidence))]["document_loss"].value == pytest.approx(1e-3)

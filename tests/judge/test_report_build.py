@@ -21,7 +21,7 @@ def _cell(report: Report, start: str) -> ReportCell:
 
 def test_a_clean_run_passes() -> None:
     plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", cp=2)])
-    report = build_report(plan, evidence, today=TODAY, timing={"wall_s": 1.0})
+    report = build_report(plan, evidence.values(), today=TODAY, timing={"wall_s": 1.0})
     assert report.verdict == "pass"
     assert report.counts[Outcome.PASS] == 3
     assert set(report.counts) == set(Outcome)
@@ -38,7 +38,7 @@ def test_counts_verdict_and_provenance(broken_report: Report) -> None:
 def test_only_undecided_cells_make_the_verdict_error() -> None:
     plan, evidence = run_of([config_of("sft")])
     evidence[plan.expansion.cells[1].id].records.clear()
-    assert build_report(plan, evidence, today=TODAY, timing={}).verdict == "error"
+    assert build_report(plan, evidence.values(), today=TODAY, timing={}).verdict == "error"
 
 
 def test_rejected_cells_carry_rule_and_arithmetic_whenever_found(broken_report: Report) -> None:
@@ -61,7 +61,7 @@ def test_a_cell_carries_what_a_reader_needs(broken_report: Report) -> None:
 def test_the_command_that_reproduces_a_cell_names_the_cluster_and_is_quoted() -> None:
     plan, evidence = run_of([config_of("sft")])
     plan = replace(plan, cluster="./my cluster.yaml")
-    cell = build_report(plan, evidence, today=TODAY, timing={}).cells[-1]
+    cell = build_report(plan, evidence.values(), today=TODAY, timing={}).cells[-1]
     assert cell.reproduce == f"harness run matrices/smoke.yaml --cluster './my cluster.yaml' --only {cell.id}"
 
 
@@ -69,10 +69,10 @@ def test_a_cell_that_never_began_is_explained_by_its_job() -> None:
     plan, evidence = run_of([config_of("sft")])
     lost = evidence[plan.expansion.cells[1].id]
     lost.records.clear()
-    assert _cell(build_report(plan, evidence, today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure is None
+    assert _cell(build_report(plan, evidence.values(), today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure is None
     lost.job = JobEnding(state="TIMEOUT", log="slurmstepd: error", path="submissions/1n1r.7_0.err")
     lost.__dict__.pop("failure_class", None)
-    failure = _cell(build_report(plan, evidence, today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure
+    failure = _cell(build_report(plan, evidence.values(), today=TODAY, timing={}), "tp1-pp1-cp1-sft").failure
     assert failure is not None
     assert (failure.failure_class, failure.evidence) == ("time-limit", "job state TIMEOUT")
     assert failure.log == "submissions/1n1r.7_0.err"
@@ -95,7 +95,7 @@ def test_the_rank_picture_shows_differing_and_absent_ranks() -> None:
     for seen in cell.records[1].packed_params:
         seen.max_seqlen_q = 7
     del cell.records[2]
-    report = build_report(plan, evidence, today=TODAY, timing={})
+    report = build_report(plan, evidence.values(), today=TODAY, timing={})
     assert [view.state for view in report.cells[1].ranks] == ["ok", "differs", "no-record", "ok"]
     assert report.cells[1].ranks[1].max_seqlen == 7
 
@@ -125,7 +125,7 @@ def test_throughput_is_per_rank_and_leaves_the_first_step_out() -> None:
     for record in cell.records.values():
         record.steps[0].time_s = 100.0
     cell.records[3].steps[1].time_s = 2.0
-    shown = build_report(plan, evidence, today=TODAY, timing={}).cells[1].throughput
+    shown = build_report(plan, evidence.values(), today=TODAY, timing={}).cells[1].throughput
     batches = [batch for replica in cell.cell.config.micro_batches(1) for batch in replica]
     assert shown.real_tokens_per_s == sum(batch.real_tokens for batch in batches) / 4 / 2.0
     assert shown.slots_per_s == sum(batch.slots for batch in batches) / 4 / 2.0
@@ -154,7 +154,7 @@ def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:
     plan, evidence = run_of([config_of("sft", tp=2)])
     cell = evidence[plan.expansion.cells[1].id]
     cell.records[1].packed_params = []
-    shown = build_report(plan, evidence, today=TODAY, timing={}).cells[1]
+    shown = build_report(plan, evidence.values(), today=TODAY, timing={}).cells[1]
     assert shown.outcome is Outcome.ERROR
     assert shown.ranks == [] and shown.failure is None
 

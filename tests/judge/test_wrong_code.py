@@ -53,6 +53,18 @@ def test_a_module_that_only_one_rank_took_from_elsewhere_counts() -> None:
     assert "on rank 1, but" in judge(evidence).reason
 
 
+def test_a_module_beside_the_one_that_stands_for_it_is_judged_too() -> None:
+    evidence = ran_with(CORE, TORCH)
+    evidence.records[1].modules = {"megatron.core": "utils transformer/"}
+    assert judge(evidence).outcome is Outcome.PASS
+    homes = (ModuleHome(prefix="megatron.core.transformer", folders=("/other",)), *HOMES)
+    evidence.stack = replace(STACK, homes=homes)
+    assert judge(evidence).reason == (
+        f"wrong code under test: megatron.core.transformer 0.20 came from "
+        f"{WORKTREE}/megatron/core/transformer/__init__.py on rank 1, but stack over_main has it in /other"
+    )
+
+
 def test_a_folder_whose_name_only_begins_alike_is_elsewhere() -> None:
     stray = replace(TORCH, path=f"{ENVIRONMENT}-old/lib/torch/__init__.py")
     assert "torch 2.15 came from" in judge(ran_with(CORE, stray)).reason

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from harness.words.records import proofs_of
 from tests.node.conftest import Ran, config, run_cells
 
 pytestmark = pytest.mark.train
@@ -79,7 +80,7 @@ def test_no_rank_outlives_its_cell(ran: dict[str, Ran]) -> None:
 
 def test_every_rank_proves_what_it_imported_and_lists_its_stand_ins(ran: dict[str, Ran]) -> None:
     record = ran["sft"].records[0]
-    proofs = {proof.module: proof for proof in record.imports}
+    proofs = {proof.module: proof for proof in proofs_of(record)}
     assert proofs["megatron.core"].version
     assert proofs["megatron.core.utils"].path.endswith("utils.py")
     assert bool(record.stand_ins) == (record.environment["device"] == "cpu")

@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from harness.node.probe.imports import import_proof
+from harness.node.probe.imports import import_proof, modules_beside
+from harness.words.layout import Layout
+from harness.words.records import RankRecord, proofs_of
 
 
 def module(name: str, file: str | None, monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
@@ -42,8 +44,23 @@ def test_the_short_proof_has_the_heads_and_whatever_lies_elsewhere() -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_full_proof_has_every_module_that_has_a_file() -> None:
-    assert [proof.module for proof in import_proof(every_module=True)] == ["skyrl", "skyrl.backends", "skyrl.utils"]
+def test_the_full_proof_has_every_module_that_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("skyrl.backends.megatron", "/env/skyrl/backends/megatron.py", monkeypatch)
+    record = RankRecord(
+        cell="c", rank=0, place=Layout().coordinates(0), imports=import_proof(), modules=modules_beside()
+    )
+    assert record.modules == {"skyrl": "backends/ backends.megatron"}
+    assert {proof.module: proof.path for proof in proofs_of(record)} == {
+        name: sys.modules[name].__file__
+        for name in ("skyrl", "skyrl.backends", "skyrl.backends.megatron", "skyrl.utils")
+    }
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_module_under_another_name_than_its_file_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("skyrl.other", "/env/skyrl/somewhere.py", monkeypatch)
+    assert "skyrl.other" in [proof.module for proof in import_proof()]
+    assert "other" not in modules_beside()["skyrl"].split()
 
 
 @pytest.mark.usefixtures("loaded")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence, Truth
-from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, ghosts, judged, missing_class, pairing, structure
+from harness.judge.params import LONGEST, OFFSETS, PADDED, Wrong, ghosts, missing_class, pairing, problems_of, structure
 from harness.judge.places import Place, fold, listed, reach
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import SeenParams
@@ -23,11 +23,14 @@ class _Seen(NamedTuple):
 
 def check(evidence: CellEvidence) -> list[Finding]:
     wrong: dict[tuple[str, ...], list[_Seen]] = {}
-    for sighting, seen, truth, problems in judged(evidence):
+    for item in evidence.params_seen:
+        problems = problems_of(item)
         for group in GROUPS:
             found = next((problem for problem in problems if problem.field in group), None)
             if found is not None:
-                wrong.setdefault(group, []).append(_Seen(sighting.place, found, truth, seen))
+                wrong.setdefault(group, []).extend(
+                    _Seen(place, found, item.truth, item.params) for place in item.places
+                )
     return [_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
 
 

@@ -6,23 +6,21 @@ left here are fields that the plan allows in two forms (padded offsets given or 
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 from harness.judge import fault_classes
-from harness.judge.evidence import CellEvidence
-from harness.judge.params import form_problems, judged
+from harness.judge.evidence import CellEvidence, ParamsSeen
+from harness.judge.params import form_problems, problems_of
 from harness.judge.places import Place, fold, listed, reach
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import SeenParams
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    groups: dict[tuple[int, int, int], list[tuple[Place, SeenParams]]] = {}
-    for sighting, seen, _, problems in judged(evidence):
-        if not problems and not form_problems(seen, evidence.cell.config.style, None):
-            place = sighting.place
-            groups.setdefault((place.at.dp, place.step, place.micro_batch), []).append((place, seen))
+    groups: dict[int, list[ParamsSeen]] = {}
+    for item in evidence.params_seen:
+        if not problems_of(item) and not form_problems(item.params, evidence.cell.config.style, item.device):
+            groups.setdefault(id(item.truth), []).append(item)
     odd: list[tuple[Place, list[str]]] = []
     for members in groups.values():
         odd += _odd(members)
@@ -43,19 +41,20 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ]
 
 
-def _odd(members: list[tuple[Place, SeenParams]]) -> list[tuple[Place, list[str]]]:
-    """Members that differ from what most hold (of equally many, what the first holds), and in which fields."""
-    forms: dict[int, str] = {}
-    for _, seen in members:
-        if id(seen) not in forms:
-            forms[id(seen)] = repr(astuple(replace(seen, forms={})))  # each rank has tensors of its own
-    counts = Counter(forms[id(seen)] for _, seen in members)
-    if len(counts) == 1:
-        return []
-    usual = counts.most_common(1)[0][0]
-    norm = next(seen for _, seen in members if forms[id(seen)] == usual)
+def _odd(members: list[ParamsSeen]) -> list[tuple[Place, list[str]]]:
+    """Places that differ from what most hold (of equally many, what the first holds), and in which fields."""
+    forms: list[tuple[SeenParams, list[Place]]] = []
+    for item in members:
+        bare = replace(item.params, forms={})  # each rank has tensors of its own
+        alike = next((places for other, places in forms if other == bare), None)
+        if alike is None:
+            forms.append((bare, list(item.places)))
+        else:
+            alike += item.places
+    usual = max(forms, key=lambda form: len(form[1]))[0]
     return [
-        (place, [name for name in vars(seen) if name != "forms" and getattr(seen, name) != getattr(norm, name)])
-        for place, seen in members
-        if forms[id(seen)] != usual
+        (place, [name for name in vars(bare) if getattr(bare, name) != getattr(usual, name)])
+        for bare, places in forms
+        if bare is not usual
+        for place in places
     ]

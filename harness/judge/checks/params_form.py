@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from harness.judge.params import Wrong, form_problems, judged
+from harness.judge.params import Wrong, form_problems
 from harness.judge.places import Place, fold, reach
 from harness.words.outcomes import Finding, Lane
 
@@ -18,13 +18,9 @@ def check(evidence: CellEvidence) -> list[Finding]:
     if not evidence.packed:
         return _unpacked(evidence)
     wrong: dict[str, list[tuple[Place, Wrong]]] = {}
-    known: dict[int, list[Wrong]] = {}
-    for sighting, seen, _, _ in judged(evidence):
-        if id(seen) not in known:
-            device = evidence.records[sighting.place.rank].environment.get("torch_device")
-            known[id(seen)] = form_problems(seen, evidence.cell.config.style, device)
-        for problem in known[id(seen)]:
-            wrong.setdefault(problem.field, []).append((sighting.place, problem))
+    for item in evidence.params_seen:
+        for problem in form_problems(item.params, evidence.cell.config.style, item.device):
+            wrong.setdefault(problem.field, []).extend((place, problem) for place in item.places)
     return [_finding(field, places) for field, places in wrong.items()]
 
 

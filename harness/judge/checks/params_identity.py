@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from harness.judge import fault_classes
 from harness.judge.evidence import CellEvidence
-from harness.judge.params import copied_padding, judged
+from harness.judge.params import copied_padding, problems_of
 from harness.judge.places import fold, reach
 from harness.words.outcomes import Finding, Lane, Severity
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    known: dict[int, bool] = {}
-    places = []
-    for sighting, seen, _, problems in judged(evidence):
-        if id(seen) not in known:
-            known[id(seen)] = not problems and copied_padding(seen)
-        if known[id(seen)]:
-            places.append(sighting.place)
+    places = [
+        place
+        for item in evidence.params_seen
+        if copied_padding(item.params) and not problems_of(item)
+        for place in item.places
+    ]
     if not places:
         return []
     first, where = fold(places)

@@ -10,24 +10,24 @@ from harness.judge.params import missing_class
 from harness.judge.places import Place, fold, reach
 from harness.words.outcomes import Finding, Lane
 
+_Key = tuple[int, str, int, int, int, int | None]  # rank, leg, step, micro-batch, chunk, layer
+
 
 def check(evidence: CellEvidence) -> list[Finding]:
     if not evidence.packed:
         return []
-    present: set[tuple[int, str, int, int, int, int | None]] = set()
-    missing: dict[tuple[int, str, int, int, int, int | None], Place] = {}
-    for sighting in evidence.sightings:
-        if sighting.params is None:
-            missing[_key(sighting.place)] = sighting.place
+    present: set[_Key] = set()
+    missing: dict[_Key, None] = {}
+    for place, params, _ in evidence.sightings:
+        if params is None:
+            missing[_key(place)] = None
         else:
-            present.add(_key(sighting.place))
+            present.add(_key(place))
     for ending in evidence.endings:
-        for place in _expected(evidence, ending):
-            if _key(place) not in present:
-                missing.setdefault(_key(place), place)
+        missing |= dict.fromkeys(key for key in _expected(evidence, ending) if key not in present)
     if not missing:
         return []
-    places = list(missing.values())
+    places = [Place(key[0], evidence.layout.coordinates(key[0]), *key[1:]) for key in missing]
     first, where = fold(places)
     return [
         Finding(
@@ -42,11 +42,12 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ]
 
 
-def _key(place: Place) -> tuple[int, str, int, int, int, int | None]:
-    return place.rank, place.leg, place.step, place.chunk, place.micro_batch, place.layer
+def _key(place: Place) -> _Key:
+    """A place without the coordinates, which the rank tells."""
+    return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
 
 
-def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
+def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
     """Places that a rank which came this far must have recorded."""
     layout, at, rank = evidence.layout, ending.place, ending.rank
     if rank not in evidence.records:
@@ -55,7 +56,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
     if completed or ending.progress.leg in (*TRAINED, "end"):
         for micro_batch in range(len(evidence.plan[0][at.dp])):
             for chunk in range(layout.vpp):
-                yield Place(rank=rank, at=at, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)
+                yield rank, "metadata", 0, micro_batch, chunk, None
     if not completed:
         return
     ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
@@ -64,9 +65,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[Place]:
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
                 for layer in _layers(evidence, at.pp, chunk):
-                    yield Place(
-                        rank=rank, at=at, leg="training", step=step, micro_batch=micro_batch, chunk=chunk, layer=layer
-                    )
+                    yield rank, "training", step, micro_batch, chunk, layer
 
 
 def _layers(evidence: CellEvidence, stage: int, chunk: int) -> list[int]:

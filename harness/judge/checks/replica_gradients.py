@@ -19,7 +19,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         for seen in record.parameters:
             key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
             other, copy = first.setdefault(key, (rank, seen.gradient))
-            if finite(copy) and finite(seen.gradient):
+            if seen.gradient != copy and finite(copy) and finite(seen.gradient):
                 off = fingerprint_distance(seen.gradient, copy, bound)
                 if beyond(off, bound):
                     wrong.append((seen.name, record, other, off))

@@ -12,7 +12,7 @@ from harness.judge.places import counted, where_of
 from harness.judge.ratios import factors_of, ratio_name
 from harness.words.outcomes import Finding, Lane
 from harness.words.records import RankRecord, WorkloadSeen
-from harness.words.workload import Workload, workload
+from harness.words.workload import Workload, workloads
 
 NAMES = {
     "micro_batches": "the number of micro-batches",
@@ -23,15 +23,19 @@ _EXACT = 1e-9
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    return [finding for field in NAMES for finding in _of_field(evidence, field)]
+    if not any(record.workloads for record in evidence.records.values()):
+        return []
+    steps = [[[truth.batch for truth in replica] for replica in step] for step in evidence.plan]
+    truths = [workloads(step) for step in steps]
+    return [finding for field in NAMES for finding in _of_field(evidence, field, truths)]
 
 
-def _of_field(evidence: CellEvidence, field: str) -> list[Finding]:
+def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) -> list[Finding]:
     wrong: list[tuple[RankRecord, WorkloadSeen, float, float]] = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
         for seen in record.workloads:
-            found, expected = getattr(seen, field), getattr(_truth(evidence, seen.step, record.place.dp), field)
+            found, expected = getattr(seen, field), getattr(truths[seen.step][record.place.dp], field)
             if found != expected:
                 wrong.append((record, seen, found, expected))
     if not wrong:
@@ -51,10 +55,6 @@ def _of_field(evidence: CellEvidence, field: str) -> list[Finding]:
             bound=expected,
         )
     ]
-
-
-def _truth(evidence: CellEvidence, step: int, dp: int) -> Workload:
-    return workload([[truth.batch for truth in replica] for replica in evidence.plan[step]], dp)
 
 
 def _note(evidence: CellEvidence, step: int, field: str, found: float, expected: float) -> str:

@@ -36,19 +36,34 @@ def import_all() -> None:
             importlib.import_module(name)
 
 
-def import_proof(*, every_module: bool = False) -> list[ImportProof]:
+def import_proof() -> list[ImportProof]:
     """Version and file of the modules under test that are loaded in this process.
 
-    Those that stand for the rest, and every one that lies elsewhere than these; with `every_module`, all. A record is
-    written often: the full list, a few hundred, belongs into the last one.
+    Those that stand for the rest, and every one that lies elsewhere than its name says beside these.
     """
-    files = {name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in _TOPS or name == "torch"}
-    named = {name: file for name, file in files.items() if file}
+    named = _files()
     return [
         ImportProof(module=name, version=_version(name), path=file)
         for name, file in named.items()
-        if every_module or name in HEADS or not _beside_head(name, named)
+        if name in HEADS or not _below_head(name, named)
     ]
+
+
+def modules_beside() -> dict[str, str]:
+    """The others, a few hundred, in the short form of words/records.proofs_of: for the last record of a rank."""
+    named = _files()
+    found: dict[str, list[str]] = {}
+    for name in named:
+        below = "" if name in HEADS else _below_head(name, named)
+        if below:
+            found.setdefault(str(_head(name)), []).append(below)
+    return {head: " ".join(names) for head, names in found.items()}
+
+
+def _files() -> dict[str, str]:
+    """Loaded modules under test and where each lies, by name."""
+    files = {name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in _TOPS or name == "torch"}
+    return {name: file for name, file in files.items() if file}
 
 
 def _file(name: str) -> str:
@@ -61,10 +76,15 @@ def _head(name: str) -> str | None:
     return next((head for head in HEADS if name == head or name.startswith(head + ".")), None)
 
 
-def _beside_head(name: str, files: dict[str, str]) -> bool:
-    """Whether a module lies below the folder of the module that stands for it."""
-    head = files.get(_head(name) or "")
-    return head is not None and files[name].startswith(os.path.dirname(head) + os.sep)  # noqa: PTH120 - text
+def _below_head(name: str, files: dict[str, str]) -> str:
+    """A module's name below the one that stands for it, "/" behind a package; empty when it lies elsewhere."""
+    head = _head(name)
+    if head is None or head not in files:
+        return ""
+    folder, below = os.path.dirname(files[head]), name[len(head) + 1 :]  # noqa: PTH120 - text
+    place = os.path.join(folder, *below.split("."))  # noqa: PTH118 - text
+    ends = {place + ".py": below, os.path.join(place, "__init__.py"): below + "/"}  # noqa: PTH118 - text
+    return ends.get(files[name], "")
 
 
 def _version(name: str) -> str:

@@ -1,0 +1,195 @@
+"""Judges a run of 1,000 cells of 64 ranks each, with all reports: `python benchmarks/bench_judge.py [CELLS]`.
+
+One real cell (tp 2, pp 2, cp 2) and its reference are trained on this machine. Its eight ranks become the 64 of a cell
+with eight replicas by rewriting coordinates and document numbers, and that cell is written under a thousand names; in
+every twentieth the gradient norm is cp times too large, so that reports have something to tell. Then `harness report`
+judges it all. Limits: 60 s and 1 GB. Needs about 2.5 GB of disk below the temporary folder, and removes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.edge.evidence_files import read_plan
+from harness.edge.run_dir import RunDir, write_json
+from harness.words.cell import CellConfig, cell_id
+from harness.words.jsonable import dumps
+from harness.words.layout import Layout
+from harness.words.run_plan import Expansion, PlannedCell
+
+SECONDS, BYTES = 60.0, 1e9
+REPLICAS, ROW, ROWS = 8, 2, 4  # replicas of the big cell; documents per row, rows of the small cell
+BROKEN_EVERY = 20
+REPORTS = ("report.json", "report.html", "report.md", "junit.xml")
+HARNESS = [sys.executable, "-m", "harness"]
+MATRIX = """
+name: judge
+train: {steps: 3, global_batch: 8, seq_length: 64}
+documents: {mode: file, lengths: [40, 20]}  # two of them fill a row, so that each row is one pack
+matrix: {tp: 2, pp: 2, cp: 2, packing: reference}
+checks: {canaries: none}
+"""
+
+
+def main() -> int:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    with tempfile.TemporaryDirectory(prefix="bench-judge-") as folder:
+        small = _train(Path(folder))
+        run = RunDir(Path(folder) / "big")
+        ranks, size = _grow(small, run, count)
+        seconds, code, peak = _report(run)
+        report = json.loads(run.report("report.json").read_text())
+        sizes = {
+            name: run.report(name).stat().st_size for name in ("report.json", "report.html", "report.md", "junit.xml")
+        }
+    outcomes = {name: number for name, number in report["counts"].items() if number}
+    print(f"{count} cells, {ranks} rank records, {size / 1e9:.2f} GB: {outcomes}, exit code {code}")
+    print(f"reports: {', '.join(f'{name} {number / 1e6:.1f} MB' for name, number in sizes.items())}")
+    print(f"judged in {seconds:.1f} s (limit {SECONDS:g} s), {seconds / ranks * 1e3:.2f} ms per record")
+    print(f"peak memory {peak / 1e9:.2f} GB (limit {BYTES / 1e9:g} GB)")
+    expected = {"FAIL": count // BROKEN_EVERY, "PASS": count - count // BROKEN_EVERY + 1}
+    right = outcomes == {name: number for name, number in expected.items() if number}
+    return 0 if right and seconds <= SECONDS * count / 1000 and peak <= BYTES else 1
+
+
+def _train(folder: Path) -> RunDir:
+    """A real run of the small cell."""
+    (folder / "judge.yaml").write_text(MATRIX)
+    subprocess.run(
+        [*HARNESS, "run", "judge.yaml", "--run-dir", "runs"], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
+    [run] = (folder / "runs").glob("judge-*")
+    return RunDir(run)
+
+
+def _report(run: RunDir) -> tuple[float, int, int]:
+    """Seconds, exit code, and peak of resident memory in bytes of `harness report`."""
+    begin = time.perf_counter()
+    child = subprocess.Popen([*HARNESS, "report", str(run.root)], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return time.perf_counter() - begin, child.returncode, usage.ru_maxrss * 1024
+
+
+def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
+    """Write the big run; number of rank records of the big cells, and bytes of all records."""
+    plan = read_plan(small)
+    reference, cell = plan.expansion.references_first
+    control = _planned(reference, _big(reference.config, Layout()), None, "")
+    written = _write(run, control.id, _reference_records(_read(small, reference.id)), _read_result(small, reference.id))
+    config = _big(cell.config, replace(cell.config.layout, dp=REPLICAS))
+    records = list(_replicas(_read(small, cell.id), config.layout))
+    cells = [_planned(cell, config, control.id, f"-{number:04d}") for number in range(count)]
+    for number, one in enumerate(cells):
+        broken = number % BROKEN_EVERY == BROKEN_EVERY - 1
+        written += _write(run, one.id, records, _read_result(small, cell.id), broken=broken)
+    expansion = Expansion(cells=(control, *cells), rejected=())
+    write_json(run.plan, replace(plan, expansion=expansion, allocations=()))
+    return count * len(records), written
+
+
+def _big(config: CellConfig, layout: Layout) -> CellConfig:
+    train = replace(config.train, global_batch=config.train.global_batch * REPLICAS)
+    return replace(config, layout=layout, train=train)
+
+
+def _planned(cell: PlannedCell, config: CellConfig, reference: str | None, suffix: str) -> PlannedCell:
+    return replace(cell, id=f"{cell_id(config)}{suffix}", config=config, reference=reference)
+
+
+def _read(run: RunDir, cell: str) -> list[dict[str, Any]]:
+    paths = sorted((run.attempt(cell).root / "ranks").glob("rank-*.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def _read_result(run: RunDir, cell: str) -> dict[str, Any]:
+    return json.loads(run.attempt(cell).result.read_text())  # type: ignore[no-any-return]
+
+
+def _write(
+    run: RunDir, cell: str, records: list[dict[str, Any]], result: dict[str, Any], *, broken: bool = False
+) -> int:
+    attempt, written = run.attempt(cell), 0
+    attempt.record(0).parent.mkdir(parents=True)
+    for record in records:
+        record = {**record, "cell": cell}
+        if broken:
+            record["steps"] = [{**step, "grad_norm": step["grad_norm"] * 2} for step in record["steps"]]
+        written += attempt.record(record["rank"]).write_text(dumps(record))
+    ranks = [{"rank": record["rank"], "ended": "completed", "exit_code": 0, "hang": None} for record in records]
+    attempt.result.write_text(dumps({**result, "cell": cell, "ranks": ranks}))
+    return written
+
+
+def _renumbered(document: int, replica: int) -> int:
+    """Rows go round the replicas: row m of the small cell is row m * REPLICAS + r of the big one."""
+    row, place = divmod(document, ROW)
+    return (row * REPLICAS + replica) * ROW + place
+
+
+def _replicas(records: list[dict[str, Any]], layout: Layout) -> Iterator[dict[str, Any]]:
+    """The records of the big layout: each replica has those of the one replica that was trained."""
+    small = replace(layout, dp=1)
+    for rank in range(layout.world_size):
+        place = layout.coordinates(rank)
+        record = copy.deepcopy(records[small.rank(replace(place, dp=0))])
+        record |= {"rank": rank, "place": vars(place)}
+        _more_work(record)
+        for step in record["steps"]:
+            _renumber(step, [place.dp])
+            if step["loss_sum"] is not None:
+                step |= {"loss_sum": step["loss_sum"] * REPLICAS, "token_count": step["token_count"] * REPLICAS}
+        for seen in record["activations"]:
+            seen["documents"] = {str(_renumbered(int(key), place.dp)): one for key, one in seen["documents"].items()}
+        yield record
+
+
+def _reference_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The one rank of the reference, as if it had trained on every replica's documents."""
+    [record] = records
+    copies, batches = range(REPLICAS), len(record["batches"])
+    for step in record["steps"]:
+        _renumber(step, copies)
+        step |= {"loss_sum": step["loss_sum"] * REPLICAS, "token_count": step["token_count"] * REPLICAS}
+        step |= {name: step[name] * REPLICAS for name in ("micro_batches", "real_tokens", "slots")}
+    _more_work(record)
+    record["micro_batches"] = [number * REPLICAS for number in record["micro_batches"]]
+    for seen in record["activations"]:
+        documents = seen["documents"].items()
+        seen["documents"] = {str(_renumbered(int(key), replica)): one for key, one in documents for replica in copies}
+    for name in ("batches", "layers"):
+        record[name] = [
+            {**one, "micro_batch": one["micro_batch"] + replica * batches} for replica in copies for one in record[name]
+        ]
+    return [record]
+
+
+def _more_work(record: dict[str, Any]) -> None:
+    """Sums of lengths over all replicas."""
+    record["workloads"] = [
+        {name: value * REPLICAS if name.startswith(("tokens", "squares")) else value for name, value in one.items()}
+        for one in record["workloads"]
+    ]
+
+
+def _renumber(step: dict[str, Any], replicas: Iterable[int]) -> None:
+    """Losses of documents and tokens, once for every replica."""
+    losses, tokens = step["documents"].items(), step["tokens"]
+    step["documents"] = {str(_renumbered(int(key), replica)): one for key, one in losses for replica in replicas}
+    step["tokens"] = [
+        {**one, "document": _renumbered(one["document"], replica)} for one in tokens for replica in replicas
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Reads and judges the cells of a run one by one, a large run in several processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+from harness.edge.evidence_files import read_cell
+from harness.edge.job_endings import read_job_endings
+from harness.edge.run_dir import RunDir
+from harness.judge.evidence import CellEvidence, evidence_in_turn
+from harness.judge.failures import JobEnding
+from harness.judge.report_build import Judged, judge_cells
+from harness.words.run_plan import PlannedCell, RunPlan
+from harness.words.stack import HEADS
+
+LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
+_MOST_PROCESSES = 8  # each holds the records of one cell and of its references
+
+
+def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
+    """Every cell of the plan as the report shows it, and what the ranks say they ran.
+
+    `processes`: None for as many as a run of this size is worth.
+    """
+    jobs = read_job_endings(run, (cell.id for cell in plan.expansion.cells))
+    if processes is None:
+        records = sum(cell.config.layout.world_size for cell in plan.expansion.cells)
+        processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
+    if processes == 1:
+        return _judge(run, plan, jobs, today)
+    whole, seen = Judged(cells={}, noise={}), RanksSeen()
+    parts = _parts(plan, processes)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for judged, found in pool.map(_judge, *zip(*((run, part, jobs, today) for part in parts))):
+            whole.cells.update(judged.cells)
+            whole.noise.update(judged.noise)
+            seen.join(found)
+    return whole, seen
+
+
+def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
+    """The plan cut in parts, each with the references of its cells: those are judged in every part that needs them."""
+    known = {cell.id: cell for cell in plan.expansion.cells}
+    size = -(-len(known) // count)
+    cells = plan.expansion.cells
+    chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
+    return [
+        replace(plan, expansion=replace(plan.expansion, cells=tuple(_with_references(chunk, known))))
+        for chunk in chunks
+    ]
+
+
+def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
+    """The cells, and what they are held against: references, and cells of the stack that they took turns with."""
+    found: dict[str, PlannedCell] = {}
+    ahead = list(reversed(cells))
+    while ahead:
+        cell = ahead.pop()
+        if cell.id not in found:
+            found[cell.id] = cell
+            ahead += [known[name] for name in (cell.reference, cell.base) if name in known]
+    return list(found.values())
+
+
+def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str) -> tuple[Judged, RanksSeen]:
+    seen = RanksSeen()
+    evidence = map(seen.add, evidence_in_turn(plan, lambda cell: read_cell(run, cell, jobs)))
+    with _no_collection():
+        return judge_cells(plan, evidence, today=today), seen
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Records are trees: nothing waits for the collector of cycles, which would look at millions of objects."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+class RanksSeen:
+    """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, list[str]] = {}
+        self.devices: set[str] = set()
+        self.attention: set[str] = set()
+        self.stand_ins: set[str] = set()
+
+    def add(self, evidence: CellEvidence) -> CellEvidence:
+        """Note what the ranks of a cell say; returns the cell."""
+        for record in evidence.records.values():
+            for proof in record.imports:
+                if proof.module in HEADS:
+                    paths = self.imports.setdefault(f"{proof.module} {proof.version}", [])
+                    paths += [] if proof.path in paths else [proof.path]
+            self.devices.add(record.environment.get("device", "unknown"))
+            self.attention.add(record.environment.get("attention", "unknown"))
+            self.stand_ins.update(record.stand_ins)
+        return evidence
+
+    def join(self, other: RanksSeen) -> None:
+        """Add what other ranks said."""
+        for name, paths in other.imports.items():
+            known = self.imports.setdefault(name, [])
+            known += [path for path in paths if path not in known]
+        self.devices |= other.devices
+        self.attention |= other.attention
+        self.stand_ins |= other.stand_ins
+
+    def facts(self) -> dict[str, Any]:
+        """For the report's provenance."""
+        return {
+            "imports": self.imports,
+            "devices": sorted(self.devices),
+            "attention": sorted(self.attention),
+            "stand_ins": sorted(self.stand_ins),
+        }
