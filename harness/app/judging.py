@@ -65,7 +65,7 @@ def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCe
         cell = ahead.pop()
         if cell.id not in found:
             found[cell.id] = cell
-            ahead += [known[name] for name in (cell.reference, cell.base) if name in known]
+            ahead += [known[name] for name in (cell.reference, cell.base) if name and name in known]
     return list(found.values())
 
 
