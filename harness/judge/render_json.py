@@ -9,7 +9,7 @@ from harness.words.records import SCHEMA_VERSION
 
 
 def render_json(report: Report) -> str:
-    return dumps(report, indent=1) + "\n"
+    return dumps(report) + "\n"
 
 
 def read_report(text: str) -> Report:
