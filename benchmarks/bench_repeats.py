@@ -1,0 +1,94 @@
+"""How often does a matrix cry wolf? The same code run again and again; counts outcomes and tells every odd cell.
+
+    python benchmarks/bench_repeats.py [--matrix matrices/smoke.yaml] [--repeats 100] [--log repeats.jsonl]
+
+A line per repeat goes to the log: outcomes, cells neither PASS nor REJECTED with their first findings, version of
+the code, load of the machine. A later call with the same log counts on where an earlier one ended, so that 100 repeats
+need not be made in one sitting; lines of other versions of harness/ or of another matrix do not count. Exit code 1 when
+a cell of any repeat was FAIL. A minute per repeat of the smoke matrix on 2 quiet cores. It may run beside other work:
+verdicts that hang on time would show then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+QUIET = ("PASS", "REJECTED", "XFAIL")  # what a matrix without bugs comes to
+
+
+def code_version() -> str:
+    """The tree of harness/ at HEAD: the same for commits that differ in documentation alone."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD:harness"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def one_repeat(matrix: Path) -> dict[str, Any]:
+    """Runs the matrix once; what it came to."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="repeats-") as folder:
+        command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        reports = list(Path(folder).glob("*/report.json"))
+        if not reports:
+            return {"code": done.returncode, "counts": {"no report": 1}, "odd": [(done.stdout + done.stderr)[-2000:]]}
+        report = json.loads(reports[0].read_text(encoding="utf-8"))
+    return {
+        "code": done.returncode,
+        "counts": {name: number for name, number in report["counts"].items() if number},
+        "odd": [told(cell) for cell in report["cells"] if cell["outcome"] not in QUIET],
+        "wall_s": round(time.perf_counter() - begin, 1),
+    }
+
+
+def told(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell that should not have ended like this."""
+    failure, findings = cell["failure"] or {}, cell["findings"]
+    said = [f"{one['check']}: {one['message']}" for one in findings[:2]]
+    return {"id": cell["id"], "outcome": cell["outcome"], "findings": said, "failure": failure.get("message", "")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--matrix", type=Path, default=ROOT / "matrices" / "smoke.yaml")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--log", type=Path, default=Path("repeats.jsonl"))
+    arguments = parser.parse_args()
+    key = {"code_version": code_version(), "matrix": arguments.matrix.name}
+    lines = arguments.log.read_text(encoding="utf-8").splitlines() if arguments.log.exists() else []
+    rows = [row for row in map(json.loads, lines) if {name: row[name] for name in key} == key]
+    while len(rows) < arguments.repeats:
+        load = round(os.getloadavg()[0], 1)
+        rows.append({**key, "load": load, **one_repeat(arguments.matrix)})
+        with arguments.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(rows[-1]) + "\n")
+    return summary(rows)
+
+
+def summary(rows: list[dict[str, Any]]) -> int:
+    """Prints what all repeats came to; the exit code."""
+    counts: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        counts.update(row["counts"])
+        for odd in row["odd"]:
+            print(f"repeat {number} at load {row['load']}: {odd}")
+    walls = [row["wall_s"] for row in rows if "wall_s" in row]
+    loads = [row["load"] for row in rows]
+    print(f"{len(rows)} repeats of {rows[0]['matrix']}: {dict(counts)}")
+    print(f"seconds per repeat: median {statistics.median(walls):.0f}, {min(walls):.0f} to {max(walls):.0f}")
+    print(f"load of the machine at the start of repeats: median {statistics.median(loads)}, up to {max(loads)}")
+    return 1 if counts["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
