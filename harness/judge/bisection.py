@@ -1,0 +1,115 @@
+"""What a bisection found: a value that result.json holds, and that every text about it is made of. Pure.
+
+Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and skipped
+when neither can be said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.words.outcomes import Finding, Outcome
+
+GOOD, BAD, SKIPPED = "good", "bad", "skipped"
+INTRODUCED, FIXED = "introduced", "fixed"
+COMMIT, RELEASE = "commit", "release"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedCell:
+    """A chosen cell at a point."""
+
+    id: str  # in its run; its name there ends in the name of the point's stack
+    name: str  # the same at every point, e.g. "tp2-pp4-cp1-sft"
+    outcome: Outcome
+    findings: tuple[Finding, ...] = ()  # most telling first: lane, check, message, where (the place), measured, bound
+    reason: str = ""  # of ERROR and REJECTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A commit or a release that was judged."""
+
+    name: str  # full hash, or version
+    state: str  # good | bad | skipped
+    stack: str  # its name in the run's matrix
+    cells: tuple[JudgedCell, ...]
+    run: str  # run directory that shows it
+    reason: str = ""  # of skipped: why it could not be judged
+    kept: bool = False  # whether an earlier bisection judged it
+    seconds: float = 0.0  # of its round, by the points of the round; 0 when kept
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the failed cells."""
+        return tuple(item for cell in self.cells if cell.outcome is Outcome.FAIL for item in cell.findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """A point just before another: a parent commit, or the release before."""
+
+    name: str
+    state: str  # good | bad | skipped | implied good | implied bad (by a later point that was judged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A point in words: what changed there. Of releases only the name, parents and, where the index tells it, date."""
+
+    name: str
+    subject: str = ""
+    author: str = ""
+    date: str = ""  # ISO
+    parents: tuple[Parent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """One end of the history that was searched."""
+
+    asked: str  # as --good or --bad named it
+    name: str  # full hash, or version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """The outcome. `found` is None when skipped points leave several `candidates`."""
+
+    find: str  # introduced | fixed
+    kind: str  # commit | release
+    project: str  # a key of harness.plan.projects.PROJECTS, or a distribution
+    repository: str  # absolute path of the clone; empty for releases
+    good: End
+    bad: End
+    found: Change | None
+    candidates: tuple[Change, ...]  # oldest first; those that the change can be, `found` alone when it is known
+    cells: tuple[str, ...]  # names of the chosen cells, without their stack
+    findings: tuple[Finding, ...]  # evidence: of the found point, with `fixed` of the last bad point before it
+    evidence: Point | None  # the point that has these findings
+    points: tuple[Point, ...]  # all that were judged, in the order of the history
+    matrix: str  # the matrix file as the user named it
+    reproduce_matrix: str  # a matrix file with the found point and its parents as stacks, chosen cells only
+    reproduce: str  # the command that runs it
+    command: str  # the command of the bisection itself
+    notes: tuple[str, ...] = field(default=())  # what the reader should know, a sentence each
+    nested: Bisection | None = None  # the change inside the dependency that the found point only moved
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def skipped(self) -> tuple[Point, ...]:
+        return tuple(point for point in self.points if point.state == SKIPPED)
+
+    @property
+    def title(self) -> str:
+        """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Subject"; "fixed in release 0.18.0 of megatron-core"."""
+        what = f"first {GOOD if self.find == FIXED else BAD} {self.kind} of {self.project}"
+        if self.found is None:
+            return f"{what}: one of {len(self.candidates)}"
+        return f"{what}: {short(self.found.name, self.kind)} {self.found.subject}".rstrip()
+
+
+def short(name: str, kind: str) -> str:
+    """A name as people write it: a hash abbreviated."""
+    return name[:12] if kind == COMMIT else name
