@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app.ending import judge_and_report, shown
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
-from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED, exit_code
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
 
 if TYPE_CHECKING:
     from harness.app import stages
@@ -61,7 +62,7 @@ def run(
         return _follow(directory, plan_)
     stages.write_plan(directory, plan_, planned.matrix)
     stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
-    return _judge_and_report(directory, plan_)
+    return judge_and_report(directory, plan_)
 
 
 def _follow(directory: RunDir, plan_: RunPlan, *, errors: bool = False) -> int:
@@ -77,7 +78,7 @@ def _follow(directory: RunDir, plan_: RunPlan, *, errors: bool = False) -> int:
     except KeyboardInterrupt:
         print(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
-    return _judge_and_report(directory, plan_)
+    return judge_and_report(directory, plan_)
 
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
@@ -90,21 +91,12 @@ def _detach(directory: RunDir, plan_: RunPlan) -> int:
 
 
 def _next_commands(directory: RunDir) -> str:
-    name = shlex.quote(_shown(directory.root))
+    name = shlex.quote(shown(directory.root))
     return (
         f"  follow and judge: harness resume {name}\n"
         f"  how far it is:    harness status {name}\n"
         f"  end the jobs:     harness cancel {name}"
     )
-
-
-def _judge_and_report(directory: RunDir, plan_: RunPlan) -> int:
-    from harness.app import stages
-    from harness.edge.console import print_report
-
-    report_ = stages.judge(directory, plan_)
-    print_report(report_, [_shown(path) for path in stages.write_reports(directory, report_)])
-    return exit_code(cell.outcome for cell in report_.cells)
 
 
 def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
@@ -125,7 +117,7 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
     print("Nothing is submitted. Job files:")
     for path in _write_submissions(planned, directory):
         start = expected_start(path)
-        print(f"  {_shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
+        print(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
 
 
@@ -204,7 +196,7 @@ def report(name: str, run_parent: Path) -> int:
     from harness.edge.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
-    return _judge_and_report(directory, read_plan(directory))
+    return judge_and_report(directory, read_plan(directory))
 
 
 def resume(name: str, run_parent: Path, *, errors: bool = False) -> int:
@@ -250,7 +242,7 @@ def cancel(name: str, run_parent: Path) -> int:
     _need_cluster(directory)
     jobs = list(submitted(directory).values())
     SlurmClient().cancel(jobs)
-    name_ = shlex.quote(_shown(directory.root))
+    name_ = shlex.quote(shown(directory.root))
     print(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
     return EXIT_PASS
 
@@ -310,11 +302,3 @@ def selftest(only: Sequence[str], run_parent: Path, *, list_only: bool) -> int:
         print(selftest_.list_text())
         return EXIT_PASS
     return selftest_.run(list(only) or None, run_parent)
-
-
-def _shown(path: Path) -> str:
-    """Relative to the current folder when it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
