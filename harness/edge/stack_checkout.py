@@ -1,4 +1,7 @@
-"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, never half, never changed."""
+"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, never half, never changed.
+
+A worktree with commits reverted has the commit itself as its HEAD and the reverts as staged changes.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import hashlib
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from harness.edge.cache import folder, locked
 from harness.edge.stack_build import Say
 from harness.plan.stacks import is_url
-from harness.words.errors import InfrastructureError, InputError
+from harness.words.errors import InfrastructureError, InputError, NotRevertibleError, Problem
 from harness.words.stack import Checkout
 
 GIT_TIMEOUT_S = 1800.0
@@ -44,7 +48,7 @@ def _mirror_place(checkout: Checkout) -> Path:
 
 def _mirror(checkout: Checkout, mirror: Path) -> None:
     if mirror.exists():
-        if _commit(mirror, checkout.ref) is None:
+        if None in [_commit(mirror, ref) for ref in (checkout.ref, *checkout.revert)]:
             _git(mirror, "fetch", "--quiet", "--prune", "--tags", "origin")
         return
     temporary = mirror.with_name(f".{mirror.name}.{os.getpid()}.tmp")
@@ -66,44 +70,80 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
 
 def _commit(repository: Path, ref: str) -> str | None:
     for name in (ref, f"refs/remotes/origin/{ref}"):
-        argv = [
-            "git",
-            "-C",
-            str(repository),
-            "rev-parse",
-            "--verify",
-            "--quiet",
-            "--end-of-options",
-            f"{name}^{{commit}}",
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=_environment())
+        done = _run(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.strip().splitlines()[-1]
     return None
 
 
-def place_of(checkout: Checkout, commit: str) -> Path:
-    """Where the worktree of a commit lies, or would lie; another repository has a place of its own."""
+def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
+    """The full hashes of the commits to revert at `commit`; InputError naming each that cannot be meant."""
+    repository = repository_of(checkout, fetch=False)
+    found: list[str] = []
+    problems = []
+    for ref in checkout.revert:
+        one = _commit(repository, ref)
+        if one is None:
+            problems.append(Problem(message=f"{checkout.repository} has no commit {ref!r} to revert"))
+        elif problem := _why_not(repository, checkout.ref, one, commit, found):
+            problems.append(replace(problem, message=f"cannot revert {ref}: {problem.message}"))
+        else:
+            found.append(one)
+    if problems:
+        raise InputError(problems)
+    return tuple(found)
+
+
+def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str]) -> Problem | None:
+    """Why `one` cannot be reverted at `commit`, which `ref` names; None when nothing is known yet."""
+    if one in before:
+        return Problem(message="it is listed twice")
+    if _run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
+        hint = "a commit that was picked onto a branch has another hash there"
+        return Problem(message=f"it is not in the history of {ref}", hint=hint)
+    if len(_git(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
+        return Problem(message="it is a merge", hint="name the commits that it brought in, the newest first")
+    return None
+
+
+def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path:
+    """Where the worktree of a commit lies, or would lie; another repository or reverts have a place of their own."""
     digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:8]
-    return folder() / "checkouts" / f"{checkout.package}-{commit[:12]}-{digest}"
+    without = hashlib.sha256(" ".join(reverted).encode()).hexdigest()[:12]
+    name = f"{checkout.package}-{commit[:12]}-{digest}{f'-revert-{without}' if reverted else ''}"
+    return folder() / "checkouts" / name
 
 
 def is_made(place: Path) -> bool:
     return (place / ".git").exists()
 
 
-def make(checkout: Checkout, commit: str, say: Say) -> Path:
-    """The worktree of a commit, made unless it is there; InfrastructureError when it cannot be, or was changed."""
-    place = place_of(checkout, commit)
+def named(checkout: Checkout) -> str:
+    """The checkout as people know it."""
+    without = f" without {', '.join(checkout.revert)}" if checkout.revert else ""
+    return f"{checkout.package} at {checkout.ref}{without}"
+
+
+def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = ()) -> Path:
+    """The worktree of a commit with others reverted, full hashes, made unless it is there.
+
+    NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
+    """
+    place = place_of(checkout, commit, reverted)
     with locked(place):
         if not is_made(place):
-            say(f"checking out {checkout.package} at {checkout.ref} ({commit[:12]})")
-            _add(repository_of(checkout, fetch=False), commit, place)
+            say(f"checking out {named(checkout)} ({commit[:12]})")
+            repository = repository_of(checkout, fetch=False)
+            try:
+                _add(repository, commit, reverted, place)
+            except NotRevertibleError as error:
+                _git(repository, "worktree", "prune")
+                raise NotRevertibleError(f"{named(checkout)}: {error}") from error
     _check_unchanged(place, commit)
     return place
 
 
-def _add(repository: Path, commit: str, place: Path) -> None:
+def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
     """Under a temporary name and moved there, so that a worktree at its place is whole."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a maker that was killed
@@ -111,23 +151,61 @@ def _add(repository: Path, commit: str, place: Path) -> None:
     try:
         _git(repository, "worktree", "prune")
         _git(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
+        for one in reverted:
+            _revert(temporary, one)
+        if reverted:
+            _tree_file(place).write_text(_git(temporary, "write-tree"), encoding="utf-8")
         _git(repository, "worktree", "move", str(temporary), str(place))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _revert(worktree: Path, commit: str) -> None:
+    """Take one commit back and commit nothing: so git asks for no name, and keeps no note of a conflict (rerere)."""
+    before = _git(worktree, "write-tree")
+    done = _run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
+    if done.returncode:
+        files = _git(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
+        if not files:
+            raise InfrastructureError(f"git revert {commit} failed:\n{_end(done)}")
+        told = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
+        raise NotRevertibleError(f"{told}; revert first what was built on it, the newest first")
+    if _git(worktree, "write-tree") == before:
+        raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has taken it back")
+    _git(worktree, "revert", "--quit")
+
+
+def _tree_file(place: Path) -> Path:
+    """Beside a worktree with reverts: the hash of the tree that it shall hold."""
+    return place.with_name(f"{place.name}.tree")
+
+
 def _check_unchanged(place: Path, commit: str) -> None:
     head = _git(place, "rev-parse", "HEAD").strip()
-    changed = _git(place, "status", "--porcelain", "--untracked-files=no").strip()
+    tree = _tree_file(place)
+    expected = tree.read_text(encoding="utf-8").strip() if tree.exists() else commit
+    changed = _git(place, "diff", "--name-only", expected).strip()
     if head != commit or changed:
         what = f"its commit is {head}" if head != commit else f"files differ:\n{changed[:500]}"
         raise InfrastructureError(f"{place} is no longer commit {commit}: {what}\nRemove it: rm -r {place}")
 
 
 def _git(repository: Path, *arguments: str) -> str:
+    done = _run(repository, *arguments)
+    if done.returncode:
+        raise InfrastructureError(f"git {' '.join(arguments[:2])} in {repository} failed:\n{_end(done)}")
+    return done.stdout
+
+
+def _end(done: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join((done.stderr or done.stdout).strip().splitlines()[-LOG_LINES:])
+
+
+def _run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of git whose exit status the caller reads; InfrastructureError when it does not end by itself."""
     argv = ["git", "-C", str(repository), *arguments]
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -138,10 +216,6 @@ def _git(repository: Path, *arguments: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(f"git {arguments[0]} did not end well: {error}") from error
-    if done.returncode:
-        end = "\n".join((done.stderr or done.stdout).strip().splitlines()[-LOG_LINES:])
-        raise InfrastructureError(f"git {' '.join(arguments[:2])} in {repository} failed:\n{end}")
-    return done.stdout
 
 
 def _environment() -> dict[str, str]:

@@ -51,8 +51,9 @@ def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
 
 def _forecast(stack: Stack) -> Forecast:
     checkouts = {item.package: _checkout(item) for item in stack.checkouts}
-    parts = [part for part, _ in checkouts.values()]
-    commits = {package: commit for package, (_, commit) in checkouts.items() if commit}
+    parts = [part for part, _, _ in checkouts.values()]
+    commits = {package: commit for package, (_, commit, _) in checkouts.items() if commit}
+    reverted = {package: hashes for package, (_, _, hashes) in checkouts.items()}
     request = environment_request(stack, torch_version())
     if stack.container:
         base, python = Part(what=f"container {stack.container}", where="the cluster", state=KEPT), "python3"
@@ -63,27 +64,33 @@ def _forecast(stack: Stack) -> Forecast:
     parts.append(base)
     known = python and len(commits) == len(checkouts)
     worktrees = {
-        item.package: stack_checkout.place_of(item, commits[item.package]) for item in stack.checkouts if known
+        item.package: stack_checkout.place_of(item, commits[item.package], reverted[item.package])
+        for item in stack.checkouts
+        if known
     }
-    ready = ready_stack(stack, python, worktrees, commits) if known else None
+    ready = ready_stack(stack, python, worktrees, commits, reverted) if known else None
     return Forecast(stack=stack.name, parts=tuple(parts), ready=ready)
 
 
-def _checkout(checkout: Checkout) -> tuple[Part, str]:
-    """The part and the commit; an empty commit where it cannot be known without fetching."""
-    what = f"{checkout.package} at {checkout.ref} of {checkout.repository}"
+def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
+    """The part, the commit and those reverted; an empty commit where it cannot be known without fetching.
+
+    Whether a revert conflicts shows only when it is made.
+    """
+    what = f"{stack_checkout.named(checkout)} of {checkout.repository}"
     mirror = stack_checkout.repository_place(checkout)
     if mirror is not None and not mirror.exists():
-        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), ""
+        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), "", ()
     try:
         commit = stack_checkout.commit_of(checkout, fetch=False)
+        reverted = stack_checkout.reverted_of(checkout, commit)
     except HarnessError as error:
         if mirror is not None:  # it may be there after a fetch
-            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), ""
-        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
-    place = stack_checkout.place_of(checkout, commit)
+            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), "", ()
+        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), "", ()
+    place = stack_checkout.place_of(checkout, commit, reverted)
     state = KEPT if stack_checkout.is_made(place) else TO_MAKE
-    return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit
+    return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit, reverted
 
 
 def _interpreter(interpreter: str) -> tuple[Part, str]:

@@ -19,7 +19,7 @@ from harness.edge.pythons import Interpreter
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import EnvironmentRequest, environment_request
-from harness.words.errors import InfrastructureError, InputError, NotBuildableError, Problem
+from harness.words.errors import InfrastructureError, InputError, NotBuildableError, NotRevertibleError, Problem
 from harness.words.outcomes import Rejection
 from harness.words.stack import ModuleHome, ReadyStack, Stack
 
@@ -32,8 +32,8 @@ _SOURCE = "the stack under test"
 def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
     """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
 
-    InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there; and when
-    uv is missing. Problems are keyed stacks.<name>.
+    InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there, a commit
+    that cannot be meant under `revert`; and when uv is missing. Problems are keyed stacks.<name>.
     """
     stacks = list(stacks)
     _check(stacks)
@@ -41,9 +41,10 @@ def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
     for stack in stacks:
         try:
             ready[stack.name] = _prepare(stack, say)
-        except NotBuildableError as error:
+        except (NotBuildableError, NotRevertibleError) as error:
             say(f"stack {stack.name} is rejected: {error}")
-            rejection = Rejection(rule="stack.build", reason=str(error), source="this machine")
+            rule, source = ("build", "this machine") if isinstance(error, NotBuildableError) else ("revert", "git")
+            rejection = Rejection(rule=f"stack.{rule}", reason=str(error), source=source)
             ready[stack.name] = ReadyStack(asked=stack, rejection=rejection)
         except InfrastructureError as error:
             say(f"stack {stack.name} cannot be made: {error}")
@@ -56,7 +57,7 @@ def _check(stacks: Iterable[Stack]) -> None:
     for stack in stacks:
         try:
             for checkout in stack.checkouts:
-                stack_checkout.commit_of(checkout, fetch=True)
+                stack_checkout.reverted_of(checkout, stack_checkout.commit_of(checkout, fetch=True))
             request = environment_request(stack, torch_version())
             if request is not None and not stack_build.is_built(_place_of(request)):
                 stack_build.find_uv()
@@ -73,10 +74,12 @@ def _place_of(request: EnvironmentRequest) -> Path:
 
 
 def _prepare(stack: Stack, say: Say) -> ReadyStack:
-    commits = {item.package: stack_checkout.commit_of(item, fetch=True) for item in stack.checkouts}
-    worktrees = {item.package: stack_checkout.make(item, commits[item.package], say) for item in stack.checkouts}
+    named = {item.package: item for item in stack.checkouts}
+    commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
+    reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
+    worktrees = {name: stack_checkout.make(item, commits[name], say, reverted[name]) for name, item in named.items()}
     if stack.container:
-        return ready_stack(stack, "python3", worktrees, commits)
+        return ready_stack(stack, "python3", worktrees, commits, reverted)
     request = environment_request(stack, torch_version())
     if request is None:
         found = pythons.ask(shutil.which(stack.interpreter) or stack.interpreter)
@@ -84,7 +87,7 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
     else:
         found = stack_build.build(request, say)
         homes = (ModuleHome(prefix="", folders=(found.prefix,)),)
-    over = ready_stack(stack, found.executable, worktrees, commits)
+    over = ready_stack(stack, found.executable, worktrees, commits, reverted)
     ready = replace(
         over,
         homes=(*over.homes, *homes),
@@ -97,14 +100,27 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
     return ready
 
 
-def ready_stack(stack: Stack, python: str, worktrees: dict[str, Path], commits: dict[str, str]) -> ReadyStack:
+def ready_stack(
+    stack: Stack,
+    python: str,
+    worktrees: dict[str, Path],
+    commits: dict[str, str],
+    reverted: dict[str, tuple[str, ...]],
+) -> ReadyStack:
     """A stack whose interpreter and worktrees are where they shall be, without what the environment holds."""
     homes = [
         ModuleHome(prefix=name, folders=(str(tree),))
         for project, tree in worktrees.items()
         for name in PROJECTS[project].modules
     ]
-    return ReadyStack(asked=stack, python=python, paths=_paths(worktrees), homes=tuple(homes), commits=commits)
+    return ReadyStack(
+        asked=stack,
+        python=python,
+        paths=_paths(worktrees),
+        homes=tuple(homes),
+        commits=commits,
+        reverted={name: hashes for name, hashes in reverted.items() if hashes},
+    )
 
 
 def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:

@@ -38,9 +38,16 @@ def _variable(value: str) -> str:
     return value
 
 
+def _ref(value: str) -> str:
+    if value.startswith("-"):
+        raise ValueError("must not begin with '-'")
+    return value
+
+
 Requirement = Annotated[str, AfterValidator(_requirement)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Text = Annotated[str, Field(min_length=1)]
+Ref = Annotated[str, Field(min_length=1), AfterValidator(_ref)]
 ProjectName = Annotated[str, one_of(*PROJECTS), Field(json_schema_extra={"enum": [*PROJECTS]})]
 
 
@@ -55,7 +62,10 @@ class StackLayer(Section):
         default=None, description='Beside packages a version like "3.12"; alone the interpreter of an environment.'
     )
     checkout: Text | None = Field(default=None, description="Git repository: a path beside this file, or a URL.")
-    ref: Text | None = Field(default=None, description="Commit, tag or branch of the checkout.")
+    ref: Ref | None = Field(default=None, description="Commit, tag or branch of the checkout.")
+    revert: Annotated[list[Ref], Field(min_length=1)] | None = Field(
+        default=None, description="Commits that are taken back there (git revert), in this order."
+    )
     package: ProjectName | None = Field(default=None, description="What the checkout holds.")
     container: Text | None = Field(default=None, description="Image that jobs run in; Slurm only.")
     env: dict[Variable, str] = Field(default_factory=dict, description="Environment variables of the agents.")
@@ -108,7 +118,7 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
                 allowed = ", ".join(PROJECTS) if key == "package" else "a commit, tag or branch"
                 problems.add((*at, key), "is required beside checkout", allowed=allowed)
     else:
-        for key in ("ref", "package"):
+        for key in ("ref", "revert", "package"):
             if getattr(layer, key) is not None:
                 problems.add((*at, key), "has a meaning only beside checkout")
     if layer.no_deps and layer.packages is None:
@@ -202,10 +212,9 @@ def _checkouts(layers: list[tuple[KeyPath, StackLayer]], problems: Problems, pat
             continue
         if layer.package in found:
             problems.add((*at, "package"), f"another layer is a checkout of {layer.package} too")
-        if layer.ref.startswith("-"):
-            problems.add((*at, "ref"), "must not begin with '-'", found=repr(layer.ref))
         repository = layer.checkout if is_url(layer.checkout) else path_of(layer.checkout)
-        found[layer.package] = Checkout(package=layer.package, repository=repository, ref=layer.ref)
+        revert = tuple(layer.revert or ())
+        found[layer.package] = Checkout(package=layer.package, repository=repository, ref=layer.ref, revert=revert)
     return tuple(found.values())
 
 
@@ -218,7 +227,13 @@ def layers_of(stack: Stack) -> list[dict[str, Any]]:
     """The stack as a matrix file would write it."""
     python = {"python": stack.python} if stack.python else {}
     layers: list[dict[str, Any]] = [
-        {"checkout": item.repository, "ref": item.ref, "package": item.package} for item in stack.checkouts
+        {
+            "checkout": item.repository,
+            "ref": item.ref,
+            "package": item.package,
+            **({"revert": list(item.revert)} if item.revert else {}),
+        }
+        for item in stack.checkouts
     ]
     layers += [{"packages": list(stack.packages), **python}] if stack.packages else []
     layers += [{"packages": list(stack.no_deps), "no_deps": True, **python}] if stack.no_deps else []

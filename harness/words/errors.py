@@ -4,7 +4,8 @@ HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
 |   |-- DiskFullError           no room in the run directory
-|   `-- NotBuildableError       this machine cannot compile what a stack needs: its cells are rejected
+|   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are rejected
+|   `-- NotRevertibleError      a commit that a stack takes back cannot be: its cells are rejected
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
 A failed check is never an exception: it is a `Finding` (outcomes.py).
@@ -67,6 +68,10 @@ class DiskFullError(InfrastructureError):
 
 class NotBuildableError(InfrastructureError):
     """What a stack needs cannot be compiled on this machine; that says nothing about the code under test."""
+
+
+class NotRevertibleError(InfrastructureError):
+    """A commit that a stack takes back conflicts with what came after it, or its revert changes nothing."""
 
 
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run

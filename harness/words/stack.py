@@ -28,6 +28,7 @@ class Checkout:
     package: str  # a key of harness.plan.projects.PROJECTS
     repository: str  # absolute path, or URL
     ref: str  # commit, tag or branch
+    revert: tuple[str, ...] = ()  # commits that are taken back there, in this order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class ReadyStack:
     python_version: str = ""
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, all that the environment holds
     commits: dict[str, str] = field(default_factory=dict)  # project -> full hash of the checked out commit
+    reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)  # project -> full hashes taken back there
     error: str = ""  # why it could not be made: its cells cannot be judged
     rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
 
@@ -76,10 +78,7 @@ class ReadyStack:
         asked = self.asked
         known: dict[str, Any] = {
             "asked": [*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)],
-            "checkouts": [
-                f"{item.package} {item.ref} = {self.commits.get(item.package, 'unknown')} of {item.repository}"
-                for item in asked.checkouts
-            ],
+            "checkouts": [self._checked_out(item) for item in asked.checkouts],
             "container": asked.container,
             "interpreter": self.python,
             "python": self.python_version,
@@ -88,3 +87,8 @@ class ReadyStack:
             "error": self.error,
         }
         return {name: value for name, value in known.items() if value}
+
+    def _checked_out(self, item: Checkout) -> str:
+        without = ", ".join(self.reverted.get(item.package, item.revert))
+        commit = self.commits.get(item.package, "unknown")
+        return f"{item.package} {item.ref} = {commit}{f' without {without}' if without else ''} of {item.repository}"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.stack_checkout import commit_of, make, place_of
-from harness.words.errors import InfrastructureError, InputError
+from harness.edge.stack_checkout import commit_of, make, place_of, reverted_of
+from harness.words.errors import InfrastructureError, InputError, NotRevertibleError
 from harness.words.stack import Checkout
 
 _IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -37,8 +37,8 @@ def source(tmp_path: Path) -> Path:
     return repository(tmp_path / "source")
 
 
-def checkout_of(source: Path | str, ref: str) -> Checkout:
-    return Checkout(package="megatron-lm", repository=str(source), ref=ref)
+def checkout_of(source: Path | str, ref: str, *revert: str) -> Checkout:
+    return Checkout(package="megatron-lm", repository=str(source), ref=ref, revert=revert)
 
 
 @pytest.mark.parametrize(("ref", "text"), [("old", "first"), ("main", "second"), ("HEAD~1", "first")])
@@ -129,3 +129,114 @@ def test_a_ref_that_is_not_there_is_named(source: Path, ref: str) -> None:
 def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no git repository at"):
         commit_of(checkout_of(tmp_path / "none", "main"), fetch=True)
+
+
+@pytest.fixture
+def features(source: Path) -> Path:
+    """The repository with three more commits: tags `one` and `two` each add a file, `undone` takes `two` back."""
+    for name in ("one", "two"):
+        (source / f"{name}.py").write_text(f"# {name}\n")
+        git(source, "add", ".")
+        git(source, "commit", "--quiet", "-m", name)
+        git(source, "tag", name)
+    git(source, "revert", "--no-edit", "two")
+    git(source, "tag", "undone")
+    return source
+
+
+def reverted_tree(checkout: Checkout) -> Path:
+    commit = commit_of(checkout, fetch=True)
+    return make(checkout, commit, print, reverted_of(checkout, commit))
+
+
+@pytest.mark.usefixtures("kept")
+def test_commits_are_reverted_in_the_given_order_without_a_name_to_commit_with_and_the_repository_stays(
+    features: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "no configuration"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    for number, (key, value) in enumerate((("rerere.enabled", "true"), ("user.useConfigOnly", "true"))):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    (features / "code.py").write_text("# being worked on\n")
+    before = (git(features, "for-each-ref"), git(features, "status", "--porcelain"))
+    place = reverted_tree(checkout_of(features, "two", "two", "HEAD~3"))  # the second one: "second"
+    assert sorted(path.name for path in place.iterdir()) == [".git", "code.py", "one.py"]
+    assert (place / "code.py").read_text() == "# first\n"
+    assert git(place, "rev-parse", "HEAD") == git(features, "rev-parse", "two")
+    assert "currently reverting" not in git(place, "status")
+    assert (git(features, "for-each-ref"), git(features, "status", "--porcelain")) == before
+    assert not (features / ".git" / "rr-cache").exists()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_worktree_is_kept_by_its_commit_and_those_reverted(features: Path) -> None:
+    both = checkout_of(features, "two", "two", "one")
+    commit = commit_of(both, fetch=True)
+    place = reverted_tree(both)
+    assert make(both, commit, lambda text: pytest.fail(text), reverted_of(both, commit)) == place
+    assert (
+        len({place, reverted_tree(checkout_of(features, "two", "one")), reverted_tree(checkout_of(features, "two"))})
+        == 3
+    )
+    assert not (place / "one.py").exists()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.usefixtures("kept")
+def test_a_worktree_with_reverts_that_somebody_changed_is_refused(features: Path, staged: bool) -> None:
+    checkout = checkout_of(features, "two", "two")
+    place = reverted_tree(checkout)
+    (place / "one.py").write_text("# patched\n")
+    if staged:
+        git(place, "add", ".")
+    with pytest.raises(InfrastructureError, match=r"(?s)is no longer commit .*one\.py.*rm -r"):
+        reverted_tree(checkout)
+
+
+def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, kept: Path) -> None:
+    (features / "code.py").write_text("# third\n")
+    git(features, "commit", "--quiet", "--all", "-m", "third")
+    worktrees = git(features, "worktree", "list")
+    first = git(features, "rev-parse", "old")[:12]
+    told = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; revert first"
+    with pytest.raises(NotRevertibleError, match=told):
+        reverted_tree(checkout_of(features, "main", "one", "old"))
+    assert git(features, "worktree", "list") == worktrees
+    assert [path.name for path in (kept / "checkouts").iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_revert_that_changes_nothing_is_no_evidence(features: Path) -> None:
+    assert (reverted_tree(checkout_of(features, "undone", "undone")) / "two.py").exists()
+    with pytest.raises(NotRevertibleError, match="changes nothing: a later commit has taken it back"):
+        reverted_tree(checkout_of(features, "undone", "two"))
+
+
+def test_commits_that_cannot_be_meant_are_all_named(features: Path, kept: Path) -> None:
+    git(features, "checkout", "--quiet", "-b", "side", "old")
+    git(features, "commit", "--quiet", "--allow-empty", "-m", "beside")
+    git(features, "checkout", "--quiet", "main")
+    git(features, "merge", "--quiet", "--no-edit", "side")
+    checkout = checkout_of(features, "main", "no-such", "one", git(features, "rev-parse", "one"), "main")
+    with pytest.raises(InputError) as caught:
+        reverted_of(checkout, commit_of(checkout, fetch=True))
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{features} has no commit 'no-such' to revert",
+        f"cannot revert {checkout.revert[2]}: it is listed twice",
+        "cannot revert main: it is a merge (name the commits that it brought in, the newest first)",
+    ]
+    other = checkout_of(features, "undone", "side")
+    with pytest.raises(InputError, match="cannot revert side: it is not in the history of undone"):
+        reverted_of(other, commit_of(other, fetch=True))
+    assert not kept.exists()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_mirror_that_lacks_a_commit_to_revert_is_fetched(source: Path) -> None:
+    url = f"file://{source}"
+    commit_of(checkout_of(url, "main"), fetch=True)
+    git(source, "commit", "--quiet", "--allow-empty", "-m", "third")
+    third = git(source, "rev-parse", "main")
+    checkout = checkout_of(url, "main", third)
+    assert reverted_of(checkout, commit_of(checkout, fetch=True)) == (third,)

@@ -107,13 +107,35 @@ def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Pa
     assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
 
 
+def test_a_stack_whose_revert_conflicts_is_rejected_and_the_others_are_made(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+
+    def over(*revert: str) -> tuple[Checkout, ...]:
+        return (Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert),)
+
+    asked = [Stack(name=f"without_{ref}", interpreter=python, checkouts=over(ref)) for ref in ("old", "main")]
+    ready = prepare(asked, print)
+    rejection = ready["without_old"].rejection
+    assert rejection is not None
+    old, new = (git(source, "rev-parse", ref) for ref in ("old", "main"))
+    assert (rejection.rule, ready["without_old"].error) == ("stack.revert", "")
+    assert rejection.reason.startswith(f"megatron-lm at main without old: reverting {old[:12]} conflicts in code.py")
+    made = ready["without_main"]
+    assert (made.usable, made.commits, made.reverted) == (True, {"megatron-lm": new}, {"megatron-lm": (new,)})
+    assert (Path(made.paths[0]) / "code.py").read_text() == "# first\n"
+    assert made.facts()["checkouts"] == [f"megatron-lm main = {new} without {new} of {source}"]
+
+
 def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_made(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
     source = repository(tmp_path / "lm")
+    known = Checkout(package="megatron-lm", repository=str(source), ref="main")
     wrong = [
         Stack(name="ref", checkouts=(Checkout(package="megatron-lm", repository=str(source), ref="gone"),)),
+        Stack(name="back", checkouts=(replace(known, revert=("gone", "old")),)),
         Stack(name="place", checkouts=(Checkout(package="skyrl", repository="/nowhere", ref="main"),)),
         Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
     ]
@@ -121,6 +143,7 @@ def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_mad
         prepare(wrong, lambda text: pytest.fail(text))
     assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
         f"stacks.ref: {source} has no commit, tag or branch 'gone'",
+        f"stacks.back: {source} has no commit 'gone' to revert",
         "stacks.place: no git repository at /nowhere",
         "stacks.wheel: uv is not there, and stacks of packages are made with it",
     ]
@@ -174,6 +197,8 @@ def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, ke
             checkouts=(Checkout(package="skyrl", repository="/x", ref="y"),),
         ),
         Stack(name="image", container="nvcr/x"),
+        Stack(name="back", checkouts=(replace(checkout, revert=("main",)),), interpreter=sys.executable),
+        Stack(name="merge", checkouts=(replace(checkout, revert=("gone",)),), interpreter=sys.executable),
     ]
     found = {forecast.stack: forecast for forecast in forecasts(asked)}
     states = {name: [part.state for part in forecast.parts] for name, forecast in found.items()}
@@ -183,23 +208,31 @@ def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, ke
         "gone": [IMPOSSIBLE],
         "lost": [IMPOSSIBLE, TO_MAKE],
         "image": [KEPT],
+        "back": [TO_MAKE, KEPT],
+        "merge": [IMPOSSIBLE, KEPT],
     }
     assert not kept.exists()
     assert found["wheel"].lines()[0].startswith("wheel: environment of six==1.16.0, torch")
     assert found["lost"].lines()[0] == "lost: skyrl at y of /x, impossible: no git repository at /x"
     commit = git(source, "rev-parse", "main")[:12]
     assert f"({commit})" in found["tree"].lines()[0]
+    assert (
+        found["back"].lines()[0].startswith(f"back: megatron-lm at main without main of {source} ({commit}), to make")
+    )
+    assert "has no commit 'gone' to revert" in found["merge"].lines()[0]
 
 
-def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("revert", [(), ("main",)])
+def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path, revert: tuple[str, ...]) -> None:
     source = repository(tmp_path / "lm")
-    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert)
     python = speaking(tmp_path / "python", "3.12.1", "torch")
     stack = Stack(name="s", interpreter=python, checkouts=(checkout,), env={"A": "1"})
     (before,) = forecasts([stack])
     ready = prepared(stack)
     assert before.ready is not None
     assert (before.ready.python, before.ready.paths, before.ready.commits) == (ready.python, ready.paths, ready.commits)
+    assert before.ready.reverted == ready.reverted
     (after,) = forecasts([stack])
     assert [part.state for part in after.parts] == [KEPT, KEPT]
 

@@ -68,7 +68,11 @@ def test_the_stacks_page_has_every_key_with_its_default(root: Path) -> None:
 def test_every_example_of_the_stacks_page_loads(root: Path) -> None:
     examples = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "stacks.md").read_text(), flags=re.S)
     stacks = [matrix_of({"name": "t"} | YAML(typ="safe", pure=True).load(text)).stacks for text in examples]
-    assert [list(found) for found in stacks] == [["core171", "core192", "main"], ["skyrl_over_main"]]
+    assert [list(found) for found in stacks] == [
+        ["core171", "core192", "main"],
+        ["skyrl_over_main"],
+        ["tip", "without"],
+    ]
 
 
 def test_the_clusters_page_has_every_key_with_its_default(root: Path) -> None:

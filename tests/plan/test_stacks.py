@@ -38,6 +38,16 @@ def problem(definition: Any) -> str:
         ({"python": "/opt/env/bin/python"}, Stack(name="s", interpreter="/opt/env/bin/python")),
         ({"container": "nvcr:25.10", "env": {"A": "1"}}, Stack(name="s", container="nvcr:25.10", env={"A": "1"})),
         (
+            [{**LM, "revert": ["4bce841d24", "tag"]}, {"python": "/p"}],
+            Stack(
+                name="s",
+                interpreter="/p",
+                checkouts=(
+                    Checkout(package="megatron-lm", repository="/src/lm", ref="main", revert=("4bce841d24", "tag")),
+                ),
+            ),
+        ),
+        (
             [LM, {"packages": ["megatron-bridge==0.6.2"]}],
             Stack(
                 name="s",
@@ -72,7 +82,11 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ({"checkout": "/lm", "package": "megatron-lm"}, "stacks.s.ref: is required beside checkout"),
         ({"checkout": "/lm", "ref": "main"}, "stacks.s.package: is required beside checkout"),
         ({**LM, "package": "megatron"}, "stacks.s.package: must be one of megatron-lm"),
-        ({**LM, "ref": "--help"}, "must not begin with '-'"),
+        ({**LM, "ref": "--help"}, "stacks.s.ref: must not begin with '-'"),
+        ({**LM, "revert": ["a", "--help"]}, "stacks.s.revert[1]: must not begin with '-'"),
+        ({**LM, "revert": []}, "stacks.s.revert: must not be empty"),
+        ({**LM, "revert": [1234567]}, "stacks.s.revert[0]: must be text (found 1234567)"),
+        ({"packages": [CORE], "revert": ["a"]}, "stacks.s.revert: has a meaning only beside checkout"),
         ({"packages": [CORE], "ref": "main"}, "stacks.s.ref: has a meaning only beside checkout"),
         ({"python": "/p", "no_deps": True}, "stacks.s.no_deps: has a meaning only beside packages"),
         ({"python": "/p", "env": {"A B": "1"}}, "must be a name of an environment variable"),
