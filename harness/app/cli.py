@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     _run_parent(report)
+    _history(report)
     _later_verbs(verbs)
     selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
@@ -62,6 +63,7 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
         _run_parent(later)
         if name == "resume":
+            _history(later)
             later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
     logs = verbs.add_parser("logs", help="show where logs lie and how they end")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
@@ -78,6 +80,7 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     _cluster(run)
     _run_parent(run, None, "folder of run directories (the cluster profile's, else reports)")
+    _history(run)
     run.add_argument(
         "--dry-run",
         action="store_true",
@@ -109,6 +112,17 @@ def _run_parent(
     text: str = "folder of run directories (reports)",
 ) -> None:
     parser.add_argument("--run-dir", type=Path, default=default, metavar="DIR", help=text)
+
+
+def _history(parser: argparse.ArgumentParser, *, recording: bool = True) -> None:
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories",
+    )
+    if recording:
+        parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
 
 
 def _hours(text: str) -> float:
@@ -145,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.app import verbs
+    from harness.app.ending import Finish
 
+    finish = Finish(record=not getattr(arguments, "no_history", False), history=getattr(arguments, "history", None))
     if arguments.verb == "run":
         return verbs.run(
             arguments.matrix,
@@ -156,6 +172,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             cluster=arguments.cluster,
             max_gpu_hours=arguments.max_gpu_hours,
             detach=arguments.detach,
+            finish=finish,
         )
     if arguments.verb == "plan":
         return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
@@ -164,8 +181,10 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.verb == "schema":
         return verbs.schema()
     if arguments.verb == "resume":
-        return verbs.resume(arguments.run, arguments.run_dir, errors=arguments.errors)
-    on_run = {"report": verbs.report, "status": verbs.status, "cancel": verbs.cancel}
+        return verbs.resume(arguments.run, arguments.run_dir, errors=arguments.errors, finish=finish)
+    if arguments.verb == "report":
+        return verbs.report(arguments.run, arguments.run_dir, finish)
+    on_run = {"status": verbs.status, "cancel": verbs.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
     if arguments.verb == "logs":

@@ -1,22 +1,62 @@
-"""The end of a run: judged from its files, its reports written, the verdict told."""
+"""The end of a run: judged from its files, its reports written, the verdict told, the history written."""
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.edge.run_dir import RunDir
+from harness.words.errors import HarnessError
 from harness.words.outcomes import exit_code
-from harness.words.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    from harness.judge.report_model import Report
+    from harness.words.run_plan import RunPlan
+
+VARIABLE = "HARNESS_HISTORY"
+FILE = "history.sqlite"
 
 
-def judge_and_report(directory: RunDir, plan: RunPlan) -> int:
-    """Judge what a run directory holds, write its reports, show them; the exit code of the verdict."""
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a run does beside judging and writing its reports."""
+
+    record: bool = True
+    history: Path | None = None  # --history
+
+
+def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+    """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it."""
     from harness.app import stages
     from harness.edge.console import print_report
 
     report = stages.judge(directory, plan)
     print_report(report, [shown(path) for path in stages.write_reports(directory, report)])
+    if finish.record:
+        record(directory, report, history_file(finish.history, directory.root.parent))
     return exit_code(cell.outcome for cell in report.cells)
+
+
+def history_file(named: Path | None, run_parent: Path) -> Path:
+    """--history, else the environment's HARNESS_HISTORY, else beside the run directories."""
+    return named or Path(os.environ.get(VARIABLE) or run_parent / FILE)
+
+
+def record(directory: RunDir, report: Report, file: Path) -> bool:
+    """Write a report into the history. A failure is told on stderr and is nobody's verdict; whether it was written."""
+    from harness.edge.history import opened
+    from harness.judge.history_rows import run_row
+
+    try:
+        with opened(file, write=True) as history:
+            history.record(run_row(report), directory.root)
+    except (HarnessError, ValueError) as error:
+        print(f"harness: {report.run_id} is not in the history: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def shown(path: Path) -> str:

@@ -94,6 +94,7 @@ class RanksSeen:
     def __init__(self) -> None:
         self.imports: dict[str, list[str]] = {}
         self.devices: set[str] = set()
+        self.processors: set[str] = set()
         self.attention: set[str] = set()
         self.stand_ins: set[str] = set()
 
@@ -105,6 +106,7 @@ class RanksSeen:
                     paths = self.imports.setdefault(f"{proof.module} {proof.version}", [])
                     paths += [] if proof.path in paths else [proof.path]
             self.devices.add(record.environment.get("device", "unknown"))
+            self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
             self.stand_ins.update(record.stand_ins)
         return evidence
@@ -115,6 +117,7 @@ class RanksSeen:
             known = self.imports.setdefault(name, [])
             known += [path for path in paths if path not in known]
         self.devices |= other.devices
+        self.processors |= other.processors
         self.attention |= other.attention
         self.stand_ins |= other.stand_ins
 
@@ -123,6 +126,7 @@ class RanksSeen:
         return {
             "imports": self.imports,
             "devices": sorted(self.devices),
+            "processors": sorted(self.processors),
             "attention": sorted(self.attention),
             "stand_ins": sorted(self.stand_ins),
         }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.app.ending import judge_and_report, shown
+from harness.app.ending import Finish, judge_and_report, shown
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
@@ -34,6 +34,7 @@ def run(
     cluster: str | None = None,
     max_gpu_hours: float | None = None,
     detach: bool = False,
+    finish: Finish,
 ) -> int:
     """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports.
 
@@ -59,13 +60,13 @@ def run(
         _write_submissions(planned, directory)
         if detach:
             return _detach(directory, plan_)
-        return _follow(directory, plan_)
+        return _follow(directory, plan_, finish)
     stages.write_plan(directory, plan_, planned.matrix)
     stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
-    return judge_and_report(directory, plan_)
+    return judge_and_report(directory, plan_, finish)
 
 
-def _follow(directory: RunDir, plan_: RunPlan, *, errors: bool = False) -> int:
+def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool = False) -> int:
     """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
     from harness.app import stages
     from harness.edge.run_lock import only_launcher
@@ -78,7 +79,7 @@ def _follow(directory: RunDir, plan_: RunPlan, *, errors: bool = False) -> int:
     except KeyboardInterrupt:
         print(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
-    return judge_and_report(directory, plan_)
+    return judge_and_report(directory, plan_, finish)
 
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
@@ -191,15 +192,15 @@ def schema() -> int:
     return EXIT_PASS
 
 
-def report(name: str, run_parent: Path) -> int:
+def report(name: str, run_parent: Path, finish: Finish) -> int:
     """Judge a run directory again and rewrite its reports."""
     from harness.edge.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
-    return judge_and_report(directory, read_plan(directory))
+    return judge_and_report(directory, read_plan(directory), finish)
 
 
-def resume(name: str, run_parent: Path, *, errors: bool = False) -> int:
+def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish) -> int:
     """Go on with a run on a cluster whose launcher ended; nothing is submitted twice.
 
     `errors`: cells that ended as ERROR by then run once more, as a new attempt.
@@ -209,7 +210,7 @@ def resume(name: str, run_parent: Path, *, errors: bool = False) -> int:
     directory = find_run(name, run_parent)
     _need_cluster(directory)
     plan_ = read_plan(directory)
-    return _follow(directory, plan_, errors=errors)
+    return _follow(directory, plan_, finish, errors=errors)
 
 
 def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import resource
 from dataclasses import dataclass
@@ -56,6 +58,12 @@ def _kibibytes(file: str, name: str) -> int:
     if found is None:
         raise RuntimeError(f"{file} has no {name}")
     return int(found.group(1)) * 1024
+
+
+def processor() -> str:
+    """Model and number of cores of this machine's CPU, e.g. "AMD EPYC 9654 96-Core Processor x 192"."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{found.group(1) if found else platform.machine()} x {os.cpu_count()}"
 
 
 def peak_memory_bytes(device: Device) -> int:

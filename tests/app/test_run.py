@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.edge.history import opened
 from harness.judge.render_json import read_report
 from harness.words.outcomes import Lane
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
@@ -72,6 +73,21 @@ def test_the_report_follows_the_contract(finished: tuple[Path, subprocess.Comple
 def test_junit_has_one_testcase_per_cell(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     cases = ET.parse(finished[0] / "junit.xml").getroot().findall(".//testcase")
     assert len(cases) == 5
+
+
+def test_a_run_is_in_the_history_beside_it(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    with opened(finished[0].parent / "history.sqlite", write=False) as history:
+        past = history.past("small", "cpu", "9999")
+    assert {one.run_id for one in past.values()} == {finished[0].name}
+    assert {name: one.outcome for name, one in past.items()}["tp2-pp2-cp1-sft"] == "PASS"
+
+
+def test_a_history_that_cannot_be_written_changes_no_verdict(copy: Path) -> None:
+    nowhere = copy / "plan.json" / "history.sqlite"
+    done = harness("report", copy, cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)})
+    assert done.returncode == 0
+    assert f"harness: {copy.name} is not in the history: " in done.stderr
+    assert harness("report", copy, "--no-history", cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)}).stderr == ""
 
 
 def test_judging_again_gives_the_same_report_without_training(copy: Path) -> None:

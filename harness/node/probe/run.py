@@ -14,7 +14,7 @@ import torch.distributed as dist
 from harness.node import cpu_stand_ins
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes
+from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes, processor
 from harness.node.faults import fault_named
 from harness.node.probe import model
 from harness.node.probe.canaries import CanaryLegs
@@ -110,6 +110,7 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "pid": str(os.getpid()),
         "python": platform.python_version(),
         "device": device.kind if device.kind == "cpu" else torch.cuda.get_device_name(),
+        "processor": processor(),
         "torch_device": str(device.torch_device),
         "backend": device.backend,
         "attention": "harness reference attention",

@@ -1,0 +1,57 @@
+"""On what kind of file system a path lies, as the kernel's table of mounts says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = (  # names that the kernel gives them, without what follows a dot
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "fuse",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "mmfs",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "panfs",
+    "pvfs2",
+    "smb3",
+    "wekafs",
+)
+
+
+def is_network(path: Path) -> bool:
+    """Whether a path, which need not exist, lies where other machines may write too; False when nothing tells."""
+    try:
+        table = MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return kind_of(path.resolve(), table).split(".")[0] in NETWORK
+
+
+def kind_of(path: Path, table: str) -> str:
+    """The type of the file system that an absolute path is on, by a table in the form of /proc/self/mountinfo.
+
+    Fields: id, parent, device, root, mount point, options, optional fields, "-", type (proc(5)). Of two mounts on one
+    point the later one hides the other.
+    """
+    best, kind = -1, ""
+    for line in table.splitlines():
+        mount, _, rest = line.partition(" - ")
+        point = Path(_unescaped(mount.split(" ")[4]))
+        if (path == point or point in path.parents) and len(point.parts) >= best:
+            best, kind = len(point.parts), rest.split(" ")[0]
+    return kind
+
+
+def _unescaped(text: str) -> str:
+    """Blanks and the like stand as octal numbers in the table."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.edge import history as history_module
+from harness.edge.history import HistoryError, opened
+from harness.edge.history_schema import MIGRATIONS
+from harness.judge.history_rows import run_row
+from harness.words.errors import InputError
+from tests.edge.history_runs import CELL, run_of, timed
+from tests.sample_report import sample_report
+
+FIRST_OF_SEPTEMBER = "2026-09-01T00:00:00Z"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "history.sqlite"
+
+
+def rows(file: Path, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(file) as connection:
+        found = [tuple(row) for row in connection.execute(query)]
+    connection.close()
+    return found
+
+
+def record(file: Path, *runs: object) -> None:
+    with opened(file, write=True) as history:
+        for run in runs:
+            history.record(run, file.parent / "run")  # type: ignore[arg-type]
+
+
+def test_a_run_becomes_a_row_for_itself_each_cell_finding_and_metric(file: Path) -> None:
+    run = run_row(sample_report())
+    record(file, run)
+    assert rows(file, "SELECT run_id, matrix, verdict FROM runs") == [(run.run_id, "smoke", "fail")]
+    for table, count in (
+        ("cells", len(run.cells)),
+        ("findings", sum(len(cell.findings) for cell in run.cells)),
+        ("metrics", sum(len(cell.metrics) for cell in run.cells)),
+    ):
+        assert rows(file, f"SELECT count(*) FROM {table}") == [(count,)]
+        assert count > 2
+
+
+def test_recording_a_run_again_replaces_its_rows(file: Path) -> None:
+    record(file, run_row(sample_report()), run_of(1), replace(run_of(1, "FAIL"), verdict="fail"))
+    assert rows(file, "SELECT outcome FROM cells WHERE run = (SELECT id FROM runs WHERE run_id = 'smoke-01')") == [
+        ("FAIL",)
+    ]
+    assert rows(file, "SELECT count(*) FROM metrics WHERE cell NOT IN (SELECT id FROM cells)") == [(0,)]
+
+
+def test_values_that_are_no_numbers_stay_so(file: Path) -> None:
+    record(file, timed(run_of(1), {"loss_last": math.nan, "loss_drift": math.inf}))
+    query = "SELECT value FROM metrics WHERE name = '{}'"
+    assert rows(file, query.format("loss_last")) == [(None,)]
+    assert rows(file, query.format("loss_drift")) == [(math.inf,)]
+
+
+def test_the_past_of_a_cell_is_its_last_verdict_and_since_when(file: Path) -> None:
+    record(
+        file,
+        run_of(1),
+        run_of(2, version="megatron-core 0.18.2"),
+        run_of(3, "FAIL", version="megatron-core 0.19.0"),
+        run_of(4, "ERROR"),
+        run_of(5, "FAIL", version="megatron-core 0.19.2"),
+        run_of(6, "ERROR"),
+    )
+    with opened(file, write=False) as history:
+        past = history.past("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
+        before = history.past("smoke", "cpu", run_of(3).started)[CELL]
+        assert history.past("other", "cpu", FIRST_OF_SEPTEMBER) == {}
+        assert history.past("smoke", "cpu", run_of(1).started) == {}
+    assert (past.outcome, past.run_id, past.green) == ("FAIL", "smoke-05", False)
+    assert (past.since_run, past.since, past.since_version) == ("smoke-03", run_of(3).started, "megatron-core 0.19.0")
+    assert past.before_version == "megatron-core 0.18.2"
+    assert (before.outcome, before.run_id, before.since_run, before.before_version) == (
+        "PASS",
+        "smoke-02",
+        "smoke-01",
+        "",
+    )
+
+
+def test_runs_recorded_out_of_order_are_told_in_order(file: Path) -> None:
+    record(file, run_of(5, "FAIL"), run_of(2, "FAIL"), run_of(4, "FAIL"), run_of(3))
+    with opened(file, write=False) as history:
+        past = history.past("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
+    assert (past.run_id, past.since_run) == ("smoke-05", "smoke-04")
+
+
+def test_the_log_ahead_is_used_on_a_local_disk_only(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(file, run_of(1))
+    assert rows(file, "PRAGMA journal_mode") == [("wal",)]
+    monkeypatch.setattr(history_module, "is_network", lambda path: True)
+    record(file, run_of(2))
+    assert rows(file, "PRAGMA journal_mode") == [("delete",)]
+    assert rows(file, "SELECT count(*) FROM runs") == [(2,)]
+
+
+def test_reading_where_there_is_no_history_says_how_one_begins(file: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no history.*harness history import"), opened(file, write=False):
+        pass
+    assert not file.exists()
+
+
+def test_a_file_of_a_newer_harness_is_left_alone(file: Path) -> None:
+    record(file, run_of(1))
+    rows(file, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="is of a newer harness"), opened(file, write=True):
+        pass
+    assert file.read_bytes() == before
+
+
+def test_a_file_that_is_no_history_is_named(file: Path) -> None:
+    file.write_text("not a database, and long enough to be read as one\n" * 100)
+    with (
+        pytest.raises(HistoryError, match=r"history .*history\.sqlite: file is not a database"),
+        opened(file, write=True),
+    ):
+        pass
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from harness.edge.history import opened
+from tests.edge.history_runs import run_of
+file, writer, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for number in range(count):
+    run = replace(run_of(1 + number % 28), run_id=f"{writer}-{number}")
+    with opened(file, write=True) as history:
+        history.record(run, file.parent)
+    print(number, flush=True)
+"""
+
+
+def writer(root: Path, file: Path, name: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(file), name, str(count)]
+    return subprocess.Popen(command, cwd=root, env=dict(os.environ), stdout=subprocess.PIPE, text=True)
+
+
+def test_four_writers_at_once_lose_nothing(root: Path, file: Path) -> None:
+    writers = [writer(root, file, str(number), 50) for number in range(4)]
+    assert [one.communicate(timeout=120)[1] or one.returncode for one in writers] == [0] * 4
+    assert rows(file, "SELECT count(*), count(DISTINCT run_id) FROM runs") == [(200, 200)]
+    per_run = len(run_of(1).cells[0].metrics)
+    assert rows(file, "SELECT count(*) FROM metrics") == [(200 * per_run,)]
+    assert rows(file, "PRAGMA integrity_check") == [("ok",)]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from harness.edge import history as module
+from tests.edge.history_runs import run_of
+insert, seen = module._insert, []
+def dying(connection, table, **values):
+    seen.append(table)
+    if table == "findings" or len(seen) > 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return insert(connection, table, **values)
+module._insert = dying
+module.is_network = lambda path: sys.argv[2] == "True"
+with module.opened(Path(sys.argv[1]), write=True) as history:
+    from harness.judge.history_rows import run_row
+    from tests.sample_report import sample_report
+    history.record(run_row(sample_report()), Path(sys.argv[1]).parent)
+"""
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_a_writer_killed_in_the_middle_leaves_a_whole_file(
+    root: Path, file: Path, monkeypatch: pytest.MonkeyPatch, network: bool
+) -> None:
+    monkeypatch.setattr(history_module, "is_network", lambda path: network)
+    record(file, run_of(1))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(network)], cwd=root)
+    assert done.returncode == -signal.SIGKILL
+    assert rows(file, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(file, "SELECT run_id FROM runs") == [("smoke-01",)]
+    record(file, run_of(2))
+    assert rows(file, "SELECT count(*) FROM cells") == [(2,)]
