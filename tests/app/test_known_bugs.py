@@ -22,13 +22,19 @@ def test_every_bad_commit_fails_where_it_is_known_to_and_every_good_one_passes(t
     done = harness("run", write_matrix(tmp_path, text), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((only_run(tmp_path / "reports") / "report.json").read_text())
-    outcomes = {cell["axes"]["stack"]: cell["outcome"] for cell in report["cells"] if cell["role"] == "cell"}
+    cells = [cell for cell in report["cells"] if cell["role"] == "cell"]
+    outcomes = {f"{cell['axes']['stack']} tp{cell['axes']['tp']}": cell["outcome"] for cell in cells}
     assert outcomes == {
-        "stages_none": "XFAIL",
-        "stages_bad": "XFAIL",
-        "stages_good": "PASS",
-        "rows_bad": "XFAIL",
-        "rows_good": "PASS",
-        "aux_bad": "XFAIL",
-        "aux_good": "PASS",
+        "stages_none tp2": "XFAIL",
+        "stages_bad tp2": "XFAIL",
+        "stages_good tp2": "PASS",
+        "rows_bad tp2": "XFAIL",
+        "rows_good tp2": "PASS",
+        "tp_bad tp2": "XFAIL",
+        "sft_good tp2": "PASS",
+        "cut_crash tp1": "XFAIL",
+        "cut_tail tp1": "XFAIL",
+        "sft_good tp1": "PASS",
+        "aux_bad tp1": "XFAIL",
+        "aux_good tp1": "PASS",
     }
