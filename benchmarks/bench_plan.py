@@ -1,9 +1,9 @@
 """How long `harness plan` takes for a matrix of 110,593 combinations, and how much memory.
 
-    python benchmarks/bench_plan.py [--runs 5]
+    python benchmarks/bench_plan.py [--runs 5] [--covering 2]
 
 Each run is a fresh process: import, read the file, expand, apply the rules, make the text. Prints the median wall
-time and the largest peak of resident memory. Figures to hold: 5 s and 500 MB.
+time and the largest peak of resident memory. Figures to hold: 5 s and 500 MB. `--covering` selects among the cells.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ launch: {max_ranks: 256}
 """
 
 
-def one_run() -> None:
+def one_run(covering: int) -> None:
     """In a fresh process: prints wall and processor seconds, peak resident MB, and the first line of the plan."""
     begin = time.perf_counter()
     from harness.app.cli import main as command_line
@@ -51,25 +51,27 @@ def one_run() -> None:
     text = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
         file = Path(folder) / "big.yaml"
-        file.write_text(MATRIX)
+        file.write_text(MATRIX + (f"select: {{covering: {covering}}}\n" if covering else ""))
         command_line(["plan", str(file)])
     wall = time.perf_counter() - begin
     cpu = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{wall} {cpu} {peak} {text.getvalue().splitlines()[0]}")
+    lines = [line.strip() for line in text.getvalue().splitlines()]
+    print(f"{wall} {cpu} {peak} {'; '.join([lines[0], *(line for line in lines if line.startswith('covering'))])}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--covering", type=int, default=0, metavar="T", help="a covering selection of this strength")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        one_run()
+        one_run(arguments.covering)
         return
     walls, cpus, peaks, plan = [], [], [], ""
     for _ in range(arguments.runs):
-        command = [sys.executable, __file__, "--one"]
+        command = [sys.executable, __file__, "--one", "--covering", str(arguments.covering)]
         begin = time.perf_counter()
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         walls.append(time.perf_counter() - begin)  # with the start of the interpreter

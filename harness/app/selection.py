@@ -30,7 +30,7 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
     for cell in reversed(expansion.references_first):
         chosen |= {cell.reference} if cell.id in chosen and cell.reference else set()
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
-    return replace(expansion, cells=cells, rejected=(), excluded={})
+    return replace(expansion, cells=cells, rejected=(), excluded={}, selection=None)
 
 
 def matching(expansion: Expansion, pattern: str, option: str = "") -> list[str]:
@@ -53,4 +53,6 @@ def _no_match(expansion: Expansion, pattern: str, option: str) -> Problem:
     names = [cell.id.rpartition("-")[0] for cell in expansion.cells]
     near = difflib.get_close_matches(pattern, names, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "`harness plan` lists the names"
+    if expansion.selection:
+        hint += f"; {expansion.selection.left_out} cells are left out, `select: full` plans them"
     return Problem(message=f"{option}{pattern}: no such cell", hint=hint)

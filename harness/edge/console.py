@@ -156,6 +156,9 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
         for cell in report.cells:
             if cell.outcome is outcome:
                 _print_finding(console, cell)
+    if report.selection:
+        selected = f"selected: {report.selection.text}; {report.selection.left_out} cells left out"
+        console.print(Text(selected), soft_wrap=True)
     for path in paths:
         console.print(Text(f"report: {path}"), soft_wrap=True)
     console.print(_verdict(report), soft_wrap=True)

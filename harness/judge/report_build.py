@@ -78,6 +78,7 @@ def report_of(
         timing=dict(timing),
         cells=cells,
         rejected=rejected,
+        selection=plan.expansion.selection,
         noise=judged.noise,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from harness.words.layout import Coordinates, Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
 from harness.words.records import SCHEMA_VERSION
+from harness.words.run_plan import Selection
 from harness.words.tolerances import Bound, NoiseFloor
 
 
@@ -135,5 +136,6 @@ class Report:
     timing: dict[str, float]  # wall_s and what else was measured
     cells: list[ReportCell]
     rejected: list[ReportRejected]
+    selection: Selection | None = None  # of the cells that may run; None: every one
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
     schema_version: int = SCHEMA_VERSION

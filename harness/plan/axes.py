@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,6 +44,7 @@ class Row:
 
     values: dict[str, Any]
     line: int | None
+    included: bool = False  # a combination of its own, made by an include row
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Axes:
                     used.add(number)
                     values = {**values, **row.values}
             yield Row(values, combination.line)
-        yield from (row for number, row in enumerate(self.include) if number not in used)
+        yield from (replace(row, included=True) for number, row in enumerate(self.include) if number not in used)
 
     def _product(self) -> Iterator[Row]:
         if not self.dimensions:
@@ -147,17 +148,19 @@ def _rows(section: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
     if not isinstance(section, list):
         problems.add(path, "must be a list of mappings", found=shown(section))
         return ()
-    rows = []
-    for number, item in enumerate(section):
-        where = (*path, number)
-        values = problems.canonical(item, ALIASES, where)
-        if values == {}:
-            problems.add(where, "sets no axis")
-        elif values is not None:
-            checked = {name: _value(name, value, (*where, name), problems) for name, value in values.items()}
-            if all(value is not _INVALID for value in checked.values()):
-                rows.append(Row(checked, problems.line(where)))
-    return tuple(rows)
+    rows = [parse_row(item, (*path, number), problems) for number, item in enumerate(section)]
+    return tuple(row for row in rows if row)
+
+
+def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
+    """A mapping of axes to values; None after adding its problems."""
+    values = problems.canonical(item, ALIASES, path)
+    if values == {}:
+        problems.add(path, "sets no axis")
+    if not values:
+        return None
+    checked = {name: _value(name, value, (*path, name), problems) for name, value in values.items()}
+    return None if any(value is _INVALID for value in checked.values()) else Row(checked, problems.line(path))
 
 
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:

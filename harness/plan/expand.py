@@ -7,7 +7,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.plan.axes import Row
 from harness.plan.constraints import ConstraintError
@@ -16,6 +16,8 @@ from harness.plan.problems import KeyPath, Problems
 from harness.plan.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
 from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import RULES, rejections, world_size_rule
+from harness.plan.select_parse import KEY
+from harness.plan.selection import Candidate, Forbidden, choose
 from harness.plan.turns import in_turns
 from harness.words.cell import CellConfig, cell_id
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
@@ -38,15 +40,21 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     problems.raise_any()
     rules = (*RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
-    cells, rejected = _judge_rows(rows, resolver, rules, shown)
+    cells, rejected, forbidden = _judge_rows(rows, resolver, rules, shown)
     if not cells:
         problems.add(*_nothing_left(rejected, excluded))
     known = _KnownFailures(matrix.xfail)
+    allowed, selection = cells, None
+    if matrix.covering and matrix.base:
+        hint = "run every cell with select: full, or drop checks.throughput.slower_than"
+        problems.add(KEY, "a selection would leave out cells that others take turns with", hint=hint)
+    elif matrix.covering and cells:
+        cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
     planned = _plan(cells, shown, known)
     planned = in_turns(planned, matrix.base, problems) if matrix.base else planned
-    known.check_used(rejected, problems)
+    known.check_used(allowed, rejected, problems)
     problems.raise_any()
-    return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded))
+    return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)
 
 
 def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) -> Iterator[Row]:
@@ -68,7 +76,7 @@ def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) ->
             problems.add(("constraints",), str(error))
             return
         if broken is None:
-            yield Row(values, combination.line)
+            yield Row(values, combination.line, combination.included)
         else:
             excluded[broken.text] += 1
 
@@ -81,33 +89,27 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Cell(NamedTuple):
-    """A cell that no rule forbids, before its reference is known."""
-
-    id: str
-    config: CellConfig
-    line: int | None
-
-
 def _judge_rows(
     rows: list[Row], resolver: Resolver, rules: tuple[Rule, ...], shown: list[str]
-) -> tuple[list[_Cell], list[RejectedCell]]:
+) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
     """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged."""
-    cells: list[_Cell] = []
-    rejected: list[RejectedCell] = []
-    seen: set[str] = set()
+    cells: dict[str, Candidate] = {}
+    rejected: dict[str, RejectedCell] = {}
+    forbidden: list[Forbidden] = []
     for row in rows:
         config = resolver.config(row.values)
         name = cell_id(config)
-        if name in seen:
+        if name in cells and row.included:
+            cells[name] = cells[name]._replace(included=True)
+        if name in cells or name in rejected:
             continue
-        seen.add(name)
         if reasons := rejections(config, rules):
             axes = axes_of(config, shown)
-            rejected.append(RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line))
+            rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)
+            forbidden.append(Forbidden(config, reasons[0].rule))
         else:
-            cells.append(_Cell(name, config, row.line))
-    return cells, rejected
+            cells[name] = Candidate(name, config, row.line, row.included)
+    return list(cells.values()), list(rejected.values()), forbidden
 
 
 def _group(config: CellConfig) -> str:
@@ -119,9 +121,9 @@ def _group(config: CellConfig) -> str:
     return "-".join(part for part in parts if part)
 
 
-def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:
+def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:
     """The cells, each with its group's reference; a reference that the matrix lacks is added before its group."""
-    groups: dict[str, list[_Cell]] = {}
+    groups: dict[str, list[Candidate]] = {}
     for cell in cells:
         groups.setdefault(_group(cell.config), []).append(cell)
     result: list[PlannedCell] = []
@@ -129,7 +131,7 @@ def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[P
         # "auto" where any member uses it: the control runs the attention that its group runs.
         attention = min(cell.config.attention for cell in members)
         known_ids = {cell.id for cell in members}
-        controls: dict[str, _Cell] = {}
+        controls: dict[str, Candidate] = {}
         references = {cell.id: _reference(cell.config, attention, controls) for cell in members}
         added = [cell for cell in controls.values() if cell.id not in known_ids]
         references |= {cell.id: _reference(cell.config, attention, controls) for cell in added}
@@ -150,14 +152,14 @@ def _plan(cells: list[_Cell], shown: list[str], known: _KnownFailures) -> list[P
     return result
 
 
-def _reference(config: CellConfig, attention: str, controls: dict[str, _Cell]) -> str:
+def _reference(config: CellConfig, attention: str, controls: dict[str, Candidate]) -> str:
     """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
     control = reference_config(config, attention)
     name = cell_id(control)
     if name not in controls:
         if control != config:
             _reference(control, attention, controls)
-        controls.setdefault(name, _Cell(name, control, None))
+        controls.setdefault(name, Candidate(name, control, None))
     return name
 
 
@@ -176,10 +178,10 @@ class _KnownFailures:
         self._used.update(matching)
         return self._entries[matching[0]][0] if matching else None
 
-    def check_used(self, rejected: list[RejectedCell], problems: Problems) -> None:
-        """An entry that matches no cell excuses nothing: a typo, or a cell that is gone."""
+    def check_used(self, allowed: list[Candidate], rejected: list[RejectedCell], problems: Problems) -> None:
+        """An entry that matches no cell excuses nothing: a typo, or a cell that is gone. Cells left out are cells."""
         for number, (entry, pattern) in enumerate(self._entries):
-            if number not in self._used:
+            if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
                 only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)
                 hint = "it matches rejected cells only" if only_rejected else "`harness plan` lists the cell names"
                 problems.add(("xfail", number, "pattern"), "matches no cell", found=repr(entry.pattern), hint=hint)

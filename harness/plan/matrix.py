@@ -32,6 +32,7 @@ from harness.plan.sections import (
     TrainSection,
     XFailEntry,
 )
+from harness.plan.select_parse import Covering, parse_select
 from harness.plan.stacks import PathOf, layers_of, parse_stacks
 from harness.words.cell import ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig
@@ -80,6 +81,7 @@ class Matrix:
     base: str  # the stack that cells of the other are timed against, in turns; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
+    covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
@@ -108,6 +110,7 @@ def load(
     axes = parse_axes(top.get("matrix", {}), problems)
     stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
     constraints = _constraints(top.get("constraints", []), problems)
+    covering = parse_select(top.get("select", "full"), problems)
     xfail = _xfail(top.get("xfail", []), problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
@@ -123,6 +126,7 @@ def load(
         launch=Launch(**launch.model_dump()),
         **_of_checks(checks),
         xfail=xfail,
+        covering=covering,
         values=values,
         cluster=top.get("cluster", "local"),
         stacks=stacks,
@@ -265,6 +269,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["packing_options"] = options
     result["matrix"] = written["matrix"]
     result["constraints"] = [constraint.text for constraint in matrix.constraints]
+    result["select"] = matrix.covering.section() if matrix.covering else "full"
     result["cluster"] = matrix.cluster
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}

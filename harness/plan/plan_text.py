@@ -8,7 +8,7 @@ from typing import Any
 from harness.plan.allocations import plan_allocations
 from harness.plan.cost import Cost, JobCost, estimate
 from harness.words.jsonable import dumps
-from harness.words.run_plan import Allocation, Expansion, PlannedCell, RejectedCell
+from harness.words.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 
 MAX_ROWS = 50
 _ALWAYS = ("tp", "pp", "cp", "packing")
@@ -30,6 +30,7 @@ def plan_text(
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
     lines = [f"{_count(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
+    lines += ["", "Selected", *_indent(_selection_lines(expansion.selection))] if expansion.selection else []
     lines += ["", "Cells", *_indent(_cell_table(expansion.cells[:limit]))]
     lines += _more(len(expansion.cells), limit)
     if expansion.rejected:
@@ -66,12 +67,19 @@ def plan_json(
             for cell in expansion.rejected
         ],
         "excluded": expansion.excluded,
+        "selection": _selection_json(expansion.selection),
         "allocations": plan_allocations(expansion) if allocations is None else allocations,
         "cost": estimate(expansion, cores=cores),
         "jobs": [_job_json(job) for job in jobs],
         "stacks": stacks,
     }
     return dumps(values, indent=2)
+
+
+def _selection_json(selection: Selection | None) -> dict[str, Any] | None:
+    if selection is None:
+        return None
+    return {**vars(selection), "left_out": selection.left_out, "text": selection.text}
 
 
 def _job_json(job: JobCost) -> dict[str, Any]:
@@ -125,6 +133,17 @@ def _note(cell: PlannedCell) -> str:
         until = f" until {cell.xfail.expires}" if cell.xfail.expires else ""
         notes.append(f"known failure{until}: {cell.xfail.reason}")
     return "; ".join(notes)
+
+
+def _selection_lines(selection: Selection) -> list[str]:
+    """What is covered, what is left out, what is always kept, and why t-tuples are in no cell."""
+    kept = [
+        f"always kept: {_count(cells, 'cell') if cells else 'no such cell'}, {why}"
+        for why, cells in selection.kept.items()
+    ]
+    gone = [f"not possible: {count}, {reason}" for reason, count in selection.impossible.items()]
+    left = f"left out: {_count(selection.left_out, 'cell')} (select: full runs every cell)"
+    return [selection.text, left, *kept, *gone]
 
 
 def _rejected_lines(rejected: Sequence[RejectedCell]) -> list[str]:

@@ -152,6 +152,11 @@ def _text(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._]", "", str(value).lower())
 
 
+def value_of(config: CellConfig, name: str) -> Any:
+    """The cell's value of an axis, resolved; of a part of the model, the part itself."""
+    return attrgetter(name)(config) if name.startswith("model.") else _AXIS_VALUES[name](config)
+
+
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
     """The cell's values of the axes, resolved: what a table shows."""
     return {name: _AXIS_VALUES[name](config) for name in names}

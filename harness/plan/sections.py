@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.plan.bounds import Bounds
 from harness.plan.model_section import ModelSection
 from harness.plan.section import SAFE_NAME, Count, Section, one_of
+from harness.plan.select_section import SelectSection
 from harness.plan.stacks import StackLayer
 from harness.plan.throughput_section import ThroughputSection
 from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, TrainConfig
@@ -259,6 +260,10 @@ class MatrixFile(Section):
     matrix: dict[str, Any] = Field(description="The axes whose values multiply into cells.")
     constraints: list[str] | str = Field(
         default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
+    )
+    select: SelectSection = Field(
+        default="full",
+        description="Of the cells that nothing forbids, all, or so many that every pair of values is run.",
     )
     stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,

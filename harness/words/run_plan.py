@@ -48,10 +48,37 @@ class RejectedCell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What `select: covering` chose of the cells that constraints and rules allow, reference cells it adds aside."""
+
+    strength: int  # axes at a time
+    cells: int  # that run
+    allowed: int  # that it chose from
+    covered: int  # t-tuples of values in a cell that runs
+    possible: int  # in an allowed cell
+    impossible: dict[str, int] = field(default_factory=dict)  # why -> t-tuples that no allowed cell has
+    kept: dict[str, int] = field(default_factory=dict)  # why -> cells that are never left out
+
+    @property
+    def left_out(self) -> int:
+        return self.allowed - self.cells
+
+    @property
+    def text(self) -> str:
+        """E.g. "covering 2: 38 of 412 cells cover 310 of 310 pairs (24 not possible)"."""
+        tuples = {1: "values", 2: "pairs", 3: "triples"}.get(self.strength, f"{self.strength}-tuples")
+        missing = sum(self.impossible.values())
+        note = f" ({missing} not possible)" if missing else ""
+        cells = f"{self.cells} of {self.allowed} cells cover"
+        return f"covering {self.strength}: {cells} {self.covered} of {self.possible} {tuples}{note}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Expansion:
     cells: tuple[PlannedCell, ...]
     rejected: tuple[RejectedCell, ...]
     excluded: dict[str, int] = field(default_factory=dict)  # constraint -> combinations it dropped
+    selection: Selection | None = None  # None: every allowed cell runs
 
     @property
     def references_first(self) -> list[PlannedCell]:
