@@ -65,6 +65,7 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         if name == "resume":
             _history(later)
             later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
+    _shrink_verb(verbs.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = verbs.add_parser("logs", help="show where logs lie and how they end")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
@@ -73,6 +74,15 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     doctor = verbs.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
     doctor.add_argument("--cluster", metavar="NAME", default="local", help="cluster profile by name or path (local)")
     _run_parent(doctor, None, "folder of run directories (the cluster profile's, else reports)")
+
+
+def _shrink_verb(shrink: argparse.ArgumentParser) -> None:
+    shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
+    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of trials at most (20)")
+    shrink.add_argument("--check", metavar="NAME", help="the check whose finding must stay (that of the first finding)")
+    shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
+    _run_parent(shrink)
 
 
 def _run_verb(run: argparse.ArgumentParser) -> None:
@@ -187,11 +197,26 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     on_run = {"status": verbs.status, "cancel": verbs.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
+    if arguments.verb == "shrink":
+        return _shrink(arguments)
     if arguments.verb == "logs":
         return verbs.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
     if arguments.verb == "doctor":
         return verbs.doctor(arguments.cluster, arguments.run_dir)
     return verbs.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
+
+
+def _shrink(arguments: argparse.Namespace) -> int:
+    from harness.app.shrink import shrink
+
+    return shrink(
+        arguments.run,
+        arguments.cell,
+        arguments.run_dir,
+        rounds=arguments.rounds,
+        check=arguments.check,
+        issue=arguments.issue,
+    )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,15 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
     return mirror
 
 
+def remote_of(checkout: Checkout) -> str:
+    """The URL that a repository was cloned from, as git names it; empty when it has none."""
+    if is_url(checkout.repository):
+        return checkout.repository
+    argv = ["git", "-C", checkout.repository, "remote", "get-url", "origin"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=_environment())
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def repository_place(checkout: Checkout) -> Path | None:
     """Where the mirror of a URL lies, or would lie; None for a repository of this machine."""
     return _mirror_place(checkout) if is_url(checkout.repository) else None

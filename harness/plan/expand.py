@@ -152,6 +152,11 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
     return result
 
 
+def alone(config: CellConfig) -> list[PlannedCell]:
+    """A cell that comes from no matrix, after the chain of its references."""
+    return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
+
+
 def _reference(config: CellConfig, attention: str, controls: dict[str, Candidate]) -> str:
     """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
     control = reference_config(config, attention)

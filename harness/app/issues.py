@@ -1,0 +1,41 @@
+"""issue.md beside smallest.yaml: what a shrink, and a bisection if there was one, has to say upstream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.app.shrink import Shrunk
+from harness.edge.run_dir import write_atomic
+from harness.edge.stack_checkout import remote_of
+from harness.edge.yaml_file import dump
+from harness.judge.bisection import Bisection
+from harness.judge.render_issue import Issue, public_repository, render_issue, without_paths
+from harness.plan.one_cell import one_cell
+from harness.plan.shrink_text import needs_lines
+
+
+def write_issue(shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "") -> Path:
+    """Write the file; its path."""
+    checkouts = shrunk.stack.checkouts if shrunk.stack else ()
+    remotes = {item.package: remote_of(item) for item in checkouts}
+    stack = shrunk.stack
+    if stack is not None:
+        public = [
+            replace(item, repository=public_repository(item.package, remotes[item.package])) for item in checkouts
+        ]
+        stack = replace(stack, checkouts=tuple(public))
+    matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
+    issue = Issue(
+        cell=shrunk.cell,
+        config=shrunk.config,
+        matrix=without_paths(matrix),
+        provenance=shrunk.provenance,
+        needs=tuple(needs_lines(shrunk.smallest)) if shrunk.matrix else (),
+        remotes=remotes,
+        bisection=bisection,
+        confirmation=confirmation,
+    )
+    path = shrunk.folder / "issue.md"
+    write_atomic(path, render_issue(issue))
+    return path

@@ -1,0 +1,274 @@
+"""`harness shrink`: the smallest layout in which a failed cell of a run still fails, in the same lane and check.
+
+Every round is one run of the cells that it tries, below RUN/shrink/CELL; what became of them is kept there, so that a
+shrink that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.app import stages
+from harness.app.ending import shown
+from harness.app.selection import matching, select
+from harness.app.verbs import find_run
+from harness.edge.console import say
+from harness.edge.evidence_files import read_plan, read_result
+from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
+from harness.edge.stacks import prepare
+from harness.edge.yaml_file import dump
+from harness.judge.report_model import Report, ReportCell
+from harness.plan.expand import alone
+from harness.plan.one_cell import one_cell, pinned
+from harness.plan.shrink import Answer, Kind, Smallest, search
+from harness.plan.shrink_text import head_lines, smallest_text
+from harness.words.cell import CellConfig, cell_id
+from harness.words.errors import InfrastructureError, InputError, Problem
+from harness.words.jsonable import dumps
+from harness.words.legs import LEG_NAMES
+from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
+from harness.words.run_plan import Expansion, PlannedCell, RunPlan
+from harness.words.stack import ReadyStack, Stack
+from harness.words.timing import NOT_TIMED
+from harness.words.tolerances import ToleranceOverrides
+
+MOST_ROUNDS = 20
+_SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
+_FAILED = (Outcome.FAIL, Outcome.XFAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """What became of a shrink, and where it lies."""
+
+    folder: Path
+    origin: ReportCell
+    finding: Finding  # of the origin, the one that had to stay
+    smallest: Smallest
+    cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not come again
+    config: CellConfig
+    provenance: Mapping[str, Any]  # of the run that judged it
+    matrix: Path | None  # smallest.yaml; None: the finding did not come again
+    stack: Stack | None  # None: the environment of the harness
+    tolerances: ToleranceOverrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """The failed cell, and what every cell that is tried shares with it."""
+
+    plan: RunPlan
+    planned: PlannedCell
+    cell: ReportCell
+    finding: Finding
+    provenance: Mapping[str, Any]
+    stacks: dict[str, ReadyStack]
+    folder: Path
+
+
+def shrink(
+    name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
+) -> int:
+    """The verb: shrink, print what is left and what is needed; 3 when the finding does not come again.
+
+    `check`: the one whose finding must stay, None for the leading finding. `issue`: write issue.md too.
+    """
+    from harness.app.issues import write_issue
+
+    shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
+    print(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    if issue:
+        print(f"issue: {shown(write_issue(shrunk))}")
+    return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
+
+
+def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, check: str | None = None) -> Shrunk:
+    """Shrink the failed cell of a run that the pattern matches; writes smallest.yaml and shrink.json.
+
+    InputError when none, or more than one, has failed, or when it cannot be tried on this machine.
+    """
+    origin = _origin(directory, pattern, check)
+    finding = origin.finding
+    say(f"shrinking {origin.cell.id}: {finding.lane.value}, {finding.check}: {finding.message}")
+    trial = _Trial(origin)
+    searching = search(_start(directory, origin), rounds)
+    answers: Mapping[CellConfig, Answer] | None = None
+    while True:
+        try:
+            asked = next(searching) if answers is None else searching.send(answers)
+        except StopIteration as ended:
+            return _write(origin, trial, ended.value)
+        answers = trial.answers(asked)
+
+
+def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
+    plan = read_plan(directory)
+    chosen = matching(plan.expansion, pattern)
+    report = stages.judge(directory, replace(plan, expansion=select(plan.expansion, chosen)))
+    failed = [cell for cell in report.cells if cell.id in chosen and cell.outcome in _FAILED]
+    if len(failed) != 1:
+        raise InputError(_not_one(pattern, failed, report, chosen))
+    (cell,) = failed
+    planned = next(item for item in plan.expansion.cells if item.id == cell.id)
+    errors = [item for item in cell.findings if item.severity is Severity.ERROR]
+    finding = next((item for item in errors if check in (None, item.check)), None)
+    problem = _cannot(planned, finding, plan)
+    if problem or finding is None:
+        raise InputError(Problem(message=f"{cell.id} cannot be shrunk: {problem}"))
+    ready = plan.stacks.get(planned.config.stack)
+    stacks = prepare([pinned(ready)], say) if ready else {}
+    unusable = [stack.error or "it is rejected here" for stack in stacks.values() if not stack.usable]
+    if unusable:
+        raise InfrastructureError(f"stack {planned.config.stack} cannot be made again: {unusable[0]}")
+    return _Origin(
+        plan=plan,
+        planned=planned,
+        cell=cell,
+        finding=finding,
+        provenance=report.provenance,
+        stacks=stacks,
+        folder=directory.root / "shrink" / cell.id,
+    )
+
+
+def _not_one(pattern: str, failed: Sequence[ReportCell], report: Report, chosen: Sequence[str]) -> Problem:
+    if failed:
+        return Problem(message=f"{pattern}: {len(failed)} cells failed", allowed=", ".join(cell.id for cell in failed))
+    outcomes = [f"{cell.id} {cell.outcome.value}" for cell in report.cells if cell.id in chosen]
+    outcomes += [f"{cell.id} REJECTED" for cell in report.rejected]
+    return Problem(message=f"{pattern}: no cell failed", found=", ".join(outcomes), hint="only a FAIL can be shrunk")
+
+
+def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str:
+    """Why the cell cannot be shrunk; empty when it can."""
+    ready = plan.stacks.get(planned.config.stack)
+    if finding is None:
+        return "it has no finding, or none of that check"
+    if ready is not None and ready.asked.container:
+        return f"its stack {planned.config.stack} is a container, and cells are tried on this machine"
+    if finding.lane is Lane.THROUGHPUT and planned.base:
+        return "two stacks take turns in it"
+    return ""
+
+
+def _start(directory: RunDir, origin: _Origin) -> CellConfig:
+    """The cell with what its finding needs of canaries and timing, and no longer a deadline than it takes."""
+    config, leg = origin.planned.config, origin.finding.where.get("leg")
+    canaries = tuple(name for name in config.canaries if leg in LEG_NAMES and str(leg).startswith(name))
+    timing = replace(config.timing, turns="", first=False) if origin.finding.lane is Lane.THROUGHPUT else NOT_TIMED
+    result = read_result(directory, origin.cell.id)
+    took = result.finished - result.started if result else config.deadline_s
+    deadline = min(config.deadline_s, max(4 * took, _SHORTEST_DEADLINE_S))
+    return replace(config, canaries=canaries, timing=timing, deadline_s=deadline)
+
+
+class _Trial:
+    """Runs the cells of a round, and keeps what became of them."""
+
+    def __init__(self, origin: _Origin) -> None:
+        self.origin = origin
+        self.journal = origin.folder / "answers.jsonl"
+        self.known = {event["key"]: event for event in read_events(self.journal)}
+        self.round = 0
+
+    def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
+        """An answer for each cell, run only if none is kept."""
+        self.round += 1
+        new = [config for config in asked if self._key(config) not in self.known]
+        say(f"round {self.round}: {len(asked)} cells" + (f", {len(asked) - len(new)} known" if new != [*asked] else ""))
+        if new:
+            self._run(new)
+        found = {config: self.known[self._key(config)] for config in asked}
+        return {config: Answer(kind=Kind(event["kind"]), text=event["text"]) for config, event in found.items()}
+
+    def _run(self, new: Sequence[CellConfig]) -> None:
+        origin = self.origin
+        number = 1 + sum(1 for _ in origin.folder.glob("round-*"))
+        directory = RunDir(origin.folder / f"round-{number:02}")
+        plan = self._plan(new)
+        stages.write_plan(directory, plan, None)
+        stages.launch(directory, plan)
+        report = stages.judge(directory, plan)
+        cells = {cell.id: cell for cell in report.cells}
+        rejected = {cell.id: cell.reason for cell in report.rejected}
+        for config in new:
+            name = cell_id(config)
+            answer = _answer(cells.get(name), rejected.get(name, ""), origin.finding)
+            event = {"key": self._key(config), "kind": answer.kind.value, "text": answer.text}
+            event |= {"cell": name, "run": directory.root.name}
+            self.known[event["key"]] = event
+            append_line(self.journal, event)
+
+    def _plan(self, configs: Sequence[CellConfig]) -> RunPlan:
+        cells: dict[str, PlannedCell] = {}
+        for cell in (cell for config in configs for cell in alone(config)):
+            cells.setdefault(cell.id, cell)
+        origin = self.origin
+        expansion = Expansion(cells=tuple(cells.values()), rejected=())
+        command = ["harness", "shrink", str(origin.folder.parent.parent), origin.cell.id]
+        plan = stages.plan_cells(expansion, name="shrink", file=origin.plan.matrix_file, command=command)
+        return replace(plan, stacks=origin.stacks, tolerances=origin.plan.tolerances)
+
+    def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
+        """The report on a cell that was tried, from the run that tried it."""
+        name = cell_id(config)
+        directory = RunDir(self.origin.folder / self.known[self._key(config)]["run"])
+        plan = read_plan(directory)
+        report = stages.judge(directory, replace(plan, expansion=select(plan.expansion, [name])))
+        return report, next(cell for cell in report.cells if cell.id == name)
+
+    def _key(self, config: CellConfig) -> str:
+        """Of a cell, the finding that is looked for, and the code under test."""
+        stack = self.origin.stacks.get(config.stack)
+        code = (stack.commits, stack.packages) if stack else ()
+        text = dumps([config, _sort(self.origin.finding), code])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sort(finding: Finding) -> tuple[str, str, str | None]:
+    """What must stay the same of a finding; its place may move."""
+    return finding.lane.value, finding.check, finding.fault_class
+
+
+def _answer(cell: ReportCell | None, rejected: str, wanted: Finding) -> Answer:
+    if cell is None:
+        return Answer(kind=Kind.UNUSABLE, text=f"is rejected: {rejected}")
+    if cell.outcome is Outcome.ERROR:
+        return Answer(kind=Kind.UNUSABLE, text=f"cannot be judged: {cell.reason.splitlines()[0]}")
+    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
+    if cell.outcome is not Outcome.FAIL or not errors:
+        return Answer(kind=Kind.PASSES, text="passes")
+    if _sort(wanted) in map(_sort, errors):
+        return Answer(kind=Kind.SAME, text="fails the same way")
+    first = errors[0]
+    return Answer(kind=Kind.DIFFERS, text=f"fails otherwise ({first.lane.value}, {first.check}: {first.fault_class})")
+
+
+def _write(origin: _Origin, trial: _Trial, smallest: Smallest) -> Shrunk:
+    """smallest.yaml, with what is known of it in comments, and shrink.json."""
+    ready = origin.stacks.get(origin.planned.config.stack)
+    write_json(origin.folder / "shrink.json", {"schema_version": 1, "cell": origin.cell.id, "smallest": smallest})
+    shrunk = Shrunk(
+        folder=origin.folder,
+        origin=origin.cell,
+        finding=origin.finding,
+        smallest=smallest,
+        cell=origin.cell,
+        config=origin.planned.config,
+        provenance=origin.provenance,
+        matrix=None,
+        stack=ready.asked if ready else None,
+        tolerances=origin.plan.tolerances,
+    )
+    if smallest.config is None:
+        return shrunk
+    values = one_cell(smallest.config, name="smallest", stack=shrunk.stack, tolerances=shrunk.tolerances)
+    matrix = origin.folder / "smallest.yaml"
+    head = "".join(f"# {line}".rstrip() + "\n" for line in head_lines(smallest, origin.cell.id, origin.finding))
+    write_atomic(matrix, head + dump(values))
+    report, cell = trial.judged_again(smallest.config)
+    return replace(shrunk, cell=cell, config=smallest.config, provenance=report.provenance, matrix=matrix)

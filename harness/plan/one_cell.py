@@ -1,0 +1,85 @@
+"""One cell as a matrix file of its own, with the stack that it ran in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from harness.plan.bounds import as_written
+from harness.plan.stacks import layers_of
+from harness.words.cell import CellConfig
+from harness.words.documents import MIXES
+from harness.words.layout import Layout
+from harness.words.packing_options import PackingOptions
+from harness.words.stack import DEFAULT, ReadyStack, Stack
+from harness.words.timing import NOT_TIMED
+from harness.words.tolerances import ToleranceOverrides
+
+_PLAIN = CellConfig(layout=Layout(), data_path="reference")
+_AXES = ("micro_batch_size", "dtype", "attention", "forbidden")
+
+
+def one_cell(
+    config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
+) -> dict[str, Any]:
+    """Values of a matrix file whose only cell is this one; a mix of documents must be the cell's own.
+
+    `stack`: what the cell's stack is, None for the default one. What a file cannot say is left out: an injected fault.
+    """
+    bounds = tolerances or ToleranceOverrides()
+    written: dict[str, Any] = {
+        "name": name,
+        "model": {key: value for key, value in asdict(config.model).items() if value is not None},
+        "train": asdict(config.train),
+        "documents": _documents(config),
+        "matrix": _axes(config),
+    }
+    options = {item.name: getattr(config.options, item.name) for item in fields(PackingOptions)}
+    changed = {key: value for key, value in options.items() if value != getattr(_PLAIN.options, key)}
+    written |= {"packing_options": changed} if changed else {}
+    written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
+    written["launch"] = {"deadline_s": config.deadline_s}
+    written["checks"] = {"canaries": list(config.canaries)}
+    written["checks"] |= {"numerics": as_written(bounds.numerics)} if bounds.numerics else {}
+    written["checks"] |= {"throughput": _throughput(config, bounds)} if config.timing != NOT_TIMED else {}
+    return written
+
+
+def pinned(stack: ReadyStack) -> Stack:
+    """The stack with its checkouts at the commits that their refs meant."""
+    found = [replace(item, ref=stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts]
+    return replace(stack.asked, checkouts=tuple(found))
+
+
+def _axes(config: CellConfig) -> dict[str, Any]:
+    layout = config.layout
+    sizes = {key: getattr(layout, key) for key in ("tp", "pp", "cp")}
+    sizes |= {key: getattr(layout, key) for key in ("dp", "ep", "vpp") if getattr(layout, key) > 1}
+    sizes |= {"sp": layout.sp} if layout.sp != (layout.tp > 1) else {}
+    rest = {key: getattr(config, key) for key in _AXES if getattr(config, key) != getattr(_PLAIN, key)}
+    stack = {"stack": config.stack} if config.stack != DEFAULT else {}
+    return {**sizes, "packing": config.data_path, **rest, **stack}
+
+
+def _documents(config: CellConfig) -> dict[str, Any]:
+    documents = config.documents
+    if documents.mode in MIXES:
+        return {"mode": documents.mode}
+    if documents.mode == "file":
+        return {"mode": "file", "lengths": list(documents.lengths)}
+    names = ("mode", "type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
+    return {name: getattr(documents, name) for name in names}
+
+
+def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any]:
+    """What is timed in the cell alone: nothing is left of taking turns with another stack."""
+    timing, values = config.timing, bounds.throughput
+    found: dict[str, Any] = {"rounds": timing.rounds}
+    if timing.documents:
+        slopes = {"bound": values.get("segment_slope"), "rotary_bound": values.get("rotary_slope")}
+        found["segment_slope"] = {key: value for key, value in slopes.items() if value is not None}
+        found["segment_slope"]["documents"] = list(timing.documents)
+    if timing.unpacked:
+        bound = values.get("packed_slower")
+        found["packed_slower"] = True if bound is None else {"bound": bound}
+    return found
