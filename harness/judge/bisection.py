@@ -1,7 +1,7 @@
 """What a bisection found: a value that result.json holds, and that every text about it is made of. Pure.
 
-Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and skipped
-when neither can be said.
+Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and
+skipped when neither can be said.
 """
 
 from __future__ import annotations
