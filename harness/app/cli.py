@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _run_verb(verbs.add_parser("run", help="run a matrix and judge it"))
+    _bisect_verb(verbs.add_parser("bisect", help="find the first bad, or good, commit or release"))
     plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
     _matrix(plan)
     _cluster(plan)
@@ -102,6 +103,25 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
     )
 
 
+def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
+    _matrix(bisect)
+    searched = bisect.add_mutually_exclusive_group(required=True)
+    searched.add_argument("--repo", metavar="PATH", help="clone (or URL) whose commits are searched")
+    searched.add_argument("--package", metavar="NAME", help="package whose releases are searched")
+    for end, shows in (("good", "every chosen cell passes"), ("bad", "a chosen cell fails")):
+        bisect.add_argument(f"--{end}", required=True, metavar="REF", help=f"commit or release at which {shows}")
+    bisect.add_argument(
+        "--find", choices=("introduced", "fixed"), default="introduced", help="the first bad one, or the first good one"
+    )
+    _only(bisect, "CELL", "ask only cells with this id, name or shell-style pattern (repeatable)")
+    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="only commits that touch these can matter")
+    bisect.add_argument("--first-parent", action="store_true", help="of merges only the first parent's side")
+    bisect.add_argument("--pre", action="store_true", help="with pre-releases")
+    bisect.add_argument("--jobs", type=_count, metavar="K", help="points side by side (1 here, 3 on a cluster)")
+    _cluster(bisect)
+    _run_parent(bisect, None, "folder of the bisection's own folder (the cluster profile's, else reports)")
+
+
 def _matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (YAML)")
 
@@ -142,6 +162,14 @@ def _hours(text: str) -> float:
     return hours
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError
+    return count
+
+
+_count.__name__ = "number from 1"
 _hours.__name__ = "number of hours"  # as argparse names it: invalid number of hours value: 'x'
 
 
@@ -184,6 +212,8 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             detach=arguments.detach,
             finish=finish,
         )
+    if arguments.verb == "bisect":
+        return _bisect(arguments, command)
     if arguments.verb == "plan":
         return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
     if arguments.verb == "verify":
@@ -216,6 +246,29 @@ def _shrink(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         check=arguments.check,
         issue=arguments.issue,
+    )
+
+
+def _bisect(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.app.bisect import Request, bisect
+
+    return bisect(
+        Request(
+            matrix=arguments.matrix,
+            good=arguments.good,
+            bad=arguments.bad,
+            repository=arguments.repo,
+            package=arguments.package,
+            only=arguments.only,
+            find=arguments.find,
+            paths=arguments.paths,
+            first_parent=arguments.first_parent,
+            pre=arguments.pre,
+            jobs=arguments.jobs,
+            cluster=arguments.cluster,
+            run_parent=arguments.run_dir,
+            command=command,
+        )
     )
 
 

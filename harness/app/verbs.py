@@ -57,7 +57,7 @@ def run(
     planned = stages.prepare_stacks(planned)
     plan_ = planned.plan
     if planned.cluster.kind == "slurm":
-        _write_submissions(planned, directory)
+        write_job_files(planned, directory)
         if detach:
             return _detach(directory, plan_)
         return _follow(directory, plan_, finish)
@@ -116,7 +116,7 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
             print(f"{allocation.name}: {shlex.join(command)}")
         return EXIT_PASS
     print("Nothing is submitted. Job files:")
-    for path in _write_submissions(planned, directory):
+    for path in write_job_files(planned, directory):
         start = expected_start(path)
         print(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
@@ -126,7 +126,7 @@ def _lines_of(stacks: Sequence[Forecast]) -> list[str]:
     return [line for stack in stacks for line in stack.lines()]
 
 
-def _write_submissions(planned: stages.Planned, directory: RunDir) -> list[Path]:
+def write_job_files(planned: stages.Planned, directory: RunDir) -> list[Path]:
     """Everything that a run on a cluster needs, its job files included; their paths."""
     from harness.app import stages
     from harness.edge.cluster_file import template_of

@@ -49,7 +49,9 @@ class Repository:
 
     def about(self, commit: str) -> About:
         form = _FIELD.join(("%s", "%an", "%cI", "%P"))
-        subject, author, date, parents = self._git("show", "--no-patch", f"--format={form}", commit).strip().split(_FIELD)
+        subject, author, date, parents = (
+            self._git("show", "--no-patch", f"--format={form}", commit).strip().split(_FIELD)
+        )
         return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
 
     def objects(self, names: Iterable[str]) -> dict[str, str]:

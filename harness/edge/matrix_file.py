@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.edge import yaml_file
 from harness.plan.matrix import Matrix, load
 from harness.words.errors import InputError, Problem
 
 
-def read_matrix(path: Path) -> Matrix:
-    """The matrix in a file; InputError with every problem, each with file, line and key."""
+def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
+    """The matrix in a file; InputError with every problem, each with file, line and key.
+
+    `change`: what to make of the file's values before they are checked.
+    """
     source = yaml_file.read(path)
     return load(
-        source.values,
+        change(source.values),
         file=source.file,
         path_of=lambda name: os.path.abspath(path.parent / Path(name).expanduser()),  # noqa: PTH100 - keeps links
         lines=source.lines,

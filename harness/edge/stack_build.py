@@ -125,7 +125,7 @@ def _uv(arguments: list[str], target: Path) -> None:
     done = subprocess.run(
         argv,
         cwd=target.parent,
-        env=_uv_environment(),
+        env=uv_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -154,7 +154,7 @@ def _runs(uv: str) -> bool:
         return False
 
 
-def _uv_environment() -> dict[str, str]:
+def uv_environment() -> dict[str, str]:
     """The caller's, which holds the index and the cache; an empty cache variable breaks uv."""
     env = pythons.clean_environment()
     if not env.get("UV_CACHE_DIR"):

@@ -221,13 +221,13 @@ def _run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             text=True,
             errors="replace",
             timeout=GIT_TIMEOUT_S,
-            env=_environment(),
+            env=git_environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(f"git {arguments[0]} did not end well: {error}") from error
 
 
-def _environment() -> dict[str, str]:
+def git_environment() -> dict[str, str]:
     """Without the variables that would lead git to another repository (git sets them for its hooks)."""
     kept = {
         name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")

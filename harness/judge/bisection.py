@@ -90,8 +90,9 @@ class Bisection:
     evidence: Point | None  # the point that has these findings
     points: tuple[Point, ...]  # all that were judged, in the order of the history
     matrix: str  # the matrix file as the user named it
-    reproduce_matrix: str  # a matrix file with the found point and its parents as stacks, chosen cells only
-    reproduce: str  # the command that runs it
+    reproduce_matrix: str  # that matrix with its stacks at the bad point of `evidence`; cell ids are the matrix's own
+    contrast_matrix: str  # the same at the good point beside it
+    reproduce: str  # the command that runs the failed cells of reproduce_matrix
     command: str  # the command of the bisection itself
     notes: tuple[str, ...] = field(default=())  # what the reader should know, a sentence each
     nested: Bisection | None = None  # the change inside the dependency that the found point only moved

@@ -154,4 +154,4 @@ def test_without_uv_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: py
 
 def test_an_empty_cache_variable_does_not_reach_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", "")
-    assert "UV_CACHE_DIR" not in stack_build._uv_environment()
+    assert "UV_CACHE_DIR" not in stack_build.uv_environment()
