@@ -57,7 +57,9 @@ class Repository:
     def objects(self, names: Iterable[str]) -> dict[str, str]:
         """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
         asked = list(dict.fromkeys(names))
-        answer = self._git("cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="\n".join(asked) + "\n")
+        answer = self._git(
+            "cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="".join(f"{name}\n" for name in asked)
+        )
         known = (line.split()[0] if not line.endswith(" missing") else "" for line in answer.splitlines())
         return dict(zip(asked, known, strict=True))
 
