@@ -41,7 +41,7 @@ def remote_of(checkout: Checkout) -> str:
     if is_url(checkout.repository):
         return checkout.repository
     argv = ["git", "-C", checkout.repository, "remote", "get-url", "origin"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=_environment())
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=git_environment())
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
