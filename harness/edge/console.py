@@ -6,11 +6,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.summaries import place_text
 from harness.words.errors import InputError
 from harness.words.outcomes import LaneVerdict, Outcome, exit_code
 
@@ -164,6 +165,15 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
     console.print(_verdict(report), soft_wrap=True)
 
 
+def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) -> None:
+    """Lines of (text, style); a style as rich names it, such as "bold red", or none."""
+    from rich.text import Text
+
+    console = _console(stream or sys.stdout)
+    for text, style in lines:
+        console.print(Text(clean(text), style=style), soft_wrap=True)
+
+
 def print_plan(text: str, stream: TextIO | None = None) -> None:
     """A plan as it was rendered: neither wrapped nor coloured, so that it can be piped."""
     out = stream or sys.stdout
@@ -232,7 +242,7 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
     if cell.findings:
         first = cell.findings[0]
         console.print(Text(f"  {first.lane.value}: {clean(first.message)}"), soft_wrap=True)
-        if place := _place(first.where):
+        if place := place_text(first.where):
             console.print(Text(f"  at {clean(place)}"), soft_wrap=True)
         if first.fault_class:
             console.print(Text(f"  probable fault: {clean(first.fault_class)}"), soft_wrap=True)
@@ -241,15 +251,6 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
     if cell.outcome in (Outcome.FAIL, Outcome.ERROR) and cell.reproduce:
         console.print(Text(f"  reproduce: {clean(cell.reproduce)}"), soft_wrap=True)
     console.print()
-
-
-def _place(where: Mapping[str, Any]) -> str:
-    """ "stage 1, tp 1, layer 3": the single values of a place; lists tell the reach and stay in the report."""
-    return ", ".join(
-        f"{key.replace('_', '-')} {value}"
-        for key, value in where.items()
-        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
-    )
 
 
 def _verdict(report: Report) -> RenderableType:

@@ -21,10 +21,11 @@ def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
     noise."""
     lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
     lines += [*_times(report), *_canaries(report), *_noise(report)]
-    return _cut(lines, most_bytes)
+    return cut(lines, most_bytes)
 
 
-def _cut(lines: list[str], most_bytes: int) -> str:
+def cut(lines: list[str], most_bytes: int) -> str:
+    """The lines as one text, of at most so many bytes; a note at its end says what is left out."""
     used = 0
     kept: list[str] = []
     for line in lines:

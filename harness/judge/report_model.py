@@ -56,6 +56,8 @@ class Throughput:
     step_p95_s: float | None = None
     peak_memory_bytes: int | None = None
     ratios: list[TimedRatio] = field(default_factory=list)  # of the timing leg
+    step_times_s: list[float] = field(default_factory=list)  # of the steps after the first; wall clock
+    rounds_s: dict[str, list[float]] = field(default_factory=dict)  # of the timing leg, by load
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,9 @@ def throughput(evidence: CellEvidence) -> Throughput:
         flops.append(train_flops(config.model, (document.length for document in config.documents_of(step))))
     peak = max((record.peak_memory_bytes for record in evidence.records.values()), default=0) or None
     ratios = timed_ratios(evidence)
+    rounds = rounds_of(evidence)
     if not times:
-        return Throughput(peak_memory_bytes=peak, ratios=ratios)
+        return Throughput(peak_memory_bytes=peak, ratios=ratios, rounds_s=rounds)
     world = evidence.layout.world_size
     return Throughput(
         real_tokens_per_s=statistics.median(count / time / world for count, time in zip(real, times)),
@@ -45,7 +46,18 @@ def throughput(evidence: CellEvidence) -> Throughput:
         step_p95_s=_percentile(times, 0.95),
         peak_memory_bytes=peak,
         ratios=ratios,
+        step_times_s=times,
+        rounds_s=rounds,
     )
+
+
+def rounds_of(evidence: CellEvidence) -> dict[str, list[float]]:
+    """Seconds of each round of the timing leg by load, to be held against those of another run of the same cell."""
+    found = {}
+    for (load, documents), rounds in times_of(evidence).items():
+        name = f"{load}, {documents} documents" if documents else load
+        found[name] = [rounds[number] for number in sorted(rounds)]
+    return found
 
 
 def _percentile(values: list[float], share: float) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from harness.judge.report_model import Report
 
@@ -22,3 +23,12 @@ def canary_counts(report: Report) -> list[CanaryCount]:
     counts = Counter((name, what) for cell in report.cells for name, what in cell.canaries.items())
     order = sorted(counts.items(), key=lambda item: (names.index(item[0][0]), -item[1], item[0][1]))
     return [CanaryCount(name, what, cells) for (name, what), cells in order]
+
+
+def place_text(where: Mapping[str, Any]) -> str:
+    """ "stage 1, tp 1, layer 3": the single values of a place; lists tell the reach and stay in the report."""
+    return ", ".join(
+        f"{key.replace('_', '-')} {value}"
+        for key, value in where.items()
+        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
+    )

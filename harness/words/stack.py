@@ -79,6 +79,7 @@ class ReadyStack:
         known: dict[str, Any] = {
             "asked": [*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)],
             "checkouts": [self._checked_out(item) for item in asked.checkouts],
+            "commits": self.commits,
             "container": asked.container,
             "interpreter": self.python,
             "python": self.python_version,

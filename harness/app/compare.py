@@ -1,0 +1,99 @@
+"""`harness compare`: two runs, or a run and a kept report, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.words.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from harness.judge.report_model import Report
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
+    text = "path, run id, 'latest', or a kept report.json"
+    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run: {text}")
+    parser.add_argument("other", metavar="RUN_B", nargs="?", help="the later run, likewise; absent with --baseline")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="kept report.json that RUN_A is compared with")
+    parser.add_argument(
+        "--slower-than", type=_factor, metavar="FACTOR", help="a time so many times as long is a regression (1.25)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout; writes no file")
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
+    )
+
+
+def _factor(text: str) -> float:
+    factor = float(text)
+    if not 1 < factor < math.inf:
+        raise ValueError
+    return factor
+
+
+_factor.__name__ = "factor above 1"  # as argparse names it: invalid factor above 1 value: 'x'
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare the second run with the first; with a baseline, the one run with that. 0, or 1 for a regression.
+
+    Without --json, compare.md is written beside the later run's report.
+    """
+    from harness.app.ending import shown
+    from harness.edge.console import print_lines
+    from harness.edge.run_dir import write_atomic
+    from harness.judge.compare_numbers import SLOWER
+    from harness.judge.compare_runs import compare_runs
+    from harness.judge.render_compare import (
+        comparison_lines,
+        exit_code,
+        render_comparison_json,
+        render_comparison_markdown,
+    )
+    from harness.words.tolerances import Bound
+
+    if (arguments.other is None) == (arguments.baseline is None):
+        allowed = "RUN_A RUN_B, or one RUN with --baseline FILE"
+        raise InputError(Problem(message="compare what with what?", allowed=allowed))
+    later = arguments.other or arguments.run
+    before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
+    after, place = read(later, arguments.run_dir)
+    factor = arguments.slower_than
+    slower = Bound(value=factor, unit="factor", origin="--slower-than") if factor else SLOWER
+    comparison = compare_runs(before, after, slower=slower)
+    if arguments.json:
+        print(render_comparison_json(comparison), end="")
+        return exit_code(comparison)
+    texts = {"compare.md": render_comparison_markdown(comparison)}
+    for name, text in texts.items():
+        write_atomic(place / name, text)
+    print_lines([*((f"written: {shown(place / name)}", "") for name in texts), *comparison_lines(comparison)])
+    return exit_code(comparison)
+
+
+def read(name: str, run_parent: Path) -> tuple[Report, Path]:
+    """A report by run directory, run id, 'latest' or a kept report.json; and the folder that it lies in."""
+    from harness.app.ending import shown
+    from harness.app.verbs import find_run
+    from harness.judge.render_json import read_report
+
+    path = Path(name)
+    if not path.is_file():
+        run = find_run(name, run_parent)
+        path = run.report("report.json")
+        if not path.exists():
+            raise InputError(
+                Problem(message="has no report.json", file=str(run.root), hint=f"harness report {shown(run.root)}")
+            )
+    try:
+        return read_report(path.read_text(encoding="utf-8")), path.resolve().parent
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(Problem(message=f"cannot be read: {error}", file=str(path))) from error
+    except InputError as error:
+        raise InputError(
+            Problem(message=str(error), file=str(path), hint="harness report RUN writes it anew")
+        ) from error

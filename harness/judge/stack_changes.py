@@ -1,0 +1,103 @@
+"""What differs between the software under test of two runs: versions, commits, interpreter, devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.judge.report_model import Report
+from harness.words.stack import DEFAULT
+
+Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
+_HASH = re.compile(r"[0-9a-f]{40}")
+_SHOWN_HASH = 10
+
+
+class Moved(NamedTuple):
+    """Commits that came with a move from one commit to another, and commits that went."""
+
+    added: int
+    removed: int
+
+    @property
+    def text(self) -> str:
+        if self.added and self.removed:
+            return f"{_commits(self.added)} added, {self.removed} removed"
+        return f"back by {_commits(self.removed)}" if self.removed else _commits(self.added)
+
+
+def _commits(count: int) -> str:
+    return f"{count} commit{'s' if count != 1 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One fact of a stack that is not what it was. None: the stack did not have it."""
+
+    what: str
+    before: str | None
+    after: str | None
+    commits: str = ""  # of a checkout whose history is at hand: how many lie between
+
+    @property
+    def text(self) -> str:
+        """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
+        if self.before is None or self.after is None:
+            return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} gone"
+        if moved(self.before, self.after):
+            ends = f"{self.what} {self.before[:_SHOWN_HASH]}..{self.after[:_SHOWN_HASH]}"
+            return f"{ends}, {self.commits}" if self.commits else ends
+        return f"{self.what} {self.before} -> {self.after}"
+
+
+Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> what lies between
+
+
+def stack_facts(report: Report, stack: str) -> dict[str, str]:
+    """What a stack of a run holds, as the report's provenance has it; commits first."""
+    known: Mapping[str, Any]
+    if stack == DEFAULT:
+        known = report.provenance
+        packages = _mapping(known.get("packages")).items()
+        facts = {str(name): str(version) for name, version in packages if version != "not installed"}
+    else:
+        known = _mapping(_mapping(report.provenance.get("stacks")).get(stack))
+        facts = {str(name): str(commit) for name, commit in _mapping(known.get("commits")).items()}
+        facts |= dict(_pairs(known.get("packages")))
+        facts |= {f"variable {name}": value for name, value in _pairs(known.get("env"), "=")}
+    return facts | {key: str(known[key]) for key in ("python", "container") if known.get(key)}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _pairs(items: Any, sign: str = "==") -> Iterator[tuple[str, str]]:
+    for item in items if isinstance(items, list) else ():
+        name, _, value = str(item).partition(sign)
+        yield name, value
+
+
+def differences(before: Facts, after: Facts, counts: Counts | None = None) -> list[Difference]:
+    """Commits first, then in the order of the facts."""
+    found = []
+    for name in dict.fromkeys([*after, *before]):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            between = (counts or {}).get((old or "", new or ""))
+            found.append(Difference(what=name, before=old, after=new, commits=between.text if between else ""))
+    return sorted(found, key=lambda item: not moved(item.before, item.after))
+
+
+def moved(before: str | None, after: str | None) -> bool:
+    """Whether both are full commit hashes."""
+    return all(_HASH.fullmatch(value or "") for value in (before, after))
+
+
+def differences_text(items: Iterable[Difference], most: int = 6) -> str:
+    """Several differences on one line; empty for none."""
+    texts = [item.text for item in items]
+    more = [f"{len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])
