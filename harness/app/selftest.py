@@ -6,7 +6,7 @@ The cells are planned, launched and judged like those of any run; only the deman
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,14 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
     cells: dict[str, PlannedCell] = {}
     for spec in specs:
         reference = _planned(spec, spec.reference, None)
-        for cell in (reference, _planned(spec, spec.twin, reference.id), _planned(spec, spec.faulty, reference.id)):
+        twin, faulty = (_planned(spec, config, reference.id) for config in (spec.twin, spec.faulty))
+        base = twin.id if spec.timing.turns else None
+        for cell in (reference, twin, replace(faulty, base=base)):
             cells.setdefault(cell.id, cell)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = stages.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
-    return replace(plan, allocations=tuple(_hangs_first(allocation, cells) for allocation in plan.allocations))
+    (allocation,) = plan.allocations
+    return replace(plan, allocations=tuple(_allocations(allocation, cells)))
 
 
 def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> PlannedCell:
@@ -106,6 +109,17 @@ def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> Plan
         role="cell" if reference else "reference",
         reproduce=f"harness selftest --only {spec.name}",
     )
+
+
+def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterator[Allocation]:
+    """Cells that take turns in two allocations, of one stack where a matrix has two stacks; the rest in one more."""
+    timings = {cell: cells[cell].config.timing for cell in whole.cells}
+    for side, first in (("base", True), ("other", False)):
+        members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
+        if members:
+            yield replace(whole, name=f"turns-{side}", cells=members, ranks_per_node=1, turns=True)
+    rest = tuple(cell for cell, timing in timings.items() if not timing.turns)
+    yield _hangs_first(replace(whole, cells=rest, turns=False), cells)
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:

@@ -56,17 +56,29 @@ def run_allocations(
 ) -> None:
     """Run allocations, each in its stack, and pass on what their agents say until all have ended.
 
-    Some side by side, since an agent that imports keeps one core busy; they share the ranks that may run at once. Two
-    whose cells take turns are always side by side. An agent that fails ends its own cells only. KeyboardInterrupt
-    passes through after the agents were stopped.
+    Two whose cells take turns run first, side by side and alone, so that they are timed on a calm machine. An agent
+    that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped.
     """
     ranks = parallel_ranks or default_parallel_ranks()
-    least = 2 if any(allocation.turns for allocation in allocations) else 1
-    at_once = max(least, min(len(allocations), cores(), ranks, MOST_AGENTS))
-    for allocation in allocations:
-        write_order(run, allocation, attempt=1, parallel_ranks=max(1, ranks // at_once))
     if any(allocation.stack in stacks for allocation in allocations):
         copy_node_code(run.node_code)
+    for turns in (True, False):
+        members = [allocation for allocation in allocations if allocation.turns is turns]
+        at_once = max(2 if turns else 1, min(len(members), cores(), ranks, MOST_AGENTS))
+        _side_by_side(run, members, stacks, listener, at_once, max(1, ranks // at_once))
+
+
+def _side_by_side(
+    run: RunDir,
+    allocations: Sequence[Allocation],
+    stacks: Mapping[str, ReadyStack],
+    listener: Listener,
+    at_once: int,
+    parallel_ranks: int,
+) -> None:
+    """`at_once` agents at once, since one that imports keeps one core busy, each with `parallel_ranks` ranks at once."""
+    for allocation in allocations:
+        write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks)
     waiting, running = list(allocations), list[_Agent]()
     try:
         while waiting or running:

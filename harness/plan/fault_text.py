@@ -15,8 +15,8 @@ _HEAD = """# Faults
 finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. All run
 all canaries. The same cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its
 cell passes. Beside a fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane
-both others. References such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or
-issue.
+both others. Where only another stack shows what a fault costs, the clean twin stands for that stack and the two take
+turns. References such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
 
 `python -m harness.app.selftest > docs/faults.md` makes this page from the catalogue in `harness/plan/faults`. The
 injections are in `harness/node/faults`, under the same names.

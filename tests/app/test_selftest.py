@@ -93,15 +93,27 @@ def test_the_plan_holds_each_fault_beside_its_twin_and_reference_once() -> None:
         assert (twin.reference or twin.id) == cell_id(spec.reference)  # a twin may itself be the reference
         assert faulty.group == twin.group
         assert cells[cell_id(spec.reference)].role == "reference"
+        assert (faulty.config, twin.config) == (spec.faulty, spec.twin)  # ids of other configurations differ
 
 
 def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
     plan = selftest.plan_faults(FAULTS)
-    deadlines = {cell.id: cell.config.deadline_s for cell in plan.expansion.cells}
-    (allocation,) = plan.allocations
+    deadlines = {cell.id: cell.config.deadline_s for cell in plan.expansion.cells if not cell.config.timing.turns}
+    (allocation,) = (item for item in plan.allocations if not item.turns)
     assert sorted(allocation.cells) == sorted(deadlines)
     order = [deadlines[cell] for cell in allocation.cells]
     assert order == sorted(order)
+
+
+def test_a_fault_and_its_twin_that_take_turns_are_in_two_allocations() -> None:
+    pairs = [spec for spec in FAULTS if spec.timing.turns]
+    base, other, rest = selftest.plan_faults([*pairs, LEAK]).allocations
+    assert pairs
+    assert (base.turns, other.turns, rest.turns) == (True, True, False)
+    assert base.cells == tuple(cell_id(spec.twin) for spec in pairs)
+    assert other.cells == tuple(cell_id(spec.faulty) for spec in pairs)
+    planned = {cell.id: cell.base for cell in selftest.plan_faults(pairs).expansion.cells}
+    assert [planned[cell] for cell in other.cells] == list(base.cells)
 
 
 @pytest.mark.parametrize("spec", FAULTS, ids=lambda spec: spec.name)

@@ -40,6 +40,26 @@ class AttentionOverGhostDocuments(Fault):
                 module.forward = _with_ghosts(module.forward)
 
 
+class AttentionByASlowerKernel(Fault):
+    """Attention to any row, packed or not, is computed ten times, of which the last is kept."""
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks:
+            for layer in unwrap(chunk).decoder.layers:
+                module = layer.self_attention.core_attention
+                module.forward = _ten_times(module.forward)
+
+
+def _ten_times(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def slow(*args: Any, **kwargs: Any) -> Tensor:
+        with torch.no_grad():
+            for _ in range(9):
+                forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return slow
+
+
 def _with_ghosts(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def slow(query: Tensor, *args: Any, packed_seq_params: Any, **kwargs: Any) -> Tensor:
         if packed_seq_params is not None:

@@ -77,6 +77,7 @@ FAULTS: dict[str, type[Fault]] = {
     "rank-killed-from-outside": endings.RankKilledFromOutside,
     "rotary-applied-document-by-document": slow.RotaryAppliedDocumentByDocument,
     "attention-over-ghost-documents": slow.AttentionOverGhostDocuments,
+    "attention-by-a-slower-kernel": slow.AttentionByASlowerKernel,
     "two-modules-at-once": canaries.TwoModulesAtOnce,
     "state-leaks-faintly": canaries.StateLeaksFaintly,
     "segment-table-too-short": canaries.SegmentTableTooShort,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.plan.faults.spec import FaultSpec
+from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane
 from harness.words.timing import TimingConfig
@@ -34,5 +35,18 @@ THROUGHPUT: tuple[FaultSpec, ...] = (
         lane=Lane.THROUGHPUT,
         checks=("packed_slower",),
         where={"leg": "timing"},
+    ),
+    FaultSpec(
+        name="attention-by-a-slower-kernel",
+        fault_class="throughput",
+        summary="attention to every row takes several times as long, however many documents the row has",
+        modelled_on="F2: NVIDIA-NeMo/Megatron-Bridge 529020e6a (PR 2039), arguments that choose a slower kernel",
+        layout=Layout(),
+        why="one rank, in turns with its clean twin: beside itself it is slow alike, packed or not",
+        documents=DocumentsConfig(mode="file", lengths=(31, 8, 25, 17, 12, 30, 5, 28)),
+        timing=TimingConfig(turns="attention-by-a-slower-kernel"),
+        lane=Lane.THROUGHPUT,
+        checks=("slower_than",),
+        where={"leg": "timing", "base": "default"},
     ),
 )

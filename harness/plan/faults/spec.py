@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.plan.resolve import measuring, reference_config
@@ -48,11 +48,14 @@ class FaultSpec:
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
     deadline_s: float = DEADLINE_S
-    timing: TimingConfig = NOT_TIMED
+    timing: TimingConfig = (
+        NOT_TIMED  # with `turns`: cell and twin take turns, as in two stacks, the twin being the base
+    )
     model: ModelConfig = MODEL
     options: PackingOptions = DEFAULT_OPTIONS
 
     def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
+        timing = replace(self.timing, first=bool(self.timing.turns) and fault is None)
         train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
         return CellConfig(
             layout=self.layout,
@@ -65,7 +68,7 @@ class FaultSpec:
             documents=self.documents,
             options=self.options,
             canaries=CANARIES,
-            timing=self.timing,
+            timing=timing,
             deadline_s=deadline_s,
             fault=fault,
         )
