@@ -13,7 +13,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
 test: browser slurm compiler lint types ## all checks: ruff, mypy, pytest
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target pytest-machine pytest-cluster
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target pytest-training pytest-rest
 
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
@@ -39,10 +39,11 @@ slurm: browser # one after the other: both write to the same place
 compiler: slurm
 	@scripts/setup --compiler
 
-# Side by side, since tests on a cluster mostly wait. What each printed comes when it has ended.
-.PHONY: pytest-machine pytest-cluster
-pytest-machine:
-	$(BIN)/pytest -m "not slurm" --durations 15
+# Side by side, in two halves of about equal length: tests on a cluster mostly wait, so the fast ones go with them.
+# What each printed comes when it has ended.
+.PHONY: pytest-training pytest-rest
+pytest-training:
+	$(BIN)/pytest -m "(train or browser) and not slurm" --durations 15
 
-pytest-cluster:
-	$(BIN)/pytest -m slurm --durations 15
+pytest-rest:
+	$(BIN)/pytest -m "slurm or not (train or browser)" --durations 15
