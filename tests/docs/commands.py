@@ -1,0 +1,91 @@
+"""Finds the `harness ...` commands of pages, examples and matrix comments, and asks the real parser about them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from harness.app.cli import build_parser
+
+_SPAN = re.compile(r"(?<!`)`(?:\$ )?(harness [^`\n]+)`(?!`)")
+_LINE = re.compile(r"""(?:^|[\s"'/(])harness"?\s+(?P<rest>[a-z][^#]*)""")
+_END = re.compile(r"\s{2,}|\s+(?:\|\|?|&&|;|\d?>>?)|\s*;|\s+#|\)$|`")  # of a command in a line: a note, another command
+_MADE = ("matrices/newest.yaml",)  # by the command above, on the page
+_TEXT = (".md",)
+_SCRIPTS = (".sh", ".example", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Command:
+    where: str
+    words: tuple[str, ...]  # without `harness`
+
+
+def commands_in(file: Path, name: str) -> Iterator[Command]:
+    """Commands in code spans and indented or fenced blocks of a page; in any line of a script or a YAML file."""
+    fenced = False
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        fenced ^= line.startswith("```")
+        where = f"{name}:{number}"
+        if file.suffix in _TEXT and not fenced and not line.startswith("    "):
+            texts = _SPAN.findall(line)
+        else:
+            found = _LINE.search(line.removeprefix("$ "))
+            texts = [f"harness {found['rest']}"] if found else []
+        for text in texts:
+            words = _words(text)
+            if words:
+                yield Command(where, words)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a command as a user would type them; none when the text is prose."""
+    rest = _END.split(text.removeprefix("harness").strip(), maxsplit=1)[0]
+    rest = re.sub(r"\$\{[^}]*\[@\]\}|\$\{\w+:\+[^}]*\}", "", rest)  # arrays and options that may be empty
+    rest = rest.replace("[", "").replace("]", "").replace("...", "").replace("<", "").replace(">", "")
+    try:
+        words = [word for word in shlex.split(rest) if word]
+    except ValueError:
+        return ()
+    return tuple("1" if word in ("N", "H") else word for word in words)
+
+
+def verbs() -> list[str]:
+    (action,) = [item for item in build_parser()._actions if isinstance(item, argparse._SubParsersAction)]
+    return list(action.choices)
+
+
+def complaint(command: Command, root: Path) -> str | None:
+    """What is wrong with a command; a verb with its required arguments left out is fine."""
+    if command.words[0] not in verbs():
+        return f"{command.where}: harness has no verb {command.words[0]!r}"
+    for word in command.words:
+        if re.fullmatch(r"(matrices|docs)/[\w./-]+", word) and word not in _MADE and not (root / word).exists():
+            return f"{command.where}: {word} is not there"
+    complaints = [_parse([*command.words, *["x"] * added]) for added in range(3)]  # x: an argument that was left out
+    if None in complaints:
+        return None
+    return f"{command.where}: harness {shlex.join(command.words)}: {'; '.join(filter(None, complaints))}"
+
+
+class _WrongError(Exception):
+    pass
+
+
+def _parse(words: list[str]) -> str | None:
+    def error(self: argparse.ArgumentParser, message: str) -> None:
+        raise _WrongError(message)
+
+    with patch.object(argparse.ArgumentParser, "error", error):
+        try:
+            build_parser().parse_args(words)
+        except _WrongError as wrong:
+            return str(wrong)
+        except SystemExit:  # --help, --version
+            return None
+    return None

@@ -1,0 +1,64 @@
+"""The matrices for every night, every week and for bisecting hold what their comments and docs/nightly.md promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from harness.edge.matrix_file import read_matrix
+from harness.plan.cost import estimate
+from harness.plan.expand import expand
+from harness.words.cell import cell_name
+from harness.words.packing_style import UNPACKED
+from harness.words.run_plan import Expansion
+
+
+@pytest.fixture(scope="module")
+def nightly(root: Path) -> Expansion:
+    return expand(read_matrix(root / "matrices" / "nightly.yaml"))
+
+
+def test_the_weekly_matrix_is_the_nightly_one_with_every_cell(root: Path, nightly: Expansion) -> None:
+    texts = [(root / "matrices" / f"{name}.yaml").read_text() for name in ("nightly", "weekly")]
+    of_night, of_week = (text[text.index("name: ") :] for text in texts)
+    assert of_night.replace("name: nightly", "name: weekly").replace("select: covering", "select: full") == of_week
+    assert nightly.selection is not None
+    assert nightly.selection.covered == nightly.selection.possible
+    assert nightly.selection.left_out > 2000
+    assert nightly.rejected == ()
+
+
+def test_a_night_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion) -> None:
+    assert estimate(nightly, cores=2).seconds < 300
+    paths = {(cell.config.stack, cell.config.data_path) for cell in nightly.cells if cell.role == "cell"}
+    big = [cell.config for cell in nightly.cells if cell.config.layout.world_size == 16]
+    both = {(c.stack, c.data_path) for c in big if c.layout.tp == 2 and c.layout.pp == 4 and c.layout.cp == 2}
+    assert both >= {path for path in paths if path[1] not in UNPACKED}
+    assert {cell.config.dtype for cell in nightly.cells} == {"fp32", "bf16"}
+
+
+def test_the_newest_code_can_be_taken_in(root: Path, tmp_path: Path) -> None:
+    for name in ("nightly", "weekly"):
+        text = (root / "matrices" / f"{name}.yaml").read_text()
+        (tmp_path / "newest.yaml").write_text(text.replace("#: ", ""))
+        matrix = read_matrix(tmp_path / "newest.yaml")
+        added = matrix.stacks.keys() - YAML(typ="safe", pure=True).load(text)["stacks"].keys()
+        assert added == {"megatron_main", "skyrl_main"}
+        rows = [row.values for row in matrix.axes.dimensions[0]]
+        assert {row["packing"] for row in rows if row["stack"] in added} == {"reference", "sft", "scheduler", "skyrl"}
+        if name == "nightly":
+            assert {cell.config.stack for cell in expand(matrix).cells} >= added
+
+
+def test_the_triage_matrix_is_small(root: Path) -> None:
+    made = expand(read_matrix(root / "matrices" / "triage.yaml"))
+    names = [cell_name(cell.config) for cell in made.cells if cell.role == "cell"]
+    assert names == [
+        "tp2-pp4-cp1-sft",
+        "tp1-pp1-cp2-sft",
+        "tp2-pp1-cp1-sft-mbs2",
+        "tp1-pp2-cp2-reference-moe4x2-aux_loss",
+    ]
+    assert estimate(made, cores=2).ranks < 20
