@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness.app import compare
+from harness.app import compare, history
 from harness.words.errors import HarnessError, InputError
 from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 
@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     _history(report)
     _later_verbs(verbs)
     compare.add_parser(verbs)
+    history.add_parser(verbs)
     selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     _run_parent(selftest)
@@ -229,7 +230,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     on_run = {"status": verbs.status, "cancel": verbs.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
-    of_their_own = {"compare": compare.run, "shrink": _shrink}
+    of_their_own = {"compare": compare.run, "history": history.run, "shrink": _shrink}
     if arguments.verb in of_their_own:
         return of_their_own[arguments.verb](arguments)
     if arguments.verb == "logs":

@@ -11,12 +11,13 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.edge.file_system import is_network
+from harness.edge.history_queries import Query
 from harness.edge.history_schema import MIGRATIONS
 from harness.judge.history_rows import CellRow, RunRow
 from harness.words.errors import HarnessError, InputError, Problem
@@ -81,7 +82,30 @@ class History:
         rows = self.connection.execute(_PAST, {"matrix": matrix, "device": device, "before": before})
         return {row["name"]: CellPast(**{key: row[key] or "" for key in CellPast.__dataclass_fields__}) for row in rows}
 
+    def rows(self, query: Query) -> Iterator[dict[str, Any]]:
+        """What a question of history_queries.py gives, row by row."""
+        for row in self.connection.execute(*query):
+            yield dict(row)
 
+    def prune(self, older_than: str | None, keep_last: int, *, dry_run: bool = False) -> list[str]:
+        """Remove runs that started before a moment (None: any) but for the newest of each matrix; their ids."""
+        with _writing(self.connection):
+            found = self.connection.execute(
+                """SELECT id, run_id FROM (
+                  SELECT *, row_number() OVER (PARTITION BY matrix ORDER BY started DESC, id DESC) AS place FROM runs)
+                WHERE place > ? AND started < ? ORDER BY started, id""",
+                (keep_last, older_than or _END_OF_TIME),
+            ).fetchall()
+            if not dry_run:
+                self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in found])
+                self.connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM cells)")
+        if found and not dry_run:
+            with suppress(sqlite3.OperationalError):  # somebody reads: then later rows take the room
+                self.connection.execute("VACUUM")
+        return [row["run_id"] for row in found]
+
+
+_END_OF_TIME = "9999"
 # One look into the index cells_series per question and series, however long the history is.
 _PAST = """
 WITH decided AS (

@@ -16,7 +16,7 @@ _FIRST = (
       id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
       series INTEGER NOT NULL REFERENCES series (id), started TEXT NOT NULL, cell_id TEXT NOT NULL, role TEXT NOT NULL,
       stack TEXT NOT NULL, version TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
-      attempts INTEGER NOT NULL, line INTEGER, UNIQUE (run, cell_id))""",
+      known TEXT NOT NULL, attempts INTEGER NOT NULL, line INTEGER, UNIQUE (run, cell_id))""",
     "CREATE INDEX cells_series ON cells (series, started, outcome)",
     """CREATE TABLE findings (
       id INTEGER PRIMARY KEY, cell INTEGER NOT NULL REFERENCES cells (id) ON DELETE CASCADE, position INTEGER NOT NULL,

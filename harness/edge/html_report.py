@@ -29,7 +29,6 @@ _OPEN_FAILURES = 8  # failing cells shown unfolded,
 _OPEN_OF_CLASS = 2  # of each probable class of fault
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # and per failing cell
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
 _PLACES = {
     "stage": "stage",
@@ -100,7 +99,7 @@ def render_html(report: Report) -> str:
 def _environment() -> Environment:
     from harness.edge import templating
 
-    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=_visible)
+    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
     environment.filters.update(
         anchor=anchor,
         clip=_clip,
@@ -221,11 +220,6 @@ def show(value: Any) -> str:
 def _bound_of(finding: Finding) -> str:
     """Where a finding's bound comes from; empty when it does not say."""
     return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
-
-
-def _visible(value: Any) -> Any:
-    """Control characters of a text made visible; Jinja passes every value that a template prints."""
-    return _CONTROL.sub("\ufffd", value) if type(value) is str else value
 
 
 def _clip(text: str, limit: int = _MAX_TEXT) -> str:

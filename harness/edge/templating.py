@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from harness.words.errors import InputError, Problem
 
-__all__ = ["Environment", "environment", "render_user_template"]
+__all__ = ["Environment", "environment", "render_user_template", "visible"]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def visible(value: Any) -> Any:
+    """Control characters of a text made visible, for `finalize` of pages."""
+    return _CONTROL.sub("\ufffd", value) if type(value) is str else value
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:

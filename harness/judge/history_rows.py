@@ -59,6 +59,7 @@ class CellRow:
     version: str  # what that was in this run: "megatron-core 0.19.2", "megatron-lm main = 1a2b3c4d5e6f"
     outcome: str
     reason: str = ""
+    known: str = ""  # of a known failure: expected | expired | elsewhere | passes
     attempts: int = 1
     line: int | None = None
     findings: tuple[FindingRow, ...] = ()
@@ -167,6 +168,7 @@ def _cell_row(cell: ReportCell, name: str, versions: _Versions) -> CellRow:
         version=versions.of(stack),
         outcome=cell.outcome.value,
         reason=cell.reason,
+        known=cell.known,
         attempts=cell.attempts,
         line=cell.line,
         findings=tuple(_finding_row(finding) for finding in cell.findings),

@@ -115,6 +115,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         group=cell.group,
         reference=cell.reference,
         reason=verdict.reason,
+        known=verdict.known,
         attempts=evidence.result.attempt if evidence.result else 1,
         line=cell.line,
         **views,

@@ -108,6 +108,7 @@ class ReportCell:
     group: str = ""
     reference: str | None = None
     reason: str = ""  # of ERROR, XFAIL, XPASS
+    known: str = ""  # of a cell with an xfail entry: expected | expired | elsewhere (fails otherwise) | passes
     throughput: Throughput = field(default_factory=Throughput)
     curve: LossCurve = field(default_factory=LossCurve)
     ranks: list[RankView] = field(default_factory=list)

@@ -22,6 +22,7 @@ class CellVerdict(NamedTuple):
     findings: list[Finding]  # most telling first
     reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an expired xfail; else empty
     usable: bool = True  # False: the records are absent, or not to be read
+    known: str = ""  # of a cell that the matrix expects to fail: expected | expired | elsewhere | passes
 
 
 def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | None = None) -> CellVerdict:
@@ -173,14 +174,16 @@ def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
     known = f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason
     if verdict.outcome is Outcome.FAIL:
         if xfail.expires and xfail.expires < today:
-            return verdict._replace(reason=f"the xfail entry expired on {xfail.expires}: {known}")
+            return verdict._replace(known="expired", reason=f"the xfail entry expired on {xfail.expires}: {known}")
         other = _elsewhere(xfail, verdict)
         if other:
-            return verdict._replace(reason=f"fails, but not as the xfail entry states: {other}; expected: {known}")
-        return verdict._replace(outcome=Outcome.XFAIL, reason=known)
+            reason = f"fails, but not as the xfail entry states: {other}; expected: {known}"
+            return verdict._replace(known="elsewhere", reason=reason)
+        return verdict._replace(outcome=Outcome.XFAIL, known="expected", reason=known)
     if verdict.outcome is Outcome.PASS:
         outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
-        return verdict._replace(outcome=outcome, reason=f"passed, though the matrix expects a failure: {known}")
+        reason = f"passed, though the matrix expects a failure: {known}"
+        return verdict._replace(outcome=outcome, known="passes", reason=reason)
     return verdict
 
 

@@ -1,0 +1,119 @@
+"""A history of a million metric rows: seconds of every listing, of the page, and of recording one more run.
+
+The rows are those of the example report: the same cells night after night, under the names of several matrices, with
+times that vary, versions that change every month, and some failures. Medians of several calls of the command line,
+start of Python included.
+
+    python benchmarks/bench_history.py [--metrics N] [--times N] [--keep FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from harness.edge.history import opened
+from harness.judge.history_rows import CellRow, FindingRow, RunRow, run_row
+from harness.judge.render_json import read_report
+
+ROOT = Path(__file__).parent.parent
+MATRICES = 6
+LIMIT_S = 3.0
+FINDING = FindingRow(
+    lane="numerics",
+    check="grad_norm",
+    severity="error",
+    fault_class="D gradient reduction",
+    message="gradient norm is 2.0000 times the reference: within 2 % of cp = 2",
+    place='{"step": 0}',
+    measured="2.0",
+    bound="0.0001",
+)
+COMMANDS = (
+    ["runs"],
+    ["runs", "--outcome", "FAIL"],
+    ["cells"],
+    ["cells", "--since", "90d"],
+    ["outcomes"],
+    ["outcomes", "--cell", "*sft*", "--since", "30d"],
+    ["findings"],
+    ["metrics"],
+    ["metrics", "--cell", "tp2-pp2*", "--limit", "500"],
+    ["html", "-o", "page.html"],
+    ["html", "--days", "3650", "-o", "all.html"],
+    ["prune", "--older-than", "180d", "--dry-run"],
+)
+
+
+def runs_of(example: RunRow, metrics: int) -> Iterator[RunRow]:
+    """Nights backwards from today until their cells have so many metrics."""
+    chance, written, night = random.Random(7), 0, 0
+    while written < metrics:
+        night += 1
+        day = datetime.now(timezone.utc) - timedelta(days=night)
+        for number in range(MATRICES):
+            cells = tuple(_cell(cell, night, chance) for cell in example.cells)
+            started = (day - timedelta(hours=number)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            run_id = f"matrix{number}-{started}"
+            written += sum(len(cell.metrics) for cell in cells)
+            yield replace(example, run_id=run_id, matrix=f"matrix{number}", started=started, cells=cells)
+
+
+def _cell(cell: CellRow, night: int, chance: random.Random) -> CellRow:
+    outcome = cell.outcome
+    if outcome == "PASS":
+        outcome = chance.choices(["PASS", "FAIL", "FLAKY", "ERROR"], [970, 10, 10, 10])[0]
+    noise = {name: value * chance.uniform(0.97, 1.03) for name, value in cell.metrics.items()}
+    findings = (FINDING,) * 3 if outcome == "FAIL" else ()
+    version = f"megatron-core 0.{20 - night // 30}.0"
+    return replace(cell, outcome=outcome, version=version, metrics=noise, findings=findings)
+
+
+def timed(command: list[str], folder: Path) -> float:
+    """Seconds of one call."""
+    begin = time.perf_counter()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--metrics", type=int, default=1_000_000)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="make the history here and leave it")
+    arguments = parser.parse_args()
+    example = run_row(read_report((ROOT / "reports" / "example" / "report.json").read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = (arguments.keep or folder / "history.sqlite").resolve()
+        begin = time.perf_counter()
+        with opened(file, write=True) as history:
+            for run in runs_of(example, arguments.metrics):
+                history.record(run, folder / run.run_id)
+            tables = ("runs", "cells", "findings", "metrics")
+            counts = [next(history.rows((f"SELECT count(*) AS n FROM {table}", {})))["n"] for table in tables]
+        size = file.stat().st_size / 2**20
+        print(f"{', '.join(f'{count:,} {table}' for count, table in zip(counts, tables))}; {size:.0f} MiB")
+        print(
+            f"recorded in {time.perf_counter() - begin:.1f} s, {(time.perf_counter() - begin) / counts[0]:.3f} s a run"
+        )
+        worst = 0.0
+        for command in COMMANDS:
+            line = [sys.executable, "-m", "harness", "history", *command, "--history", str(file)]
+            seconds = statistics.median(timed(line, folder) for _ in range(arguments.times))
+            worst = max(worst, seconds)
+            print(f"{seconds:6.2f} s  harness history {' '.join(command)}")
+        print(f"slowest {worst:.2f} s, limit {LIMIT_S:g} s: {'held' if worst <= LIMIT_S else 'NOT held'}")
+
+
+if __name__ == "__main__":
+    main()
