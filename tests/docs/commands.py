@@ -55,14 +55,19 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple("1" if word in ("N", "H") else word for word in words)
 
 
-def verbs() -> list[str]:
-    (action,) = [item for item in build_parser()._actions if isinstance(item, argparse._SubParsersAction)]
-    return list(action.choices)
+def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Verb -> its parser."""
+    return {
+        name: choice
+        for item in parser._actions
+        if isinstance(item, argparse._SubParsersAction)
+        for name, choice in item.choices.items()
+    }
 
 
 def complaint(command: Command, root: Path) -> str | None:
-    """What is wrong with a command; a verb with its required arguments left out is fine."""
-    if command.words[0] not in verbs():
+    """What is wrong with a command; one that leaves out what the verb requires is fine."""
+    if command.words[0] not in _parsers(build_parser()):
         return f"{command.where}: harness has no verb {command.words[0]!r}"
     for word in command.words:
         if re.fullmatch(r"(matrices|docs)/[\w./-]+", word) and word not in _MADE and not (root / word).exists():
@@ -81,9 +86,16 @@ def _parse(words: list[str]) -> str | None:
     def error(self: argparse.ArgumentParser, message: str) -> None:
         raise _WrongError(message)
 
+    parser = build_parser()
+    verbs = list(_parsers(parser).values())
+    for one in [*verbs, *(deeper for verb in verbs for deeper in _parsers(verb).values())]:
+        for action in one._actions:
+            action.required = action.required and not action.option_strings
+        for group in one._mutually_exclusive_groups:
+            group.required = False
     with patch.object(argparse.ArgumentParser, "error", error):
         try:
-            build_parser().parse_args(words)
+            parser.parse_args(words)
         except _WrongError as wrong:
             return str(wrong)
         except SystemExit:  # --help, --version
