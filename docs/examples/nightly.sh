@@ -28,7 +28,9 @@ where=()
 [[ -n ${CLUSTER:-} ]] && where=(--cluster "$CLUSTER")
 export PATH="$harness_dir/.venv/bin:$PATH"
 # Under scrontab this is a job itself: what Slurm told it must not become what the cells' jobs ask for.
-unset "${!SLURM_@}" "${!SBATCH_@}"
+for variable in "${!SLURM_@}"; do
+    [[ $variable == SLURM_CONF ]] || unset "$variable"
+done
 
 mkdir -p "$run_dir"
 cd "$harness_dir"

@@ -11,8 +11,10 @@ from dataclasses import replace
 import pytest
 
 from harness.edge.console import Progress, duration, print_plan, print_problems, print_report
+from harness.edge.html_report import render_html
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import Outcome
+from harness.words.run_plan import Selection
 from tests.sample_report import hostile_report, passing_report, sample_report
 
 
@@ -180,6 +182,17 @@ def test_a_green_report_ends_with_exit_code_0() -> None:
     stream = io.StringIO()
     print_report(passing_report(), [], stream)
     assert stream.getvalue().splitlines()[-1] == "PASS: 4 PASS in 1 min 02 s; exit code 0"
+
+
+def test_a_selection_is_told_on_the_terminal_and_on_the_page() -> None:
+    selection = Selection(strength=3, cells=9, allowed=12, covered=4, possible=4)
+    report = replace(passing_report(), selection=selection)
+    stream = io.StringIO()
+    print_report(report, [], stream)
+    text = "covering 3: 9 of 12 cells cover 4 of 4 triples; 3 cells left out"
+    assert f"selected: {text}" in stream.getvalue()
+    assert text in render_html(report)
+    assert "cells left out" not in render_html(passing_report())
 
 
 def test_a_run_without_cells_has_a_verdict() -> None:

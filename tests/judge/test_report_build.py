@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from harness.judge.failures import JobEnding
+from harness.judge.render_json import read_report, render_json
+from harness.judge.render_markdown import render_markdown
 from harness.judge.report_build import build_report
 from harness.judge.report_model import Report, ReportCell
 from harness.judge.speed import throughput
 from harness.words.flops import train_flops
 from harness.words.outcomes import Outcome
+from harness.words.run_plan import Selection
 from tests.judge.simulator import TODAY, config_of, run_of
 from tests.judge.timed import slope, timed
 
@@ -165,3 +168,16 @@ def test_a_failure_says_its_class_its_domain_and_what_to_do_next(broken_report: 
     assert (failure.failure_class, failure.domain, failure.role) == ("python-exception", "code", "root")
     assert (failure.retry, failure.advice) == ("never", "Read the traceback of this rank.")
     assert "The size of tensor a (64) must match b (32)" in failure.evidence
+
+
+def test_a_selection_and_the_number_of_cells_left_out_reach_the_report_and_its_texts() -> None:
+    plan, evidence = run_of([config_of("sft", tp=2)])
+    assert build_report(plan, evidence.values(), today=TODAY, timing={}).selection is None
+    selection = Selection(
+        strength=2, cells=38, allowed=412, covered=310, possible=310, impossible={"rule a": 20, "rule b": 4}
+    )
+    selected = replace(plan, expansion=replace(plan.expansion, selection=selection))
+    report = build_report(selected, evidence.values(), today=TODAY, timing={})
+    assert selection.text == "covering 2: 38 of 412 cells cover 310 of 310 pairs (24 not possible)"
+    assert f"{selection.text}; 374 cells left out" in render_markdown(report).replace("\\", "")
+    assert read_report(render_json(report)).selection == selection

@@ -30,6 +30,22 @@ def test_the_weekly_matrix_is_the_nightly_one_with_every_cell(root: Path, nightl
     assert nightly.rejected == ()
 
 
+def test_the_page_tells_the_true_numbers(root: Path, nightly: Expansion) -> None:
+    page = (root / "docs" / "nightly.md").read_text()
+    assert nightly.selection is not None
+    added = [sum(cell.role == "reference" for cell in made.cells) for made in (nightly, weekly_of(root))]
+    allowed = f"{nightly.selection.allowed:,}"
+    assert (
+        f"| {nightly.selection.cells} of {allowed}, so that every pair of values is run, and {added[0]} references |"
+        in page
+    )
+    assert f"| the {allowed}, and {added[1]} references |" in page
+
+
+def weekly_of(root: Path) -> Expansion:
+    return expand(read_matrix(root / "matrices" / "weekly.yaml"))
+
+
 def test_a_night_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion) -> None:
     assert estimate(nightly, cores=2).seconds < 300
     paths = {(cell.config.stack, cell.config.data_path) for cell in nightly.cells if cell.role == "cell"}
