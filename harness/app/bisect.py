@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from harness.app.bisect_evidence import tell_evidence
 from harness.app.bisect_rounds import Bench, finish_interrupted, judge_points, matrix_at
 from harness.app.bisect_sources import Source, commits_of, releases_of
 from harness.app.ending import shown
@@ -62,6 +63,7 @@ class Request:
     jobs: int | None = None  # points at once; None: one here, several on a cluster
     cluster: str | None = None
     run_parent: Path | None = None
+    shrink: bool = True
     command: Sequence[str] = ()
 
 
@@ -75,6 +77,8 @@ def bisect(request: Request) -> int:
         write_json(bench.folder / "result.json", found, indent=1)
     print(render_text(found))
     print(f"\n  {shown(bench.folder / 'result.json')}")
+    if request.shrink:
+        tell_evidence(found, bench)
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 

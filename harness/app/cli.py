@@ -120,6 +120,9 @@ def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
     bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="only commits that touch these can matter")
     bisect.add_argument("--first-parent", action="store_true", help="of merges only the first parent's side")
     bisect.add_argument("--pre", action="store_true", help="with pre-releases")
+    bisect.add_argument(
+        "--no-shrink", action="store_true", help="leave out the smallest layout, the proof by revert, and issue.md"
+    )
     bisect.add_argument("--jobs", type=_count, metavar="K", help="points side by side (1 here, 3 on a cluster)")
     _cluster(bisect)
     _run_parent(bisect, None, "folder of the bisection's own folder (the cluster profile's, else reports)")
@@ -271,6 +274,7 @@ def _bisect(arguments: argparse.Namespace, command: list[str]) -> int:
             jobs=arguments.jobs,
             cluster=arguments.cluster,
             run_parent=arguments.run_dir,
+            shrink=not arguments.no_shrink,
             command=command,
         )
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.app.shrink import Shrunk
+from harness.app.trial_run import sort_of
 from harness.edge.run_dir import write_atomic
 from harness.edge.stack_checkout import remote_of
 from harness.edge.yaml_file import dump
@@ -15,8 +16,10 @@ from harness.plan.one_cell import one_cell
 from harness.plan.shrink_text import needs_lines
 
 
-def write_issue(shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "") -> Path:
-    """Write the file; its path."""
+def write_issue(
+    shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "", folder: Path | None = None
+) -> Path:
+    """Write the file; its path. `folder`: None for that of the shrink."""
     checkouts = shrunk.stack.checkouts if shrunk.stack else ()
     remotes = {item.package: remote_of(item) for item in checkouts}
     stack = shrunk.stack
@@ -26,8 +29,10 @@ def write_issue(shrunk: Shrunk, bisection: Bisection | None = None, confirmation
         ]
         stack = replace(stack, checkouts=tuple(public))
     matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
+    sought = sort_of(shrunk.finding)
+    findings = sorted(shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought)  # it leads the report
     issue = Issue(
-        cell=shrunk.cell,
+        cell=replace(shrunk.cell, findings=findings),
         config=shrunk.config,
         matrix=without_paths(matrix),
         provenance=shrunk.provenance,
@@ -36,6 +41,6 @@ def write_issue(shrunk: Shrunk, bisection: Bisection | None = None, confirmation
         bisection=bisection,
         confirmation=confirmation,
     )
-    path = shrunk.folder / "issue.md"
+    path = (folder or shrunk.folder) / "issue.md"
     write_atomic(path, render_issue(issue))
     return path

@@ -15,6 +15,7 @@ from typing import Any
 from harness.app import stages
 from harness.app.ending import shown
 from harness.app.selection import matching, select
+from harness.app.trial_run import answer_of, run_cells, sort_of
 from harness.app.verbs import find_run
 from harness.edge.console import say
 from harness.edge.evidence_files import read_plan, read_result
@@ -22,7 +23,6 @@ from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic,
 from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
 from harness.judge.report_model import Report, ReportCell
-from harness.plan.expand import alone
 from harness.plan.one_cell import one_cell, pinned
 from harness.plan.shrink import Answer, Kind, Smallest, search
 from harness.plan.shrink_text import head_lines, smallest_text
@@ -31,7 +31,7 @@ from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.jsonable import dumps
 from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
-from harness.words.run_plan import Expansion, PlannedCell, RunPlan
+from harness.words.run_plan import PlannedCell, RunPlan
 from harness.words.stack import ReadyStack, Stack
 from harness.words.timing import NOT_TIMED
 from harness.words.tolerances import ToleranceOverrides
@@ -189,29 +189,21 @@ class _Trial:
         origin = self.origin
         number = 1 + sum(1 for _ in origin.folder.glob("round-*"))
         directory = RunDir(origin.folder / f"round-{number:02}")
-        plan = self._plan(new)
-        stages.write_plan(directory, plan, None)
-        stages.launch(directory, plan)
-        report = stages.judge(directory, plan)
-        cells = {cell.id: cell for cell in report.cells}
-        rejected = {cell.id: cell.reason for cell in report.rejected}
+        report = run_cells(
+            directory,
+            new,
+            stacks=origin.stacks,
+            tolerances=origin.plan.tolerances,
+            matrix_file=origin.plan.matrix_file,
+            command=["harness", "shrink", str(origin.folder.parent.parent), origin.cell.id],
+        )
         for config in new:
-            name = cell_id(config)
-            answer = _answer(cells.get(name), rejected.get(name, ""), origin.finding)
+            answer = answer_of(report, cell_id(config), origin.finding)
             event = {"key": self._key(config), "kind": answer.kind.value, "text": answer.text}
-            event |= {"cell": name, "run": directory.root.name}
+            event |= {"cell": cell_id(config), "run": directory.root.name}
             self.known[event["key"]] = event
-            append_line(self.journal, event)
-
-    def _plan(self, configs: Sequence[CellConfig]) -> RunPlan:
-        cells: dict[str, PlannedCell] = {}
-        for cell in (cell for config in configs for cell in alone(config)):
-            cells.setdefault(cell.id, cell)
-        origin = self.origin
-        expansion = Expansion(cells=tuple(cells.values()), rejected=())
-        command = ["harness", "shrink", str(origin.folder.parent.parent), origin.cell.id]
-        plan = stages.plan_cells(expansion, name="shrink", file=origin.plan.matrix_file, command=command)
-        return replace(plan, stacks=origin.stacks, tolerances=origin.plan.tolerances)
+            if answer.kind is not Kind.UNUSABLE:  # another time it may be judged
+                append_line(self.journal, event)
 
     def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
         """The report on a cell that was tried, from the run that tried it."""
@@ -225,27 +217,8 @@ class _Trial:
         """Of a cell, the finding that is looked for, and the code under test."""
         stack = self.origin.stacks.get(config.stack)
         code = (stack.commits, stack.packages) if stack else ()
-        text = dumps([config, _sort(self.origin.finding), code])
+        text = dumps([config, sort_of(self.origin.finding), code])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _sort(finding: Finding) -> tuple[str, str, str | None]:
-    """What must stay the same of a finding; its place may move."""
-    return finding.lane.value, finding.check, finding.fault_class
-
-
-def _answer(cell: ReportCell | None, rejected: str, wanted: Finding) -> Answer:
-    if cell is None:
-        return Answer(kind=Kind.UNUSABLE, text=f"is rejected: {rejected}")
-    if cell.outcome is Outcome.ERROR:
-        return Answer(kind=Kind.UNUSABLE, text=f"cannot be judged: {cell.reason.splitlines()[0]}")
-    errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-    if cell.outcome is not Outcome.FAIL or not errors:
-        return Answer(kind=Kind.PASSES, text="passes")
-    if _sort(wanted) in map(_sort, errors):
-        return Answer(kind=Kind.SAME, text="fails the same way")
-    first = errors[0]
-    return Answer(kind=Kind.DIFFERS, text=f"fails otherwise ({first.lane.value}, {first.check}: {first.fault_class})")
 
 
 def _write(origin: _Origin, trial: _Trial, smallest: Smallest) -> Shrunk:

@@ -7,6 +7,7 @@ reports/<run_id>/
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
   turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
+  shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
   noise.json  report.json  junit.xml  report.md  report.html
 """
 

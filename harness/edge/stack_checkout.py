@@ -37,12 +37,14 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
 
 
 def remote_of(checkout: Checkout) -> str:
-    """The URL that a repository was cloned from, as git names it; empty when it has none."""
-    if is_url(checkout.repository):
-        return checkout.repository
-    argv = ["git", "-C", checkout.repository, "remote", "get-url", "origin"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=git_environment())
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """The URL that a repository was cloned from, through clones of this machine too; empty when there is none."""
+    place, known = checkout.repository, set[str]()
+    while place and not is_url(place) and place not in known:
+        known.add(place)
+        argv = ["git", "-C", place, "remote", "get-url", "origin"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=git_environment())
+        place = done.stdout.strip() if done.returncode == 0 else ""
+    return place if is_url(place) else ""
 
 
 def repository_place(checkout: Checkout) -> Path | None:

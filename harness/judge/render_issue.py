@@ -20,6 +20,18 @@ from harness.words.outcomes import Finding, Severity
 _NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
 _MOST_FINDINGS = 6
 _MOST_VALUE = 300
+_MOST_TRACEBACK = 24  # lines, of its end
+_PATHS = {  # the code that the data path under test calls
+    "unpacked": "one document per row, by the harness",
+    "reference": "packed by the harness; model and schedule by Megatron",
+    "sft": "Megatron-LM --sft",
+    "scheduler": "Megatron-LM sequence packing scheduler",
+    "skyrl": "SkyRL Megatron backend",
+    "bridge_offline": "Megatron-Bridge packed SFT",
+    "bridge_in_batch": "Megatron-Bridge in-batch packing",
+    "bridge_long": "Megatron-Bridge long context",
+    "rules": "validation of arguments",
+}
 _PATH = re.compile(r"(?<![\w:/.~-])/(?:[\w.+@~=-]+/)+[\w.+@~=-]*")  # absolute, of at least two parts; no URL
 _KEPT = ("site-packages/", "dist-packages/")  # what follows tells the file of a package
 _GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
@@ -47,16 +59,24 @@ def render_issue(issue: Issue) -> str:
 
 
 def title(issue: Issue) -> str:
-    """E.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3"."""
+    """E.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3, since 1a2b3c4d5e6f"."""
     first = _errors(issue)[0]
     what = re.sub(r"^[A-Z] ", "", first.fault_class or first.check)
     what = what.partition(": ")[2] or what
-    return f"Sequence packing ({issue.config.data_path}): {text(what)}, with {_sizes(issue.config)}"
+    return f"Sequence packing ({issue.config.data_path}): {text(what)}, with {_sizes(issue.config)}{_since(issue)}"
+
+
+def _since(issue: Issue) -> str:
+    found = issue.bisection
+    if found is None or found.found is None:
+        return ""
+    word = "fixed in" if found.find == FIXED else "since"
+    return f", {word} {short(found.found.name, found.kind)}"
 
 
 def public(value: object) -> str:
     """One line without control characters and without a path of this machine."""
-    return text(without_paths(str(value)))
+    return text(without_paths(str(value))).replace("&gt;", ">")  # which means something only where a line begins
 
 
 def without_paths(value: str) -> str:
@@ -126,11 +146,8 @@ def _range(issue: Issue) -> Iterator[str]:
 
 
 def _change(issue: Issue, change: Change) -> str:
-    parts = [
-        _point(issue, change.name),
-        text(change.subject),
-        text(", ".join(filter(None, (change.author, change.date)))),
-    ]
+    who = ", ".join(part for part in (change.author, change.date) if part)
+    parts = [_point(issue, change.name), text(change.subject), f"({text(who)})" if who else ""]
     return " ".join(part for part in parts if part)
 
 
@@ -162,6 +179,11 @@ def _seen(issue: Issue) -> Iterator[str]:
     if len(errors) > _MOST_FINDINGS:
         yield f"- and {len(errors) - _MOST_FINDINGS} findings more"
     yield ""
+    failure = issue.cell.failure
+    if failure is not None and failure.traceback:
+        yield from (f"The first rank that failed, {failure.rank} ({failure.place}):", "", "```text")
+        yield from without_paths(failure.traceback.rstrip()).replace("```", "'''").splitlines()[-_MOST_TRACEBACK:]
+        yield from ("```", "")
 
 
 def _value(value: Any) -> str:
@@ -210,7 +232,7 @@ def _layout(issue: Issue) -> Iterator[str]:
         "data parallel": layout.dp,
         **({"expert parallel": layout.ep} if layout.ep > 1 else {}),
         "micro-batch size": config.micro_batch_size,
-        "data path": config.data_path,
+        "data path": f"{config.data_path}: {_PATHS.get(config.data_path, 'unknown')}",
         "dtype": config.dtype,
         "layers, hidden, heads, query groups": f"{model.layers}, {model.hidden}, {model.heads}, {model.kv_heads}",
         **({"model": ", ".join(parts)} if parts else {}),
@@ -261,6 +283,9 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         "device": ", ".join(provenance.get("devices", ())) or "unknown",
         "attention": ", ".join(provenance.get("attention", ())) or "unknown",
         "packing-harness": f"{provenance.get('harness', 'unknown')} ({provenance.get('harness_commit', 'unknown')})",
+        **(
+            {"stand-ins": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("stand_ins")) else {}
+        ),
         **({"checkouts": "; ".join(_checkouts(facts))} if facts and facts.get("checkouts") else {}),
     }
 
@@ -272,8 +297,9 @@ def _checkouts(facts: Mapping[str, Any]) -> Iterable[str]:
 
 def _reproduce(issue: Issue) -> Iterator[str]:
     yield from ("## Reproduce", "", "`smallest.yaml`:", "", "```yaml", *issue.matrix.rstrip().splitlines(), "```", "")
-    yield "It takes no GPU and a minute. The harness makes the environment and the checkout that the file names; its"
-    yield "source goes to `PATH/TO/packing-harness`, and where the file says `PATH/TO/`, put your clone."
+    alone = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
+    yield f"{alone}The harness makes the environments and checkouts that the file names. `PATH/TO/packing-harness` is"
+    yield "its source; where the file itself says `PATH/TO/`, put your own clone."
     yield ""
     yield from (
         "```sh",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.stack_checkout import commit_of, make, place_of, reverted_of
+from harness.edge.stack_checkout import commit_of, make, place_of, remote_of, reverted_of
 from harness.words.errors import InfrastructureError, InputError, NotRevertibleError
 from harness.words.stack import Checkout
 
@@ -240,3 +240,17 @@ def test_a_mirror_that_lacks_a_commit_to_revert_is_fetched(source: Path) -> None
     third = git(source, "rev-parse", "main")
     checkout = checkout_of(url, "main", third)
     assert reverted_of(checkout, commit_of(checkout, fetch=True)) == (third,)
+
+
+def test_the_remote_is_found_through_clones_of_this_machine(source: Path, tmp_path: Path) -> None:
+    assert remote_of(checkout_of(source, "main")) == ""
+    git(source, "remote", "add", "origin", "https://github.com/NVIDIA/Megatron-LM.git")
+    git(tmp_path, "clone", "--quiet", str(source), "clone")
+    assert remote_of(checkout_of(tmp_path / "clone", "main")) == "https://github.com/NVIDIA/Megatron-LM.git"
+    assert remote_of(checkout_of("https://example.org/x.git", "main")) == "https://example.org/x.git"
+
+
+def test_clones_of_each_other_have_no_remote(source: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "--quiet", str(source), "clone")
+    git(source, "remote", "add", "origin", str(tmp_path / "clone"))
+    assert remote_of(checkout_of(source, "main")) == ""

@@ -1,0 +1,205 @@
+"""issue.md from made-up results: whole files, and no path of a machine in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.judge.bisection import BAD, COMMIT, FIXED, GOOD, INTRODUCED, RELEASE, Bisection, Change, End, Parent
+from harness.judge.render_issue import (
+    Issue,
+    github,
+    public_repository,
+    render_issue,
+    title,
+    versions,
+    without_paths,
+)
+from harness.judge.report_model import Report, ReportCell
+from harness.words.cell import CellConfig, TrainConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.model import ModelConfig
+from harness.words.outcomes import Outcome
+
+HOME = "/ho" + "me/me"  # in two parts, so that no file of the project names one
+ENVIRONMENT = f"{HOME}/.cache/packing-harness/stacks/environments/py3.12-48/lib/python3.12/site-packages"
+LAYOUT = Layout(tp=2, pp=3, sp=True)
+CONFIG = CellConfig(
+    layout=LAYOUT,
+    data_path="sft",
+    stack="bad",
+    model=ModelConfig(layers=3),
+    train=TrainConfig(steps=1, global_batch=2),
+    documents=DocumentsConfig(mode="file", lengths=(19, 64)),
+)
+MATRIX = """name: smallest
+matrix:
+  tp: 2
+  pp: 3
+  packing: sft
+  stack: bad
+stacks:
+  bad:
+  - checkout: https://github.com/NVIDIA/Megatron-LM
+    ref: 5e4fc931ba000000000000000000000000000000
+    package: megatron-lm
+"""
+PROVENANCE: dict[str, Any] = {
+    "harness": "0.1.0",
+    "harness_commit": "0123456789ab",
+    "devices": ["cpu"],
+    "attention": ["harness reference attention"],
+    "stand_ins": ["torch.cuda.stream", "torch.Tensor.cuda"],
+    "imports": {"torch 2.15.0": [f"{ENVIRONMENT}/torch/__init__.py"], "megatron.core 0.17.0rc0": []},
+    "stacks": {
+        "bad": {
+            "python": "3.12.1",
+            "packages": ["numpy==2.5.5", "torch==2.15.0"],
+            "checkouts": [f"megatron-lm main = 5e4fc931ba of {HOME}/Megatron-LM"],
+        }
+    },
+}
+GUILTY, BEFORE = "5e4fc931ba" + "0" * 30, "1a2b3c4d5e" + "0" * 30
+FOUND = Change(
+    name=GUILTY,
+    subject="Read the data on tp rank 0 | of every stage",
+    author="A. Author",
+    date="2026-03-01",
+    parents=(Parent(name=BEFORE, state=GOOD),),
+)
+
+
+@pytest.fixture
+def failed(broken_report: Report) -> ReportCell:
+    """A cell with the findings of all that failed, and paths of a machine in them and in its traceback."""
+    cells = [cell for cell in broken_report.cells if cell.outcome is Outcome.FAIL]
+    findings = [finding for cell in cells for finding in cell.findings]
+    crash = f'File "{ENVIRONMENT}/megatron/core/utils.py", line 3'
+    findings[-1] = replace(findings[-1], message=f"{findings[-1].message}; see {HOME}/reports/x/rank-3.log")
+    failure = next(cell.failure for cell in cells if cell.failure)
+    return replace(cells[0], findings=findings, failure=replace(failure, traceback=f"Traceback:\n  {crash}\nKeyError"))
+
+
+@pytest.fixture
+def issue(failed: ReportCell) -> Issue:
+    return Issue(
+        cell=failed,
+        config=CONFIG,
+        matrix=MATRIX,
+        provenance=PROVENANCE,
+        needs=("needs tp >= 2 and pp >= 3: with tp 1 it passes; with pp 2 it passes",),
+        remotes={"megatron-lm": "git@github.com:NVIDIA/Megatron-LM.git"},
+        bisection=bisection(),
+        confirmation="confirmed: f00dfeed0000 with 5e4fc931ba00 reverted passes",
+    )
+
+
+def bisection(**changes: Any) -> Bisection:
+    made = Bisection(
+        find=INTRODUCED,
+        kind=COMMIT,
+        project="megatron-lm",
+        repository=f"{HOME}/Megatron-LM",
+        good=End(asked="core_v0.16.1", name=BEFORE),
+        bad=End(asked="main", name="f00dfeed" + "0" * 32),
+        found=FOUND,
+        candidates=(FOUND,),
+        cells=("tp2-pp4-cp1-sft",),
+        findings=(),
+        evidence=None,
+        points=(),
+        matrix="triage.yaml",
+        reproduce_matrix="reproduce.yaml",
+        contrast_matrix="contrast.yaml",
+        reproduce="harness run reproduce.yaml",
+        command="harness bisect triage.yaml",
+        notes=("3 commits could not be judged: they do not import",),
+    )
+    return replace(made, **changes)
+
+
+def test_the_whole_file(issue: Issue, golden: Callable[[str, str], None]) -> None:
+    golden("issue.md", render_issue(issue))
+
+
+def test_the_whole_file_of_a_run_alone(issue: Issue, golden: Callable[[str, str], None]) -> None:
+    golden("issue-run.md", render_issue(replace(issue, bisection=None, confirmation="", needs=(), remotes={})))
+
+
+def test_no_path_of_the_machine_stands_in_it(issue: Issue) -> None:
+    shown = render_issue(issue)
+    assert HOME not in shown
+    assert "site-packages" not in shown
+    assert "megatron/core/utils.py" in shown
+    assert "PATH/TO/rank-3.log" in shown
+
+
+def test_a_release_and_what_fixed_it_are_told(issue: Issue) -> None:
+    fixed = Change(name="0.18.0", date="2026-07-01", parents=(Parent(name="0.17.1", state=BAD),))
+    found = bisection(find=FIXED, kind=RELEASE, project="megatron-core", found=fixed, candidates=(fixed,))
+    lines = render_issue(replace(issue, bisection=found)).splitlines()
+    assert "| last bad | `0.17.1` |" in lines
+    assert "| first good | `0.18.0` (2026-07-01) |" in lines
+
+
+def test_commits_that_cannot_be_told_apart_are_all_named(issue: Issue) -> None:
+    lines = render_issue(replace(issue, bisection=bisection(found=None, candidates=(FOUND, FOUND)))).splitlines()
+    assert len([line for line in lines if line.startswith("| new bad, one of | [5e4fc931ba00](https://")]) == 2
+
+
+def test_a_commit_elsewhere_than_on_github_has_no_link(issue: Issue) -> None:
+    shown = render_issue(replace(issue, remotes={"megatron-lm": "https://git.example.com/x.git"}))
+    assert "| previous good | `1a2b3c4d5e00` |" in shown
+
+
+def test_the_title_names_the_class_of_fault_and_the_sizes(issue: Issue) -> None:
+    assert title(issue).startswith("Sequence packing (sft): middle stages without cu")
+    assert title(issue).endswith("with tp 2 x pp 3, since 5e4fc931ba00")
+    alone = replace(issue, config=replace(CONFIG, layout=Layout()), bisection=None)
+    assert title(alone).endswith("with one rank")
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/NVIDIA/Megatron-LM",
+        "https://github.com/NVIDIA/Megatron-LM.git",
+        "https://token@github.com/NVIDIA/Megatron-LM/",
+        "git@github.com:NVIDIA/Megatron-LM.git",
+        "ssh://git@github.com/NVIDIA/Megatron-LM",
+    ],
+)
+def test_github_is_known_by_any_of_its_urls(remote: str) -> None:
+    assert github(remote) == "https://github.com/NVIDIA/Megatron-LM"
+    assert public_repository("megatron-lm", remote) == "https://github.com/NVIDIA/Megatron-LM"
+
+
+@pytest.mark.parametrize("remote", ["", "https://github.com.example/a/b", "/srv/git/Megatron-LM", "https://x.org/a/b"])
+def test_any_other_repository_is_a_path_to_fill_in(remote: str) -> None:
+    assert github(remote) == ""
+    assert public_repository("megatron-lm", remote) == "PATH/TO/Megatron-LM"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{ENVIRONMENT}/megatron/core/utils.py", "megatron/core/utils.py"),
+        (f"{HOME}/wt/megatron/training/utils.py:12", "megatron/training/utils.py:12"),
+        (f"see {HOME}/log.txt", "see PATH/TO/log.txt"),
+        ("https://github.com/NVIDIA/Megatron-LM", "https://github.com/NVIDIA/Megatron-LM"),
+        ("1/2 of tokens/s, a/b", "1/2 of tokens/s, a/b"),
+        ("PATH/TO/Megatron-LM", "PATH/TO/Megatron-LM"),
+    ],
+)
+def test_paths_are_cut_to_what_tells_something(before: str, after: str) -> None:
+    assert without_paths(before) == after
+
+
+def test_versions_of_the_environment_of_the_harness() -> None:
+    found = versions({"packages": {"megatron-core": "0.19.2", "torch": "2.15.0"}, "python": "3.12.1"}, "default")
+    assert (found["megatron-core"], found["torch"], found["python"]) == ("0.19.2", "2.15.0", "3.12.1")
+    assert found["transformer-engine"] == "not installed"
