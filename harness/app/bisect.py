@@ -76,9 +76,9 @@ def bisect(request: Request) -> int:
         found = _search(request, source, bench)
         write_json(bench.folder / "result.json", found, indent=1)
     print(render_text(found))
-    print(f"\n  {shown(bench.folder / 'result.json')}")
     if request.shrink:
         tell_evidence(found, bench)
+    print(f"\n  {shown(bench.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 
