@@ -31,12 +31,14 @@ class Finish:
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it."""
     from harness.app import stages
+    from harness.app.past import with_past
     from harness.edge.console import print_report
 
-    report = stages.judge(directory, plan)
+    file = history_file(finish.history, directory.root.parent)
+    report = with_past(directory, plan, stages.judge(directory, plan), file if finish.record else None)
     print_report(report, [shown(path) for path in stages.write_reports(directory, report)])
     if finish.record:
-        record(directory, report, history_file(finish.history, directory.root.parent))
+        record(directory, report, file)
     return exit_code(cell.outcome for cell in report.cells)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from harness.judge.report_model import Report, ReportCell
+from harness.judge.report_model import Report, ReportCell, Since
 from harness.judge.summaries import place_text
 from harness.words.errors import InputError
 from harness.words.outcomes import LaneVerdict, Outcome, exit_code
@@ -160,9 +160,19 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
     if report.selection:
         selected = f"selected: {report.selection.text}; {report.selection.left_out} cells left out"
         console.print(Text(selected), soft_wrap=True)
+    if report.since is not None:
+        _print_since(console, report.since)
     for path in paths:
         console.print(Text(f"report: {path}"), soft_wrap=True)
     console.print(_verdict(report), soft_wrap=True)
+
+
+def _print_since(console: Console, since: Since) -> None:
+    from rich.text import Text
+
+    console.print(Text(clean(since.text), style="bold"), soft_wrap=True)
+    for cell in since.cells:
+        console.print(Text(clean(f"  {cell.change}  {cell.id}: {cell.text}")), soft_wrap=True)
 
 
 def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) -> None:

@@ -47,6 +47,11 @@ class Repository:
         """The best common ancestors; none when the histories have nothing in common."""
         return tuple(self._run("merge-base", "--all", one, other).stdout.split())
 
+    def between(self, old: str, new: str) -> tuple[int, int]:
+        """How many commits `new` reaches and `old` does not, and the other way round."""
+        removed, added = self._git("rev-list", "--left-right", "--count", f"{old}...{new}").split()
+        return int(added), int(removed)
+
     def about(self, commit: str) -> About:
         form = _FIELD.join(("%s", "%an", "%cI", "%P"))
         subject, author, date, parents = (

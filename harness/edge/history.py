@@ -41,6 +41,8 @@ class CellPast:
     since: str  # when it started
     since_version: str
     before_version: str  # of the last run that came out otherwise; empty when none did
+    before_run: str
+    before: str  # when that one started
 
     @property
     def green(self) -> bool:
@@ -87,6 +89,20 @@ class History:
         for row in self.connection.execute(*query):
             yield dict(row)
 
+    def previous(self, matrix: str, device: str, before: str) -> tuple[str, str] | None:
+        """Id and start of the newest run of a matrix that started before a moment; None without one."""
+        row = self.connection.execute(
+            """SELECT run_id, started FROM runs WHERE matrix = ? AND device = ? AND started < ?
+            ORDER BY started DESC, id DESC LIMIT 1""",
+            (matrix, device, before),
+        ).fetchone()
+        return row and (row["run_id"], row["started"])
+
+    def directory(self, run_id: str) -> Path | None:
+        """Where a run's directory was; None when the run is not known."""
+        row = self.connection.execute("SELECT directory FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        return Path(row["directory"]) if row else None
+
     def prune(self, older_than: str | None, keep_last: int, *, dry_run: bool = False) -> list[str]:
         """Remove runs that started before a moment (None: any) but for the newest of each matrix; their ids."""
         with _writing(self.connection):
@@ -119,10 +135,12 @@ turned AS (
       AND o.outcome NOT IN ('ERROR', 'REJECTED') AND (o.outcome = 'FAIL') <> (c.outcome = 'FAIL')
     ORDER BY o.started DESC, o.id DESC LIMIT 1) AS other
   FROM decided d JOIN cells c ON c.id = d.last)
-SELECT t.name, t.outcome, r.run_id, t.started, t.version, o.version AS before_version,
+SELECT t.name, t.outcome, r.run_id, t.started, t.version,
+  o.version AS before_version, o.started AS before, br.run_id AS before_run,
   f.started AS since, f.version AS since_version, fr.run_id AS since_run
 FROM turned t JOIN runs r ON r.id = t.run
 LEFT JOIN cells o ON o.id = t.other
+LEFT JOIN runs br ON br.id = o.run
 JOIN cells f ON f.id = (
   SELECT n.id FROM cells n WHERE n.series = t.series AND n.outcome NOT IN ('ERROR', 'REJECTED')
     AND (o.id IS NULL OR n.started > o.started OR (n.started = o.started AND n.id > o.id))

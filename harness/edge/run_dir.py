@@ -8,7 +8,7 @@ reports/<run_id>/
   turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
-  noise.json  report.json  junit.xml  report.md  report.html
+  noise.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
 """
 
 from __future__ import annotations

@@ -100,7 +100,10 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER, count
         for old, new in trained
         if isinstance(old, ReportCell) and isinstance(new, ReportCell)
     )
-    stacks = {(old, new): differences(stack_facts(before, old), stack_facts(after, new), counts) for old, new in used}
+    stacks = {
+        (old, new): differences(stack_facts(before.provenance, old), stack_facts(after.provenance, new), counts)
+        for old, new in used
+    }
     bounds = _bounds(after)
 
     def change_of(pair: Pair) -> CellChange:

@@ -19,7 +19,7 @@ _SPECIAL = re.compile(r"([\\`*|\[\]])")
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
     """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, times, canaries,
     noise."""
-    lines = [*_head(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
+    lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
     lines += [*_times(report), *_canaries(report), *_noise(report)]
     return cut(lines, most_bytes)
 
@@ -60,6 +60,15 @@ def _head(report: Report) -> Iterator[str]:
     yield ""
     if report.selection:
         yield from (f"Selected, {text(report.selection.text)}; {report.selection.left_out} cells left out.", "")
+
+
+def _since(report: Report) -> Iterator[str]:
+    if report.since is None:
+        return
+    yield from ("## Since the previous run", "", text(report.since.text), "")
+    for cell in report.since.cells:
+        yield f"- **{text(cell.id)}**: {text(cell.change)}: {text(cell.text)}"
+    yield from ("",) if report.since.cells else ()
 
 
 def _failures(report: Report) -> Iterator[str]:

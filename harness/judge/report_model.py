@@ -129,6 +129,44 @@ class ReportRejected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CellSince:
+    """What became of a cell since the previous run that decided about it."""
+
+    id: str
+    change: str  # newly failing | still failing | fixed | failing, not judged before
+    since: str  # when the first run of its present failure began, ISO; of a fixed cell, of its past failure
+    since_run: str
+    good: str  # when the last run before that failure began; empty: none is known
+    good_run: str
+    between: list[str] = field(default_factory=list)  # what moved in its stack as it broke, or as it was fixed
+
+    @property
+    def text(self) -> str:
+        """One sentence: since when, last good, what moved."""
+        begun = f"{self.since} (run {self.since_run})"
+        told = f"had failed since {begun}" if self.change == "fixed" else f"fails since {begun}"
+        good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; never seen good"
+        moved = "; ".join(self.between) or "nothing that the records tell"
+        return f"{told}{good}; moved in between: {moved}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Since:
+    """What changed since the previous run of the same matrix, as the history had it when this run ended."""
+
+    run_id: str
+    started: str
+    cells: list[CellSince] = field(default_factory=list)  # those that fail, or failed before
+
+    @property
+    def text(self) -> str:
+        """ "Since run X of 2026-08-21T10:15:30Z: 1 newly failing, 2 still failing." """
+        names = list(dict.fromkeys(cell.change for cell in self.cells))
+        counts = [f"{sum(cell.change == name for cell in self.cells)} {name}" for name in names]
+        return f"Since run {self.run_id} of {self.started}: {', '.join(counts) or 'no cell changed, none fails'}."
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     run_id: str
     matrix: str
@@ -141,4 +179,5 @@ class Report:
     rejected: list[ReportRejected]
     selection: Selection | None = None  # of the cells that may run; None: every one
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
+    since: Since | None = None  # None: no earlier run is known
     schema_version: int = SCHEMA_VERSION

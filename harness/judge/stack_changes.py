@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.judge.report_model import Report
 from harness.words.stack import DEFAULT
 
 Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
@@ -42,11 +41,16 @@ class Difference:
     commits: str = ""  # of a checkout whose history is at hand: how many lie between
 
     @property
+    def is_move(self) -> bool:
+        """Whether both are full commit hashes."""
+        return all(_HASH.fullmatch(value or "") for value in (self.before, self.after))
+
+    @property
     def text(self) -> str:
         """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
         if self.before is None or self.after is None:
             return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} gone"
-        if moved(self.before, self.after):
+        if self.is_move:
             ends = f"{self.what} {self.before[:_SHOWN_HASH]}..{self.after[:_SHOWN_HASH]}"
             return f"{ends}, {self.commits}" if self.commits else ends
         return f"{self.what} {self.before} -> {self.after}"
@@ -55,16 +59,16 @@ class Difference:
 Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> what lies between
 
 
-def stack_facts(report: Report, stack: str) -> dict[str, str]:
-    """What a stack of a run holds, as the report's provenance has it; commits first."""
-    known: Mapping[str, Any]
+def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
+    """What a stack of a run holds, as its report's provenance has it; commits first."""
+    known = provenance
     if stack == DEFAULT:
-        known = report.provenance
         packages = _mapping(known.get("packages")).items()
         facts = {str(name): str(version) for name, version in packages if version != "not installed"}
     else:
-        known = _mapping(_mapping(report.provenance.get("stacks")).get(stack))
+        known = _mapping(_mapping(provenance.get("stacks")).get(stack))
         facts = {str(name): str(commit) for name, commit in _mapping(known.get("commits")).items()}
+        facts |= {f"{name} without": commits for name, commits in _reverted(known.get("checkouts"))}
         facts |= dict(_pairs(known.get("packages")))
         facts |= {f"variable {name}": value for name, value in _pairs(known.get("env"), "=")}
     return facts | {key: str(known[key]) for key in ("python", "container") if known.get(key)}
@@ -80,6 +84,13 @@ def _pairs(items: Any, sign: str = "==") -> Iterator[tuple[str, str]]:
         yield name, value
 
 
+def _reverted(checkouts: Any) -> Iterator[tuple[str, str]]:
+    """Of "megatron-lm main = 1a2b without 3c4d, 5e6f of <repository>", the project and what it is without."""
+    for text in checkouts if isinstance(checkouts, list) else ():
+        if found := re.match(r"(\S+) .* without (.+) of ", str(text)):
+            yield found[1], found[2]
+
+
 def differences(before: Facts, after: Facts, counts: Counts | None = None) -> list[Difference]:
     """Commits first, then in the order of the facts."""
     found = []
@@ -88,12 +99,7 @@ def differences(before: Facts, after: Facts, counts: Counts | None = None) -> li
         if old != new:
             between = (counts or {}).get((old or "", new or ""))
             found.append(Difference(what=name, before=old, after=new, commits=between.text if between else ""))
-    return sorted(found, key=lambda item: not moved(item.before, item.after))
-
-
-def moved(before: str | None, after: str | None) -> bool:
-    """Whether both are full commit hashes."""
-    return all(_HASH.fullmatch(value or "") for value in (before, after))
+    return sorted(found, key=lambda item: not item.is_move)
 
 
 def differences_text(items: Iterable[Difference], most: int = 6) -> str:

@@ -6,16 +6,23 @@ from tests.two_runs import NEW, OLD, in_stack
 
 
 def test_the_default_stack_is_what_provenance_says_without_what_is_not_there() -> None:
-    facts = stack_facts(sample_report(), "default")
+    facts = stack_facts(sample_report().provenance, "default")
     assert facts == {"megatron-core": "0.19.2", "torch": "2.9.0+cpu", "python": "3.12.4"}
 
 
 def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
     report = in_stack(sample_report(), OLD, torch="2.9.0")
     report.provenance["stacks"]["main"]["env"] = ["NCCL_ALGO=Ring"]
-    facts = {"megatron-lm": OLD, "torch": "2.9.0", "variable NCCL_ALGO": "Ring", "python": "3.12.4"}
-    assert stack_facts(report, "main") == facts
-    assert stack_facts(report, "unheard of") == {}
+    report.provenance["stacks"]["main"]["checkouts"] = [f"megatron-lm main = {OLD} without abc, def of /repository"]
+    facts = {
+        "megatron-lm": OLD,
+        "megatron-lm without": "abc, def",
+        "torch": "2.9.0",
+        "variable NCCL_ALGO": "Ring",
+        "python": "3.12.4",
+    }
+    assert stack_facts(report.provenance, "main") == facts
+    assert stack_facts(report.provenance, "unheard of") == {}
 
 
 def test_a_moved_checkout_comes_first_with_the_number_of_commits() -> None:
