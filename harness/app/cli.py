@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness.app import compare, history
+from harness.app import announce, compare, history
 from harness.words.errors import HarnessError, InputError
 from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 
@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     _run_parent(report)
     _history(report)
+    _notify(report)
     _later_verbs(verbs)
     compare.add_parser(verbs)
     history.add_parser(verbs)
@@ -68,6 +69,7 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         _run_parent(later)
         if name == "resume":
             _history(later)
+            _notify(later)
             later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
     _shrink_verb(verbs.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = verbs.add_parser("logs", help="show where logs lie and how they end")
@@ -95,6 +97,7 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
     _cluster(run)
     _run_parent(run, None, "folder of run directories (the cluster profile's, else reports)")
     _history(run)
+    _notify(run)
     run.add_argument(
         "--dry-run",
         action="store_true",
@@ -161,6 +164,16 @@ def _history(parser: argparse.ArgumentParser, *, recording: bool = True) -> None
         parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
 
 
+def _notify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--notify",
+        action="append",
+        type=announce.receiver,
+        metavar="CMD_OR_URL",
+        help="tell a command (JSON on its stdin) or a webhook (http, https) of the verdict (repeatable)",
+    )
+
+
 def _hours(text: str) -> float:
     hours = float(text)
     if not 0 < hours < math.inf:
@@ -184,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     command = ["harness", *(sys.argv[1:] if argv is None else argv)]
     try:
-        return _dispatch(arguments, command)
+        return _dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.edge.console import print_problems
 
@@ -205,7 +218,11 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.app import verbs
     from harness.app.ending import Finish
 
-    finish = Finish(record=not getattr(arguments, "no_history", False), history=getattr(arguments, "history", None))
+    finish = Finish(
+        record=not getattr(arguments, "no_history", False),
+        history=getattr(arguments, "history", None),
+        notify=tuple(getattr(arguments, "notify", None) or ()),
+    )
     if arguments.verb == "run":
         return verbs.run(
             arguments.matrix,

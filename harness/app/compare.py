@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from harness.words.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from harness.judge.compare_runs import Comparison
     from harness.judge.report_model import Report
+    from harness.judge.stack_changes import Counts
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.edge.console import print_lines
     from harness.edge.run_dir import write_atomic
     from harness.judge.compare_numbers import SLOWER
-    from harness.judge.compare_runs import compare_runs
+    from harness.judge.compare_runs import compare_runs, with_commits
     from harness.judge.render_compare import (
         comparison_lines,
         exit_code,
@@ -65,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     factor = arguments.slower_than
     slower = Bound(value=factor, unit="factor", origin="--slower-than") if factor else SLOWER
     comparison = compare_runs(before, after, slower=slower)
+    comparison = with_commits(comparison, _counts(comparison, place))
     if arguments.json:
         print(render_comparison_json(comparison), end="")
         return exit_code(comparison)
@@ -73,6 +76,26 @@ def run(arguments: argparse.Namespace) -> int:
         write_atomic(place / name, text)
     print_lines([*((f"written: {shown(place / name)}", "") for name in texts), *comparison_lines(comparison)])
     return exit_code(comparison)
+
+
+def _counts(comparison: Comparison, place: Path) -> Counts:
+    """Commits between those that differ, counted in the repositories that the later run's stacks name."""
+    from harness.app.past import count_commits
+    from harness.edge.evidence_files import read_plan
+    from harness.edge.run_dir import RunDir
+    from harness.judge.stack_changes import Moved
+
+    moves = [
+        (stack.stack.rpartition(" ")[2], item.before or "", item.after or "")
+        for stack in comparison.stacks
+        for item in stack.differences
+        if item.is_move
+    ]
+    run = RunDir(place)
+    if not moves or not run.plan.exists():
+        return {}
+    found = count_commits(read_plan(run), moves)
+    return {(one.before, one.after): Moved(one.added, one.removed) for one in found}
 
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:

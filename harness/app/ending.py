@@ -26,20 +26,26 @@ class Finish:
 
     record: bool = True
     history: Path | None = None  # --history
+    notify: tuple[str, ...] = ()  # --notify: commands and URLs
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it."""
     from harness.app import stages
+    from harness.app.announce import announce
     from harness.app.past import with_past
+    from harness.edge.ci_systems import tell_ci
     from harness.edge.console import print_report
 
     file = history_file(finish.history, directory.root.parent)
     report = with_past(directory, plan, stages.judge(directory, plan), file if finish.record else None)
     print_report(report, [shown(path) for path in stages.write_reports(directory, report)])
+    tell_ci(report, os.environ)
     if finish.record:
         record(directory, report, file)
-    return exit_code(cell.outcome for cell in report.cells)
+    code = exit_code(cell.outcome for cell in report.cells)
+    announce(finish.notify, report, directory.root, code)
+    return code
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.judge.cell_pairs import (
@@ -30,7 +30,7 @@ from harness.judge.cell_pairs import (
 )
 from harness.judge.compare_numbers import SLOWER, Drift, TimeChange, drifts, time_changes
 from harness.judge.report_model import LossCurve, Report, ReportCell
-from harness.judge.stack_changes import Counts, Difference, differences, stack_facts
+from harness.judge.stack_changes import Counts, Difference, counted, differences, stack_facts
 from harness.words.outcomes import Finding, LaneVerdict, Outcome, Severity
 from harness.words.records import SCHEMA_VERSION
 from harness.words.tolerances import Bound
@@ -88,8 +88,8 @@ class Comparison:
         return [cell for cell in self.cells if cell.regressions]
 
 
-def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER, counts: Counts | None = None) -> Comparison:
-    """`counts`: how many commits lie between those that differ, where somebody could count them."""
+def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Comparison:
+    """`slower`: the factor from which on a time, or a ratio of times, counts as slower."""
     sides = _side(before), _side(after)
     why_not = "" if sides[0].hardware == sides[1].hardware else "other hardware"
     on_cpu = "cpu" in sides[1].hardware["devices"]
@@ -101,7 +101,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER, count
         if isinstance(old, ReportCell) and isinstance(new, ReportCell)
     )
     stacks = {
-        (old, new): differences(stack_facts(before.provenance, old), stack_facts(after.provenance, new), counts)
+        (old, new): differences(stack_facts(before.provenance, old), stack_facts(after.provenance, new))
         for old, new in used
     }
     bounds = _bounds(after)
@@ -130,6 +130,12 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER, count
         verdict="regression" if any(cell.regressions for cell in cells) else "no regression",
         notes=_notes(before, after, sides),
     )
+
+
+def with_commits(comparison: Comparison, counts: Counts) -> Comparison:
+    """The comparison with how many commits lie between those that differ, where somebody could count them."""
+    stacks = [replace(stack, differences=counted(stack.differences, counts)) for stack in comparison.stacks]
+    return replace(comparison, stacks=stacks)
 
 
 def _side(report: Report) -> Side:

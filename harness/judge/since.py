@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from harness.judge.cell_pairs import FIXED, GOOD, NEWLY_FAILING, STILL_FAILING, UNJUDGED, stack_of
 from harness.judge.history_rows import RunRow
 from harness.judge.report_model import CellSince, Report, ReportCell, Since
-from harness.judge.stack_changes import Counts, Facts, Moved, differences, stack_facts
+from harness.judge.stack_changes import Counts, Facts, Moved, counted, differences, stack_facts
 from harness.words.outcomes import Outcome
 from harness.words.records import SCHEMA_VERSION
 
@@ -125,7 +125,7 @@ def _moved(before: Point | None, after: Point, old: Facts, new: Facts, counts: C
     if before is None:
         return []
     if old and new:
-        found = [item.text for item in differences(old, new, counts)]
+        found = [item.text for item in counted(differences(old, new), counts)]
         return found[:_MOST] + ([f"{len(found) - _MOST} more"] if len(found) > _MOST else [])
     return [f"{before.version} -> {after.version}"] if before.version != after.version else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from harness.words.stack import DEFAULT
@@ -91,15 +91,20 @@ def _reverted(checkouts: Any) -> Iterator[tuple[str, str]]:
             yield found[1], found[2]
 
 
-def differences(before: Facts, after: Facts, counts: Counts | None = None) -> list[Difference]:
+def differences(before: Facts, after: Facts) -> list[Difference]:
     """Commits first, then in the order of the facts."""
-    found = []
-    for name in dict.fromkeys([*after, *before]):
-        old, new = before.get(name), after.get(name)
-        if old != new:
-            between = (counts or {}).get((old or "", new or ""))
-            found.append(Difference(what=name, before=old, after=new, commits=between.text if between else ""))
+    found = [
+        Difference(what=name, before=before.get(name), after=after.get(name))
+        for name in dict.fromkeys([*after, *before])
+        if before.get(name) != after.get(name)
+    ]
     return sorted(found, key=lambda item: not item.is_move)
+
+
+def counted(items: Iterable[Difference], counts: Counts) -> list[Difference]:
+    """With the commits that lie between, where they are known."""
+    moved = ((item, counts.get((item.before or "", item.after or ""))) for item in items)
+    return [replace(item, commits=between.text) if between else item for item, between in moved]
 
 
 def differences_text(items: Iterable[Difference], most: int = 6) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.judge.compare_runs import CellChange, Comparison, compare_runs
+from harness.judge.compare_runs import CellChange, Comparison, compare_runs, with_commits
 from harness.judge.report_model import Report
 from harness.judge.stack_changes import Moved
 from harness.words.outcomes import Outcome
@@ -84,7 +84,7 @@ def test_a_lane_that_passed_and_fails_is_a_regression_of_a_failing_cell() -> Non
 
 def test_what_moved_between_the_stacks_is_told_with_its_commits() -> None:
     before, after = in_stack(sample_report(), OLD, torch="2.9.0"), in_stack(sample_report(), NEW, torch="2.9.0")
-    found = compare_runs(before, after, counts={(OLD, NEW): Moved(added=312, removed=0)})
+    found = with_commits(compare_runs(before, after), {(OLD, NEW): Moved(added=312, removed=0)})
     (stack,) = found.stacks
     assert stack.stack == "main"
     assert [item.text for item in stack.differences] == ["megatron-lm 5e4fc931ba..d30e165203, 312 commits"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.judge.stack_changes import Moved, differences, differences_text, stack_facts
+from harness.judge.stack_changes import Moved, counted, differences, differences_text, stack_facts
 from tests.sample_report import sample_report
 from tests.two_runs import NEW, OLD, in_stack
 
@@ -28,7 +28,7 @@ def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
 def test_a_moved_checkout_comes_first_with_the_number_of_commits() -> None:
     before = {"torch": "2.9.0", "six": "1.16", "megatron-lm": OLD}
     after = {"torch": "2.9.1", "regex": "2026.1", "megatron-lm": NEW}
-    found = differences(before, after, {(OLD, NEW): Moved(added=312, removed=0)})
+    found = counted(differences(before, after), {(OLD, NEW): Moved(added=312, removed=0)})
     assert [item.text for item in found] == [
         "megatron-lm 5e4fc931ba..d30e165203, 312 commits",
         "torch 2.9.0 -> 2.9.1",

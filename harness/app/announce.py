@@ -1,0 +1,59 @@
+"""`--notify`: who is told of a verdict, and what. Nothing that a receiver does changes the verdict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.judge.report_model import Report
+
+OPTION = "--notify"
+
+
+def receiver(text: str) -> str:
+    """The value of --notify. argparse turns the error into words and exit code 2."""
+    from argparse import ArgumentTypeError
+
+    from harness.edge.notify import problem_of
+
+    if problem := problem_of(text):
+        raise ArgumentTypeError(f"{problem}: {text!r}")
+    return text
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as it may be kept in files: the address of a webhook is a password."""
+    from harness.edge.notify import is_url, shown
+
+    kept = []
+    for before, word in zip(["", *command], command):
+        name, sign, value = word.partition("=")
+        if before == OPTION and is_url(word):
+            kept.append(shown(word))
+        elif name == OPTION and sign and is_url(value):
+            kept.append(f"{OPTION}={shown(value)}")
+        else:
+            kept.append(word)
+    return kept
+
+
+def announce(receivers: Sequence[str], report: Report, directory: Path, exit_code: int) -> None:
+    """Tell every receiver; what went wrong goes to stderr."""
+    from harness.edge.notify import notify, shown
+    from harness.judge.announcement import announcement
+    from harness.words.jsonable import dumps
+
+    text = dumps(announcement(report, exit_code=exit_code, directory=str(directory)))
+    variables = {
+        "HARNESS_RUN_ID": report.run_id,
+        "HARNESS_MATRIX": report.matrix,
+        "HARNESS_VERDICT": report.verdict,
+        "HARNESS_EXIT_CODE": str(exit_code),
+        "HARNESS_RUN_DIR": str(directory),
+    }
+    for one in receivers:
+        if wrong := notify(one, text, variables):
+            print(f"harness: {OPTION} {shown(one)}: {wrong}", file=sys.stderr)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.app.announce import announce, without_secrets
+from harness.app.cli import main
+from tests.sample_report import sample_report
+
+TELL = "import os,sys,pathlib; pathlib.Path(os.environ['HARNESS_RUN_DIR'], 'told').write_text(sys.stdin.read())"
+
+
+def test_every_receiver_is_told_and_one_that_fails_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = sample_report()
+    announce(["false", shlex.join([sys.executable, "-c", TELL])], report, tmp_path, 1)
+    value = json.loads((tmp_path / "told").read_text())
+    assert (value["run_id"], value["exit_code"]) == (report.run_id, 1)
+    assert capsys.readouterr().err == "harness: --notify false: ended with exit code 1\n"
+
+
+def test_the_address_of_a_webhook_is_not_kept_in_files() -> None:
+    command = ["harness", "run", "a.yaml", "--notify", "https://hooks.example.org/T0/secret", "--notify=mail me"]
+    assert without_secrets(command) == [*command[:4], "https://hooks.example.org/...", "--notify=mail me"]
+    assert without_secrets(["x", "--notify=http://a.example/secret"]) == ["x", "--notify=http://a.example/..."]
+
+
+@pytest.mark.parametrize("receiver", ["ftp://example.org/x", "mail 'open"])
+def test_a_receiver_that_cannot_be_is_refused_before_the_run(receiver: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "none.yaml", "--notify", receiver])
+    assert ended.value.code == 2
+    assert "argument --notify: " in capsys.readouterr().err
