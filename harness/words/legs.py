@@ -62,7 +62,10 @@ def why_not(config: CellConfig, canary: str) -> str:
         return "multi-token prediction goes on from the hidden states that the output layer gets"
     if fixed := _FIXED.get((config.data_path, canary)):
         return fixed
-    legs = _LEGS[canary](config)
+    try:
+        legs = _LEGS[canary](config)
+    except ValueError as error:  # documents chosen for it do not make rows for this layout
+        return f"canary {canary}: {error}"
     largest = max((config.style.size(document) for leg in legs for document in leg.documents), default=0)
     if largest > config.train.seq_length:
         return f"a document padded to {largest} slots does not fit a row of {config.train.seq_length}"
@@ -95,12 +98,13 @@ def _isolation(config: CellConfig) -> list[Leg]:
 def _repetition(config: CellConfig) -> list[Leg]:
     """All documents are copies of one, so short that they fit into one row, or into as many as the layout wants.
 
-    A data path that does not split its first row wants them made so.
+    A data path that splits no row, or not its first, wants them made so.
     """
     count, seq_length = config.train.global_batch, config.train.seq_length
     if not config.style.packed or count < 2:
         return []
-    rows = row_multiple(config.layout, config.micro_batch_size) if config.style.split_last else 1
+    made = config.style.split_last or config.style.longest_first
+    rows = row_multiple(config.layout, config.micro_batch_size) if made else 1
     length = max(seq_length // -(-count // rows) - 1, min(3, seq_length - 1))
     documents = tuple(
         Document(index=index, length=length, original_length=length, copy_of=0 if index else None)

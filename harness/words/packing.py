@@ -177,14 +177,15 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     """Rows of at most seq_length slots holding the documents in order (next fit), or as `longest_first` says.
 
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
-    for that.
+    for that, or if the data path packs beforehand (`longest_first`) and splits none.
     """
     groups = (
         _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
     )
     made = len(groups)
     while len(groups) % multiple:
-        if not (_split_last(groups, made) if style.split_last else _split_widest(groups)):
+        split = not style.longest_first and (_split_last(groups, made) if style.split_last else _split_widest(groups))
+        if not split:
             raise ValueError(
                 f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
                 f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"

@@ -83,6 +83,26 @@ def test_order_reverses_and_repetition_fills_one_row_with_copies() -> None:
     assert [len(batch.placed) for batch in repetition.micro_batches(config)[0]] == [8]
 
 
+@pytest.mark.parametrize("layout", [{"pp": 2, "vpp": 2}, {"pp": 4, "dp": 2}, {"pp": 4, "vpp": 2}, {"dp": 2}])
+def test_repetition_makes_as_many_rows_as_the_layout_wants_where_rows_are_packed_beforehand(
+    layout: dict[str, int],
+) -> None:
+    config = cell("bridge_offline", **layout)
+    config = replace(config, train=replace(config.train, global_batch=16))
+    alone = replace(config, layout=Layout())  # whose rows are as upstream packs them: nothing is split
+    documents = legs(config)["repetition"].documents
+    rows = [[item.document.index for item in batch.placed] for batch in alone.packed(documents)[0]]
+    dp = config.layout.dp
+    for replica, batches in enumerate(config.packed(documents)):
+        assert [[item.document.index for item in batch.placed] for batch in batches] == rows[replica::dp]
+
+
+def test_documents_that_do_not_make_rows_for_a_layout_leave_a_canary_out_with_the_reason() -> None:
+    config = cell("bridge_offline", SHORT, pp=4, vpp=2)
+    reason = why_not(replace(config, train=replace(config.train, global_batch=6)), "repetition")
+    assert "cannot be split into a multiple of 4" in reason
+
+
 def test_truncation_is_a_leg_only_where_step_0_cuts_nothing() -> None:
     assert "truncation" not in legs(cell())
     leg = legs(cell(documents=SHORT))["truncation"]

@@ -229,6 +229,14 @@ def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_
     assert (params.cu_seqlens_q, params.cu_seqlens_q_padded, params.max_seqlen_q) == ((0, 5, 10, 16), None, 6)
 
 
+def test_bridge_offline_packs_beforehand_and_splits_no_row() -> None:
+    style = packing_style("bridge_offline", Layout(), SEQ)
+    documents = [Document(index=index, length=3, original_length=3) for index in range(4)]
+    assert len(pack(documents, style, seq_length=SEQ, multiple=1)) == 1
+    with pytest.raises(ValueError, match="4 documents make 1 rows of"):
+        pack(documents, style, seq_length=SEQ, multiple=2)
+
+
 def test_bridge_offline_tells_real_lengths_only_when_documents_are_padded() -> None:
     style = packing_style("bridge_offline", Layout(cp=2), SEQ)
     [row] = pack(documents_of([6, 3]), style, seq_length=SEQ, multiple=1)
