@@ -43,10 +43,11 @@ _factor.__name__ = "factor above 1"  # as argparse names it: invalid factor abov
 def run(arguments: argparse.Namespace) -> int:
     """Compare the second run with the first; with a baseline, the one run with that. 0, or 1 for a regression.
 
-    Without --json, compare.md is written beside the later run's report.
+    Without --json, compare.md and compare.html are written beside the later run's report.
     """
     from harness.app.ending import shown
     from harness.edge.console import print_lines
+    from harness.edge.html_compare import render_comparison_html
     from harness.edge.run_dir import write_atomic
     from harness.judge.compare_numbers import SLOWER
     from harness.judge.compare_runs import compare_runs, with_commits
@@ -71,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(render_comparison_json(comparison), end="")
         return exit_code(comparison)
-    texts = {"compare.md": render_comparison_markdown(comparison)}
+    texts = {
+        "compare.md": render_comparison_markdown(comparison),
+        "compare.html": render_comparison_html(comparison),
+    }
     for name, text in texts.items():
         write_atomic(place / name, text)
     print_lines([*((f"written: {shown(place / name)}", "") for name in texts), *comparison_lines(comparison)])

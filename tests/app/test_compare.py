@@ -36,6 +36,7 @@ def test_two_runs_by_id_with_a_regression_between(capsys: pytest.CaptureFixture[
     assert "REGRESSION: 1 newly failing" in said
     assert "written: reports/second/compare.md" in said
     assert (later / "compare.md").read_text().startswith("# Regression: smoke\n")
+    assert "✕ Regression" in (later / "compare.html").read_text()
 
 
 def test_the_latest_run_against_a_kept_report(capsys: pytest.CaptureFixture[str]) -> None:
