@@ -76,7 +76,7 @@ def _side_by_side(
     at_once: int,
     parallel_ranks: int,
 ) -> None:
-    """`at_once` agents at once, since one that imports keeps one core busy, each with `parallel_ranks` ranks at once."""
+    """`at_once` agents at a time, each with `parallel_ranks` ranks, since one that imports keeps one core busy."""
     for allocation in allocations:
         write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks)
     waiting, running = list(allocations), list[_Agent]()

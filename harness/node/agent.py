@@ -277,7 +277,7 @@ class Follower(Agent):
 
             trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and left no result"
             self.abort(attempt, trouble)
-            endings = settle(attempt, self.share(config).ranks, {}, False)
+            endings = settle(attempt, self.share(config).ranks, {}, {})
             write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
 
 

@@ -7,22 +7,23 @@ binds the port, and rank 0 serves the store on that socket. It also sums up how 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
 import re
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.edge.run_dir import AttemptDir, write_json
 from harness.node import rendezvous
+from harness.node.deadline import Deadline
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress
@@ -32,22 +33,9 @@ from harness.words.errors import DiskFullError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
 
-DUMP_GRACE_S = 1.0  # between the stack dump at the deadline and the kill
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
 _COLLECTIVE = re.compile(r'File "[^"]*(?:distributed_c10d|p2p_communication)\.py", line \d+ in (\w+)')
-
-
-class _Deadline:
-    """Kills the ranks when the time is up; elastic then sees them fail."""
-
-    def __init__(self) -> None:
-        self.hit = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.hit = True
-        for child in multiprocessing.active_children():
-            child.kill()
 
 
 class _Peers:
@@ -55,37 +43,20 @@ class _Peers:
 
     def __init__(self, attempt: AttemptDir, share: Share, deadline_at: float, heartbeats: Heartbeats) -> None:
         self.attempt, self.share, self.deadline_at, self.heartbeats = attempt, share, deadline_at, heartbeats
-        self.dumped_at: float | None = None
 
     def abort(self, reason: str, *, node: int | None = None, rank: int | None = None, deadline: bool = False) -> None:
         node = self.share.node if node is None else node
         rendezvous.write_abort(self.attempt, Abort(node=node, rank=rank, reason=reason, deadline=deadline))
 
-    def mind(self, processes: Any) -> None:
-        """End this node's ranks when the cell is over elsewhere, and say so when it is over here."""
-        if time.time() >= self.deadline_at:
-            self.abort("the deadline passed", deadline=True)
-        elif self.share.node == 0:
+    def mind(self, processes: Any) -> bool:
+        """End this node's ranks when the cell is over elsewhere. True when it is over by another node's deadline."""
+        if self.share.node == 0:
             for node in self.heartbeats.silent():
                 self.abort(f"node {node} is silent", node=node)
         abort = rendezvous.read(Abort, rendezvous.abort_file(self.attempt))
-        if abort is not None and abort.deadline:
-            self._end_at_deadline(processes)
-        elif abort is not None:
+        if abort is not None and not abort.deadline:
             processes.close(signal.SIGTERM, timeout=END_GRACE_S)
-
-    def _end_at_deadline(self, processes: Any) -> None:
-        """Have the stacks dumped, then hold the ranks until the alarm kills them.
-
-        A rank that still ran when another node's ranks were killed would say that it lost its peer.
-        """
-        if self.dumped_at is None:
-            self.dumped_at = time.monotonic()
-            if time.time() < self.deadline_at:  # this node's clock is behind, its ranks have not dumped by themselves
-                _signal_all(processes, signal.SIGUSR1)
-            signal.setitimer(signal.ITIMER_REAL, DUMP_GRACE_S)
-        elif time.monotonic() > self.dumped_at + DUMP_GRACE_S / 2:
-            _signal_all(processes, signal.SIGSTOP)
+        return abort is not None and abort.deadline
 
     def collect(self) -> dict[int, NodeResult]:
         """Results of the other nodes; a node that is silent, or later than the deadline and a grace, is left out."""
@@ -121,13 +92,12 @@ def supervise(
     attempt = AttemptDir(Path(attempt_root))
     log_to(attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
     started = time.time()
-    deadline = _Deadline()
-    signal.signal(signal.SIGALRM, deadline)
-    signal.setitimer(signal.ITIMER_REAL, max(deadline_at + DUMP_GRACE_S - started, 0.01))
+    deadline = Deadline(deadline_at)
+    deadline.arm()
     peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
-    exit_codes = _launch(attempt, cell, config, deadline_at, share, peers)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    endings = settle(attempt, share.ranks, exit_codes, deadline.hit)
+    exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
+    deadline.disarm()
+    endings = settle(attempt, share.ranks, exit_codes, late)
     if share.node > 0:
         write_json(rendezvous.node_file(attempt, share.node), NodeResult(node=share.node, ranks=endings))
         return
@@ -136,24 +106,27 @@ def supervise(
 
 
 def _launch(
-    attempt: AttemptDir, cell: str, config: CellConfig, deadline_at: float, share: Share, peers: _Peers | None
-) -> dict[int, int]:
-    """Fork and wait for the ranks; exit code of every rank. Elastic ends the others once one has failed."""
+    attempt: AttemptDir, cell: str, config: CellConfig, deadline: Deadline, share: Share, peers: _Peers | None
+) -> tuple[dict[int, int], dict[int, float]]:
+    """Fork and wait for the ranks; exit code of every rank, and when the deadline found those that still ran.
+
+    Elastic ends the others once one has failed.
+    """
     listener = rendezvous.listen(share) if share.node == 0 else None
     with listener or nullcontext():
         if listener is None:
-            meeting = rendezvous.await_rendezvous(attempt, deadline_at)
+            meeting = rendezvous.await_rendezvous(attempt, deadline.at)
         elif share.nodes == 1:
             meeting = Rendezvous(address=listener.getsockname()[0], port=listener.getsockname()[1])
         else:
             meeting = rendezvous.announce(attempt, listener)
         if meeting is None:
-            return {}
+            return {}, {}
         descriptor = listener.fileno() if listener else None
         common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size)}
         common |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
         ranks = dict(enumerate(share.ranks))
-        arguments = (str(attempt.root), cell, config, deadline_at, descriptor, os.getpid(), share)
+        arguments = (str(attempt.root), cell, config, deadline.at, descriptor, os.getpid(), share)
         processes = start_processes(
             name=cell,
             entrypoint=rank_main,
@@ -163,49 +136,59 @@ def _launch(
             start_method="fork",
         )
     children = {child.pid: child for child in multiprocessing.active_children()}
-    _wait(processes, share, peers)
-    return {ranks[local]: children[pid].exitcode or 0 for local, pid in processes.pids().items()}
+    _wait(processes, share, peers, deadline)
+    pids = {ranks[local]: pid for local, pid in processes.pids().items()}
+    late = {rank: deadline.found[pid] for rank, pid in pids.items() if pid in deadline.found}
+    return {rank: children[pid].exitcode or 0 for rank, pid in pids.items()}, late
 
 
-def _wait(processes: Any, share: Share, peers: _Peers | None) -> None:
-    """Wait until every rank has ended; with other nodes, end with them.
+def _wait(processes: Any, share: Share, peers: _Peers | None, deadline: Deadline) -> None:
+    """Wait until every rank has ended, or until the deadline ends them; with other nodes, end with them.
 
     torch reads the error file of a rank that failed, which is not whole when the rank was killed while it wrote it.
     """
+    ended, elsewhere = None, False
     try:
-        if peers is None:
-            processes.wait(period=0.05)
-            return
-        while (ended := processes.wait(timeout=rendezvous.POLL_S, period=0.05)) is None:
-            peers.mind(processes)
+        while ended is None and not elsewhere and (left := deadline.left_s) > 0:
+            ended = processes.wait(timeout=min(left, rendezvous.POLL_S), period=0.05)
+            elsewhere = ended is None and peers is not None and peers.mind(processes)
     except (EOFError, pickle.UnpicklingError):
         processes.close()
         if peers is not None:
             peers.abort("a rank was killed while it failed")
         return
-    if ended.is_failed():
+    if ended is None:
+        if not elsewhere:
+            deadline.wait()
+        if peers is not None:
+            peers.abort("the deadline passed", deadline=True)
+        deadline.end()
+        processes.close()
+    elif ended.is_failed() and peers is not None:
         local = min(ended.failures)
         peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])
 
 
-def _signal_all(processes: Any, number: signal.Signals) -> None:
-    for pid in processes.pids().values():
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, number)
-
-
 def settle(
-    attempt: AttemptDir, ranks: Iterable[int], exit_codes: dict[int, int], deadline_hit: bool
+    attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
 ) -> list[RankEnding]:
-    """How dead ranks ended; their records that could not say so themselves are marked."""
+    """How dead ranks ended; their records that could not say so themselves are marked.
+
+    `late`: when the deadline found the ranks that still ran, in seconds since the epoch. What they raised after that,
+    or died of, only followed from it.
+    """
     endings = []
     for rank in ranks:
         path = attempt.record(rank)
         ended = "missing"
         if path.exists():
             record = _record(path)
+            raised_late = record.failure is not None and record.failure.time >= late.get(rank, math.inf)
+            if raised_late:
+                print(f"rank {rank} raised after the deadline: {record.failure}")
+                record.ended, record.failure = "running", None
             if record.ended == "running":
-                record.ended = "deadline" if deadline_hit else "killed"
+                record.ended = "deadline" if rank in late else "killed"
                 record.progress = last_progress(path) or record.progress
                 write_json(path, record)
             ended = record.ended
@@ -223,7 +206,7 @@ def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Pee
             endings += found[node].ranks
             troubles += [found[node].trouble] if found[node].trouble else []
         else:
-            endings += settle(attempt, peers.share.ranks_of(node), {}, False)
+            endings += settle(attempt, peers.share.ranks_of(node), {}, {})
             troubles.append(f"node {node} was silent and left no result")
     return troubles
 

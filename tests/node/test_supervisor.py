@@ -3,16 +3,26 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import signal
+import sys
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch.distributed as dist
 
-from harness.edge.run_dir import AttemptDir, needs_room
+from harness.edge.run_dir import AttemptDir, RunDir, needs_room, write_json
+from harness.judge.endings import Cause, cause_of, endings_of
 from harness.node import rank as rank_module
-from harness.node.rendezvous import Share
-from harness.node.supervisor import _hung_in, _result, _wait
-from harness.words.records import RankEnding
+from harness.node.deadline import Deadline
+from harness.node.recorder import Recorder
+from harness.node.rendezvous import Heartbeats, Share
+from harness.node.supervisor import _hung_in, _result, _wait, settle, supervise
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.layout import Layout
+from harness.words.records import CellResult, Failure, RankEnding, RankRecord
 from tests.node.conftest import config
 
 DUMP = """Timeout (0:00:08)!
@@ -79,5 +89,85 @@ class HalfAnErrorFile:
 
 def test_a_rank_killed_while_it_wrote_its_error_ends_the_others_and_not_the_supervisor() -> None:
     processes = HalfAnErrorFile()
-    _wait(processes, Share(node=0, nodes=1, world_size=2), None)
+    _wait(processes, Share(node=0, nodes=1, world_size=2), None, Deadline(2e9))
     assert processes.closed
+
+
+TWO = Layout(tp=2, sp=True)
+
+
+def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
+    """What a supervisor left of a cell of two ranks, and whom that blames."""
+    attempt = AttemptDir(root)
+    result = from_jsonable(CellResult, loads(attempt.result.read_text()))
+    records = {rank: from_jsonable(RankRecord, loads(attempt.record(rank).read_text())) for rank in (0, 1)}
+    return result, records, cause_of(endings_of(TWO, records, result), result)
+
+
+def _supervise(*arguments: Any) -> None:
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's own do not follow where descriptors lead
+    supervise(*arguments)
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Attempts in which rank 0 waits in a barrier, and rank 1 fails once the deadline has come, side by side."""
+    roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises")}
+    deadline_at = time.time() + 8.0
+
+    def probe(how: str, recorder: Recorder) -> None:
+        rank = recorder.record.rank
+        recorder.progress("training", 1, 0, "forward")
+        dist.init_process_group("gloo", store=dist.FileStore(str(roots[how] / "store"), 2), rank=rank, world_size=2)
+        if rank == 0:
+            dist.barrier()
+        time.sleep(max(deadline_at - time.time(), 0))
+        if how == "raises":
+            raise ValueError("a consequence")
+        os.kill(os.getpid(), signal.SIGSEGV)  # as the dump of its stacks may do
+
+    def start(how: str) -> BaseProcess:
+        share, nobody = Share(node=0, nodes=1, world_size=2), Heartbeats(RunDir(roots[how]), "local", [])
+        arguments = (str(roots[how]), "cell", 1, config(tp=2), os.getpid(), deadline_at, share, nobody)
+        process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank_module, "run_probe", lambda config, place, recorder, listener: probe(how, recorder))
+            process.start()
+        return process
+
+    for process in [start(how) for how in roots]:
+        process.join()
+        assert process.exitcode == 0
+    return roots
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize(("how", "exit_code"), [("dies", -signal.SIGSEGV), ("raises", None)])
+def test_a_rank_that_fails_once_the_deadline_has_come_leaves_the_verdict_of_a_hang(
+    late: dict[str, Path], how: str, exit_code: int | None
+) -> None:
+    result, records, cause = _read(late[how])
+    assert [ending.ended for ending in result.ranks] == ["deadline", "deadline"]
+    assert [record.failure for record in records.values()] == [None, None]
+    assert result.ranks[0].hang == "barrier"
+    assert exit_code in (None, result.ranks[1].exit_code)
+    assert cause is not None
+    assert cause.blames_code
+    assert cause.message.startswith("hang in barrier (rank 0)")
+
+
+def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    for rank, when in enumerate((99.0, 101.0)):
+        failure = Failure(type="ValueError", message="m", traceback="", time=when)
+        record = RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank), ended="raised", failure=failure)
+        write_json(attempt.record(rank), record)
+    endings = settle(attempt, [0, 1], {0: 1, 1: 1}, {0: 100.0, 1: 100.0})
+    assert [ending.ended for ending in endings] == ["raised", "deadline"]
+
+
+def test_a_rank_that_had_died_before_the_deadline_died_by_itself(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    for rank in (0, 1):
+        write_json(attempt.record(rank), RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank)))
+    assert [ending.ended for ending in settle(attempt, [0, 1], {0: -11, 1: -9}, {1: 100.0})] == ["killed", "deadline"]
