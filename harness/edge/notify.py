@@ -5,7 +5,6 @@ Nothing here raises for what the receiver does: what went wrong is returned in w
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import shlex
@@ -78,9 +77,9 @@ def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: fl
         except subprocess.TimeoutExpired:
             return f"did not end within {timeout_s:g} s{_tail(said)}"
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            if process.returncode is None:  # else its children stay: mail programs send in the background
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                process.wait()
         return f"ended with exit code {code}{_tail(said)}" if code else ""
 
 

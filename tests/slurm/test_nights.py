@@ -89,7 +89,9 @@ def test_the_second_night_says_what_changed_since_when_and_by_which_commits(
     assert first["since"] is None
 
     bad = break_the_loss(source)
-    code, output = cluster.run(*night)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    code, output = cluster.run(*night, "--notify", f"tee {tmp_path}/told.json", "--notify", "false")
     assert code == 1, output
     second = report_of(tmp_path)
     assert second["since"]["run_id"] == first["run_id"]
@@ -106,6 +108,11 @@ def test_the_second_night_says_what_changed_since_when_and_by_which_commits(
     for told in (output, (directory / "report.md").read_text(), (directory / "report.html").read_text()):
         assert "newly failing" in told
         assert moved in told
+
+    assert (tmp_path / "summary.md").read_text().strip() == (directory / "report.md").read_text().strip()
+    assert f"::error file={cluster.matrix},line=4,title=FAIL {cell['id']}::numerics, " in output
+    assert json.loads((tmp_path / "told.json").read_text())["since"] == second["since"]
+    assert "harness: --notify false: ended with exit code 1" in output
 
     kept = (directory / "report.json").read_text()
     (tmp_path / "reports" / "history.sqlite").unlink()
