@@ -33,13 +33,16 @@ class _FactoriesOnCpu(TorchFunctionMode):
     """Rewrites device="cuda" and pin_memory=True in tensor factory calls."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        for arg in args:  # every operation of a training comes through here, so nothing is made that is not needed
+            if type(arg) in _DEVICE_TYPES:
+                args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
+                break
+        if not kwargs:
+            return func(*args)
         if _is_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": _CPU}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        if any(type(arg) in _DEVICE_TYPES for arg in args):
-            args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
         return func(*args, **kwargs)
 
 

@@ -15,23 +15,33 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_PLAIN = frozenset((type(None), bool, int, str))
 
 
 def to_jsonable(value: Any) -> Any:
     """Plain JSON values of a dataclass, enum, mapping, sequence or scalar. TypeError for anything else."""
+    kind = type(value)
+    if kind in _PLAIN:  # most values: a rank writes thousands before each micro-batch
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, Enum)):
-        return value
     if isinstance(value, Enum):
         return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_jsonable(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, (int, str)):
+        return value
+    if names := _field_names(kind):
+        return {name: to_jsonable(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {_key_text(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
         return [to_jsonable(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Of a dataclass, the names of its fields; empty for another class."""
+    return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def _key_text(key: Any) -> str:

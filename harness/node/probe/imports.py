@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from functools import cache
 
 from harness.words.records import ImportProof
 from harness.words.stack import HEADS
@@ -34,6 +35,7 @@ def import_all() -> None:
     for name in _WARM_IF_PRESENT:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+    modules_beside()  # works out the names and files of them all once, for every rank
 
 
 def import_proof() -> list[ImportProof]:
@@ -69,9 +71,15 @@ def _files() -> dict[str, str]:
 def _file(name: str) -> str:
     """Where a loaded module lies; empty for a namespace package, which is no code."""
     found = getattr(sys.modules[name], "__file__", None)
-    return os.path.abspath(found) if isinstance(found, str) else ""  # noqa: PTH100 - keeps links
+    return _absolute(found) if isinstance(found, str) else ""
 
 
+@cache
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - keeps links
+
+
+@cache
 def _head(name: str) -> str | None:
     return next((head for head in HEADS if name == head or name.startswith(head + ".")), None)
 
@@ -81,10 +89,14 @@ def _below_head(name: str, files: dict[str, str]) -> str:
     head = _head(name)
     if head is None or head not in files:
         return ""
-    folder, below = os.path.dirname(files[head]), name[len(head) + 1 :]  # noqa: PTH120 - text
-    place = os.path.join(folder, *below.split("."))  # noqa: PTH118 - text
+    return _below(files[head], name[len(head) + 1 :], files[name])
+
+
+@cache
+def _below(head_file: str, below: str, file: str) -> str:
+    place = os.path.join(os.path.dirname(head_file), *below.split("."))  # noqa: PTH118, PTH120 - text
     ends = {place + ".py": below, os.path.join(place, "__init__.py"): below + "/"}  # noqa: PTH118 - text
-    return ends.get(files[name], "")
+    return ends.get(file, "")
 
 
 def _version(name: str) -> str:
