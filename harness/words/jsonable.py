@@ -20,7 +20,7 @@ _PLAIN = frozenset((type(None), bool, int, str))
 
 def to_jsonable(value: Any) -> Any:
     """Plain JSON values of a dataclass, enum, mapping, sequence or scalar. TypeError for anything else."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN:  # most values: a rank writes thousands before each micro-batch
         return value
     if isinstance(value, float):
@@ -39,7 +39,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     """Of a dataclass, the names of its fields; empty for another class."""
     return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
