@@ -9,7 +9,8 @@
 #   CLUSTER       a cluster profile; empty: this machine
 #   CODE_DIR      a Megatron-LM checkout whose branch main is pulled and tested too; empty: releases only
 #   RUN_DIR       where run directories, the history and the log lie (~/packing-nightly); on a cluster all nodes must see it
-#   KEEP_DAYS     run directories older than this are removed (30); the history keeps their verdicts
+#   NOTIFY        a command or a webhook that is told of the verdict (docs/ci.md); empty: nobody
+#   KEEP_DAYS     run directories older than this are removed (30); the history keeps their verdicts for two years
 #
 # Exit code: that of `harness run`; 75 when another night still holds the lock.
 set -euo pipefail
@@ -26,6 +27,8 @@ run_dir=${RUN_DIR:-$HOME/packing-nightly}
 code_dir=${CODE_DIR:-}
 where=()
 [[ -n ${CLUSTER:-} ]] && where=(--cluster "$CLUSTER")
+tell=()
+[[ -n ${NOTIFY:-} ]] && tell=(--notify "$NOTIFY")
 export PATH="$harness_dir/.venv/bin:$PATH"
 # Under scrontab this is a job itself: what Slurm told it must not become what the cells' jobs ask for.
 for variable in "${!SLURM_@}"; do
@@ -52,7 +55,7 @@ unfinished() {
 if left=$(unfinished); then
     say "$left was interrupted: follow and judge it"
     status=0
-    harness resume "$left" --run-dir "$run_dir" || status=$?
+    harness resume "$left" "${tell[@]}" --run-dir "$run_dir" || status=$?
     say "resumed with exit code $status"
 fi
 if $resume_only; then
@@ -70,13 +73,16 @@ fi
 
 harness verify "$matrix"
 status=0
-harness run "$matrix" "${where[@]}" --run-dir "$run_dir" || status=$?
+harness run "$matrix" "${where[@]}" "${tell[@]}" --run-dir "$run_dir" || status=$?
 if [[ $status == 3 && -n ${CLUSTER:-} ]]; then
     say "some cells could not be decided: once more"
     status=0
-    harness resume latest --errors --run-dir "$run_dir" || status=$?
+    harness resume latest --errors "${tell[@]}" --run-dir "$run_dir" || status=$?
 fi
 say "$name ended with exit code $status"
+
+harness history html --run-dir "$run_dir" --output "$run_dir/history.html"
+harness history prune --older-than 730d --keep-last 100 --run-dir "$run_dir"
 
 find "$run_dir" -mindepth 1 -maxdepth 1 -type d -name "$name-2*" -mtime "+${KEEP_DAYS:-30}" -exec rm -rf {} +
 exit "$status"

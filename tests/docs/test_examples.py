@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -172,7 +173,7 @@ def test_a_night_runs_the_matrix_over_the_newest_code_and_removes_what_is_old(ho
     subprocess.run([*git, "clone", "-q", upstream, code], check=True)
     subprocess.run([*git, "-C", upstream, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
 
-    done = night(home, CODE_DIR=str(code), KEEP_DAYS="30")
+    done = night(home, CODE_DIR=str(code), KEEP_DAYS="30", NOTIFY=f"tee {home / 'told.json'}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 PASS" in done.stdout
     log = subprocess.run(["git", "-C", code, "log", "--format=%s"], capture_output=True, text=True, check=True).stdout
@@ -182,3 +183,5 @@ def test_a_night_runs_the_matrix_over_the_newest_code_and_removes_what_is_old(ho
     assert young.name in left
     (made,) = [name for name in left if name not in (old.name, young.name)]
     assert (home / "runs" / made / "report.json").is_file()
+    assert made in (home / "runs" / "history.html").read_text()
+    assert json.loads((home / "told.json").read_text())["run_id"] == made
