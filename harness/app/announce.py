@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.judge.report_model import Report
@@ -42,17 +42,30 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 def announce(receivers: Sequence[str], report: Report, directory: Path, exit_code: int) -> None:
     """Tell every receiver; what went wrong goes to stderr."""
-    from harness.edge.notify import notify, shown
     from harness.judge.announcement import announcement
+
+    _tell(receivers, announcement(report, exit_code=exit_code, directory=str(directory)))
+
+
+def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
+    """Tell every receiver that a run ended before it could be judged: silence would look like a good night."""
+    from harness.judge.announcement import not_judged
+
+    if receivers:
+        _tell(receivers, not_judged(what, message, exit_code=exit_code))
+
+
+def _tell(receivers: Sequence[str], values: dict[str, Any]) -> None:
+    from harness.edge.notify import notify, shown
     from harness.words.jsonable import dumps
 
-    text = dumps(announcement(report, exit_code=exit_code, directory=str(directory)))
+    text = dumps(values)
     variables = {
-        "HARNESS_RUN_ID": report.run_id,
-        "HARNESS_MATRIX": report.matrix,
-        "HARNESS_VERDICT": report.verdict,
-        "HARNESS_EXIT_CODE": str(exit_code),
-        "HARNESS_RUN_DIR": str(directory),
+        "HARNESS_RUN_ID": values["run_id"],
+        "HARNESS_MATRIX": values["matrix"],
+        "HARNESS_VERDICT": values["verdict"],
+        "HARNESS_EXIT_CODE": str(values["exit_code"]),
+        "HARNESS_RUN_DIR": values["directory"],
     }
     for one in receivers:
         if wrong := notify(one, text, variables):

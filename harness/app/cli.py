@@ -202,16 +202,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         from harness.edge.console import print_problems
 
         print_problems(error)
-        return error.exit_code
+        return _ended(arguments, error)
     except HarnessError as error:
         print(f"harness: {error}", file=sys.stderr)
-        return error.exit_code
+        return _ended(arguments, error)
     except KeyboardInterrupt:
         print(f"harness: interrupted; run again with: {shlex.join(command)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of `harness plan | head` left
         sys.stderr.close()
         return EXIT_PASS
+
+
+def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
+    """The exit code of a run that nobody could judge, told to those whom --notify names."""
+    if receivers := getattr(arguments, "notify", None):
+        what = str(getattr(arguments, "matrix", None) or arguments.run)
+        announce.announce_end(receivers, what, str(error), error.exit_code)
+    return error.exit_code
 
 
 def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:

@@ -30,6 +30,22 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
     }
 
 
+def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
+    """Of a run that ended before its cells could be judged; `what` is the matrix or the run as the user named it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "text": _escaped([f"*ERROR* {what}: ended with exit code {exit_code} before it was judged", message]),
+        "run_id": "",
+        "matrix": what,
+        "verdict": "error",
+        "exit_code": exit_code,
+        "counts": {},
+        "first": [],
+        "since": None,
+        "directory": "",
+    }
+
+
 def _cell(cell: ReportCell) -> dict[str, Any]:
     said: dict[str, Any] = {"id": cell.id, "outcome": cell.outcome, "reason": cell.reason, "reproduce": cell.reproduce}
     for finding in cell.findings[:1]:
@@ -50,7 +66,12 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
         lines.append(report.since.text)
         lines += [f"- {cell.change} {cell.id}: {cell.text}" for cell in report.since.cells[:_MOST_CELLS]]
     lines.append(f"run {report.run_id} in {directory}")
+    return _escaped(lines)
+
+
+def _escaped(lines: list[str]) -> str:
+    """One line each, without what chat systems take for markup."""
     text = "\n".join(line.replace("\n", " ") for line in lines)
-    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # the three that both take for markup
+    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # the three that all of them escape
         text = text.replace(character, name)
     return text[:_MOST_TEXT]

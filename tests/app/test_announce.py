@@ -36,3 +36,16 @@ def test_a_receiver_that_cannot_be_is_refused_before_the_run(receiver: str, caps
         main(["run", "none.yaml", "--notify", receiver])
     assert ended.value.code == 2
     assert "argument --notify: " in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_it_is_judged_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "none.yaml", "--notify", "tee told.json"]) == 2
+    value = json.loads((tmp_path / "told.json").read_text())
+    assert (value["verdict"], value["exit_code"], value["matrix"]) == ("error", 2, "none.yaml")
+    assert value["text"].startswith("*ERROR* none.yaml: ended with exit code 2 before it was judged\n")
+    assert "none.yaml" in value["text"].splitlines()[1]
+    assert main(["report", "latest", "--notify", "tee told.json"]) == 2
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["matrix"] == "latest"
+    assert told.keys() == value.keys()
