@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.app import stages
+from harness.app.bisect_nested import Pins
 from harness.app.ending import shown
 from harness.app.verbs import write_job_files
 from harness.edge import verdict_cache
@@ -19,10 +20,9 @@ from harness.edge.run_lock import only_launcher
 from harness.edge.stacks import torch_version
 from harness.edge.verdict_cache import KeptVerdict, VerdictKey
 from harness.edge.yaml_file import dump
-from harness.judge.bisection import BAD, GOOD, SKIPPED, JudgedCell, Point
-from harness.judge.report_model import Report
+from harness.judge.bisection import JudgedCell, Point, judged, state_of
 from harness.plan.allocations import plan_allocations
-from harness.plan.bisected import Subject, content_of, moved, plain_name, stacks_at
+from harness.plan.bisected import Subject, content_of, moved, named_at, plain_name
 from harness.plan.cluster import ClusterProfile
 from harness.plan.matrix import Matrix, resolved
 from harness.words.cell import cell_id
@@ -30,10 +30,6 @@ from harness.words.jsonable import dumps, loads
 from harness.words.outcomes import Outcome
 from harness.words.run_plan import Expansion, PlannedCell, RunPlan
 from harness.words.stack import DEFAULT, Stack
-
-IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md: the commit cannot be judged
-FINDINGS = 20  # kept of a cell
-_PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,10 @@ class Bench:
     chosen: tuple[PlannedCell, ...]
     cells: tuple[PlannedCell, ...]  # the chosen ones and their references
     folder: Path  # of this bisection
+    fresh: bool  # whether what is kept from earlier ones does not count
     command: Sequence[str]
+    pins: Pins | None  # what the subject's commits pin and the stacks hold
+    at: Callable[[Stack, str], Stack]  # a stack with the subject, and what it pins, at a point
     label: Callable[[str], str]  # a point as part of a stack's name
     code: Callable[[Iterable[str]], Mapping[str, str]]  # what the verdicts on points are kept by
 
@@ -61,7 +60,7 @@ class Bench:
 def judge_points(bench: Bench, points: Sequence[str]) -> dict[str, Point]:
     """The points judged: from what is kept as far as it goes, the others in one run."""
     keys = _keys(bench, points)
-    known = {point: _kept(bench, point, keys[point]) for point in points}
+    known = {point: None if bench.fresh else _kept(bench, point, keys[point]) for point in points}
     wanted = [point for point in points if known[point] is None]
     found = {point: kept for point, kept in known.items() if kept is not None}
     if wanted:
@@ -164,7 +163,7 @@ def matrix_at(bench: Bench, point: str) -> Path:
     path = bench.folder / "points" / f"{bench.label(point)}.yaml"
     if not path.exists():
         stacks = {
-            name: bench.subject.at(stack, point) if name in bench.stacks else stack
+            name: bench.at(stack, point) if name in bench.stacks else stack
             for name, stack in bench.matrix.stacks.items()
         }
         write_atomic(path, dump(resolved(replace(bench.matrix, stacks=stacks))))
@@ -176,7 +175,8 @@ def _cluster_option(bench: Bench) -> list[str]:
 
 
 def _stacks_at(bench: Bench, point: str) -> dict[str, Stack]:
-    return stacks_at(bench.stacks, bench.subject, point, bench.label(point))
+    moved_ = {name: bench.at(stack, point) for name, stack in bench.stacks.items()}
+    return named_at(moved_, bench.subject, bench.label(point))
 
 
 def _cells_at(bench: Bench, point: str) -> dict[str, PlannedCell]:
@@ -207,7 +207,7 @@ def _harvest(
     for point in points:
         new, cells = _cells_at(bench, point), {}
         for old, key in keys[point].items():
-            cell = _judged(report, new[old].id, names[old])
+            cell = judged(report, new[old].id, names[old])
             cells[cell.id] = cell
             if cell.outcome is not Outcome.ERROR:
                 verdict_cache.keep(KeptVerdict(key=key, cell=cell, run=str(directory.root)))
@@ -216,25 +216,6 @@ def _harvest(
     return found
 
 
-def _judged(report: Report, cell: str, name: str) -> JudgedCell:
-    for one in report.cells:
-        if one.id == cell:
-            foreign = one.failure is not None and one.failure.failure_class == IMPORT_FAILURE
-            if one.outcome is Outcome.FAIL and foreign:
-                reason = f"does not import: {one.failure.message}" if one.failure else ""
-                return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
-            findings = tuple(one.findings[:FINDINGS]) if one.outcome is Outcome.FAIL else ()
-            return JudgedCell(id=cell, name=name, outcome=one.outcome, findings=findings, reason=one.reason)
-    reasons = [one.reason for one in report.rejected if one.id == cell]
-    return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reasons[0])
-
-
 def _point(name: str, cells: tuple[JudgedCell, ...], run: str, stack: str, *, kept: bool = False) -> Point:
-    """A failed cell makes the point bad, and only cells that all passed make it good."""
-    state, reason = GOOD, ""
-    undecided = [cell for cell in cells if cell.outcome not in (*_PASSED, Outcome.FAIL)]
-    if any(cell.outcome is Outcome.FAIL for cell in cells):
-        state = BAD
-    elif undecided:
-        state, reason = SKIPPED, f"{undecided[0].name}: {undecided[0].reason}"
+    state, reason = state_of(cells)
     return Point(name=name, state=state, stack=stack, cells=cells, run=run, reason=reason, kept=kept)

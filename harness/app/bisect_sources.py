@@ -79,7 +79,15 @@ Source = Commits | Releases
 
 
 def commits_of(
-    place: str, old: str, new: str, *, old_option: str, new_option: str, paths: Sequence[str] = (), first_parent: bool
+    place: str,
+    old: str,
+    new: str,
+    *,
+    old_option: str,
+    new_option: str,
+    paths: Sequence[str] = (),
+    first_parent: bool,
+    setup: str = "",
 ) -> Commits:
     """The commits between two refs of a repository, a path or a URL. InputError for what cannot be meant."""
     place = place if is_url(place) else str(Path(place).expanduser().resolve())
@@ -101,7 +109,7 @@ def commits_of(
     if paths:
         history, same = _of_paths(repository, history, before, after, paths)
     return Commits(
-        subject=Subject(name=project, repository=place),
+        subject=Subject(name=project, repository=place, setup=setup),
         old=ends[0],
         new=ends[1],
         history=history,

@@ -6,13 +6,14 @@ import argparse
 import math
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness.app import announce, compare, history
+from harness.app import announce, bisect_options, compare, history
 from harness.words.errors import HarnessError, InputError
-from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED
 
 _EXIT_CODES = """exit codes:
   0    every cell passed (expected failures allowed)
@@ -105,28 +106,19 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--detach", action="store_true", help="submit the jobs of a cluster and leave")
     run.add_argument(
+        "--bisect",
+        action="store_true",
+        help="exit codes for git bisect run: 125 where nothing can be said, 128 to end it",
+    )
+    run.add_argument(
         "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
     )
 
 
 def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
     _matrix(bisect)
-    searched = bisect.add_mutually_exclusive_group(required=True)
-    searched.add_argument("--repo", metavar="PATH", help="clone (or URL) whose commits are searched")
-    searched.add_argument("--package", metavar="NAME", help="package whose releases are searched")
-    for end, shows in (("good", "every chosen cell passes"), ("bad", "a chosen cell fails")):
-        bisect.add_argument(f"--{end}", required=True, metavar="REF", help=f"commit or release at which {shows}")
-    bisect.add_argument(
-        "--find", choices=("introduced", "fixed"), default="introduced", help="the first bad one, or the first good one"
-    )
     _only(bisect, "CELL", "ask only cells with this id, name or shell-style pattern (repeatable)")
-    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="only commits that touch these can matter")
-    bisect.add_argument("--first-parent", action="store_true", help="of merges only the first parent's side")
-    bisect.add_argument("--pre", action="store_true", help="with pre-releases")
-    bisect.add_argument(
-        "--no-shrink", action="store_true", help="leave out the smallest layout, the proof by revert, and issue.md"
-    )
-    bisect.add_argument("--jobs", type=_count, metavar="K", help="points side by side (1 here, 3 on a cluster)")
+    bisect_options.add(bisect)
     _cluster(bisect)
     _run_parent(bisect, None, "folder of the bisection's own folder (the cluster profile's, else reports)")
 
@@ -181,21 +173,30 @@ def _hours(text: str) -> float:
     return hours
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count
-
-
-_count.__name__ = "number from 1"
 _hours.__name__ = "number of hours"  # as argparse names it: invalid number of hours value: 'x'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors are told on stderr."""
-    arguments = build_parser().parse_args(argv)
-    command = ["harness", *(sys.argv[1:] if argv is None else argv)]
+    words = list(sys.argv[1:] if argv is None else argv)
+    return _for_git(words) if "--bisect" in words else _main(words)
+
+
+def _for_git(words: list[str]) -> int:
+    """git takes every code below 125 but 0 as a bad commit: only a failed check may end so."""
+    try:
+        code = _main(words)
+    except SystemExit as error:  # of argparse
+        code = error.code if isinstance(error.code, int) else EXIT_INPUT
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_INPUT
+    return {EXIT_INPUT: EXIT_ABORT, EXIT_UNDECIDED: EXIT_SKIP}.get(code, code)
+
+
+def _main(words: list[str]) -> int:
+    arguments = build_parser().parse_args(words)
+    command = ["harness", *words]
     try:
         return _dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
@@ -230,6 +231,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         record=not getattr(arguments, "no_history", False),
         history=getattr(arguments, "history", None),
         notify=tuple(getattr(arguments, "notify", None) or ()),
+        for_git=getattr(arguments, "bisect", False),
     )
     if arguments.verb == "run":
         return verbs.run(
@@ -244,7 +246,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             finish=finish,
         )
     if arguments.verb == "bisect":
-        return _bisect(arguments, command)
+        return bisect_options.run(arguments, command)
     if arguments.verb == "plan":
         return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
     if arguments.verb == "verify":
@@ -278,30 +280,6 @@ def _shrink(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         check=arguments.check,
         issue=arguments.issue,
-    )
-
-
-def _bisect(arguments: argparse.Namespace, command: list[str]) -> int:
-    from harness.app.bisect import Request, bisect
-
-    return bisect(
-        Request(
-            matrix=arguments.matrix,
-            good=arguments.good,
-            bad=arguments.bad,
-            repository=arguments.repo,
-            package=arguments.package,
-            only=arguments.only,
-            find=arguments.find,
-            paths=arguments.paths,
-            first_parent=arguments.first_parent,
-            pre=arguments.pre,
-            jobs=arguments.jobs,
-            cluster=arguments.cluster,
-            run_parent=arguments.run_dir,
-            shrink=not arguments.no_shrink,
-            command=command,
-        )
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.edge.run_dir import RunDir
+from harness.judge.bisection import git_exit_code
 from harness.words.errors import HarnessError
 from harness.words.outcomes import exit_code
 
@@ -27,6 +28,7 @@ class Finish:
     record: bool = True
     history: Path | None = None  # --history
     notify: tuple[str, ...] = ()  # --notify: commands and URLs
+    for_git: bool = False  # the exit code as `git bisect run` takes it
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
@@ -44,6 +46,8 @@ def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     if finish.record:
         record(directory, report, file)
     code = exit_code(cell.outcome for cell in report.cells)
+    if finish.for_git:
+        code = git_exit_code(report, {cell.id for cell in plan.expansion.cells})
     announce(finish.notify, report, directory.root, code)
     return code
 

@@ -73,9 +73,9 @@ def _mirror(checkout: Checkout, mirror: Path) -> None:
 def commit_of(checkout: Checkout, *, fetch: bool) -> str:
     """The full hash of the commit; InputError when the repository has no such ref, or is not there."""
     repository = repository_of(checkout, fetch=fetch)
-    commit = _commit(repository, checkout.ref) if repository.exists() else None
+    commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
     if commit is None:
-        raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref!r}")
+        raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
     return commit
 
 
@@ -119,9 +119,13 @@ def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str
 
 def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path:
     """Where the worktree of a commit lies, or would lie; another repository or reverts have a place of their own."""
+    if not checkout.ref:
+        return Path(checkout.repository)
     digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:8]
     without = hashlib.sha256(" ".join(reverted).encode()).hexdigest()[:12]
     name = f"{checkout.package}-{commit[:12]}-{digest}{f'-revert-{without}' if reverted else ''}"
+    if checkout.setup:
+        name += f"-setup-{hashlib.sha256(checkout.setup.encode()).hexdigest()[:12]}"
     return folder() / "checkouts" / name
 
 
@@ -129,10 +133,15 @@ def is_made(place: Path) -> bool:
     return (place / ".git").exists()
 
 
+def is_changed(place: Path) -> bool:
+    """Whether files of a working tree are not as its commit has them."""
+    return bool(_git(place, "status", "--porcelain", "--untracked-files=no").strip())
+
+
 def named(checkout: Checkout) -> str:
     """The checkout as people know it."""
     without = f" without {', '.join(checkout.revert)}" if checkout.revert else ""
-    return f"{checkout.package} at {checkout.ref}{without}"
+    return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} as it lies there"
 
 
 def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = ()) -> Path:
@@ -141,6 +150,8 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
     NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
     """
     place = place_of(checkout, commit, reverted)
+    if not checkout.ref:
+        return place
     with locked(place):
         if not is_made(place):
             say(f"checking out {named(checkout)} ({commit[:12]})")
@@ -152,6 +163,30 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
                 raise NotRevertibleError(f"{named(checkout)}: {error}") from error
     _check_unchanged(place, commit)
     return place
+
+
+def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
+    """Run the checkout's setup command in its worktree, once; InfrastructureError with the end of what it said."""
+    stamp = Path(_git(place, "rev-parse", "--absolute-git-dir").strip()) / "harness-set-up"
+    with locked(place):
+        if stamp.exists():
+            return
+        say(f"setting up {named(checkout)}: {checkout.setup}")
+        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", os.defpath)))
+        done = subprocess.run(
+            ["sh", "-c", checkout.setup],
+            cwd=place,
+            env={**git_environment(), "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if done.returncode:
+            told = f"setup of {named(checkout)} ended with exit code {done.returncode}"
+            raise InfrastructureError(f"{told}: {checkout.setup}\n{_end(done)}")
+        stamp.touch()
 
 
 def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
@@ -209,7 +244,7 @@ def _git(repository: Path, *arguments: str) -> str:
 
 
 def _end(done: subprocess.CompletedProcess[str]) -> str:
-    return "\n".join((done.stderr or done.stdout).strip().splitlines()[-LOG_LINES:])
+    return "\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:])
 
 
 def _run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

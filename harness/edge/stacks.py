@@ -78,6 +78,8 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
     commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
     reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
     worktrees = {name: stack_checkout.make(item, commits[name], say, reverted[name]) for name, item in named.items()}
+    own = [name for name, item in named.items() if not item.ref]
+    commits |= {name: f"{commits[name]}+changes" for name in own if stack_checkout.is_changed(worktrees[name])}
     if stack.container:
         return ready_stack(stack, "python3", worktrees, commits, reverted)
     request = environment_request(stack, torch_version())
@@ -87,6 +89,9 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
     else:
         found = stack_build.build(request, say)
         homes = (ModuleHome(prefix="", folders=(found.prefix,)),)
+    for name, item in named.items():
+        if item.setup:
+            stack_checkout.set_up(item, worktrees[name], found.executable, say)
     over = ready_stack(stack, found.executable, worktrees, commits, reverted)
     ready = replace(
         over,
@@ -95,7 +100,7 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
         packages=dict(sorted(found.packages.items())),
         rejection=_rejection(found, {home.prefix for home in over.homes}),
     )
-    if request is not None and ready.rejection is None:
+    if request is not None and ready.rejection is None and not own:
         _compile(ready, Path(found.prefix))
     return ready
 

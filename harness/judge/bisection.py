@@ -6,14 +6,19 @@ skipped when neither can be said.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from harness.words.outcomes import Finding, Outcome
+from harness.judge.report_model import Report
+from harness.words.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
 
 GOOD, BAD, SKIPPED = "good", "bad", "skipped"
 INTRODUCED, FIXED = "introduced", "fixed"
 COMMIT, RELEASE = "commit", "release"
 SCHEMA_VERSION = 1
+IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; says nothing about what the code would compute
+FINDINGS = 20  # kept of a cell
+_PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +119,36 @@ class Bisection:
 def short(name: str, kind: str) -> str:
     """A name as people write it: a hash abbreviated."""
     return name[:12] if kind == COMMIT else name
+
+
+def judged(report: Report, cell: str, name: str) -> JudgedCell:
+    """A cell of a run's report as a bisection takes it: code that does not import fails nothing."""
+    found = next((one for one in report.cells if one.id == cell), None)
+    if found is None:
+        reason = next(one.reason for one in report.rejected if one.id == cell)
+        return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
+    failed = found.outcome is Outcome.FAIL
+    if failed and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
+        reason = f"does not import: {found.failure.message}"
+        return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
+    findings = tuple(found.findings[:FINDINGS]) if failed else ()
+    return JudgedCell(id=cell, name=name, outcome=found.outcome, findings=findings, reason=found.reason)
+
+
+def state_of(cells: Sequence[JudgedCell]) -> tuple[str, str]:
+    """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
+    if any(cell.outcome is Outcome.FAIL for cell in cells):
+        return BAD, ""
+    undecided = next((cell for cell in cells if cell.outcome not in _PASSED), None)
+    return (SKIPPED, f"{undecided.name}: {undecided.reason}") if undecided else (GOOD, "")
+
+
+def git_exit_code(report: Report, planned: Collection[str]) -> int:
+    """What `git bisect run` takes as good, bad, and not to be judged. `planned`: ids of the cells that were to run.
+
+    References do not count: what fails with them cannot be judged.
+    """
+    ids = [cell.id for cell in report.cells if cell.role == "cell"]
+    ids += [cell.id for cell in report.rejected if cell.id in planned]
+    state, _ = state_of([judged(report, name, name) for name in ids])
+    return {GOOD: EXIT_PASS, BAD: EXIT_FAIL, SKIPPED: EXIT_SKIP}[state]

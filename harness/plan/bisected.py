@@ -23,6 +23,7 @@ class Subject:
 
     name: str  # a key of PROJECTS, or a normalised distribution
     repository: str = ""  # of a project; empty for releases
+    setup: str = ""  # command that is run once in each worktree; empty: as the stack says
 
     @property
     def of_releases(self) -> bool:
@@ -41,7 +42,9 @@ class Subject:
                 stack, packages=self._pinned(stack.packages, point), no_deps=self._pinned(stack.no_deps, point)
             )
         moved = (
-            replace(item, repository=self.repository, ref=point) if item.package == self.name else item
+            replace(item, repository=self.repository, ref=point, setup=self.setup or item.setup)
+            if item.package == self.name
+            else item
             for item in stack.checkouts
         )
         return replace(stack, checkouts=tuple(moved))
@@ -116,14 +119,21 @@ def without_twins(
     return tuple(seen.values())
 
 
-def stacks_at(stacks: Mapping[str, Stack], subject: Subject, point: str, label: str) -> dict[str, Stack]:
-    """For each stack's name what it is at a point. `label`: the point in the new names, after the subject where that
-    is clear, else after the old name."""
+def named_at(stacks: Mapping[str, Stack], subject: Subject, label: str) -> dict[str, Stack]:
+    """Stacks at a point, with names that tell it: `label` after the subject where that is clear, else after the old
+    name."""
     found = {}
     for name, stack in stacks.items():
         new = f"{subject.name if len(stacks) == 1 else name}"[: NAME_LENGTH - len(label) - 1]
-        found[name] = replace(subject.at(stack, point), name=f"{new}-{label}")
+        found[name] = replace(stack, name=f"{new}-{label}")
     return found
+
+
+def pinned_release(text: str, package: str) -> str:
+    """The release that a requirement in a file like pyproject.toml or requirements.txt pins with ==; else empty."""
+    name = re.sub(r"[-_.]+", "[-_.]+", package)
+    found = re.search(rf"(?i)(?<![\w.-]){name}(\[[^\]]*\])?\s*==\s*([0-9][\w.+!]*)", text)
+    return found[2] if found else ""
 
 
 def content_of(stack: Stack) -> str:

@@ -46,8 +46,10 @@ def one_cell(
 
 
 def pinned(stack: ReadyStack) -> Stack:
-    """The stack with its checkouts at the commits that their refs meant."""
-    found = [replace(item, ref=stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts]
+    """The stack with its checkouts at the commits that their refs meant; a working tree has no other name."""
+    found = [
+        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts
+    ]
     return replace(stack.asked, checkouts=tuple(found))
 
 

@@ -27,7 +27,7 @@ PROJECTS: dict[str, Project] = {
             "model_provider",
         ),
         folders=("",),
-        needs=("numpy", "packaging", "six", "regex", "einops", "pyyaml", "pydantic"),
+        needs=("numpy", "packaging", "six", "regex", "einops", "pyyaml", "pydantic", "omegaconf"),
     ),
     "megatron-bridge": Project(
         modules=("megatron.bridge",),

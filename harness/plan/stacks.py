@@ -62,9 +62,14 @@ class StackLayer(Section):
         default=None, description='Beside packages a version like "3.12"; alone the interpreter of an environment.'
     )
     checkout: Text | None = Field(default=None, description="Git repository: a path beside this file, or a URL.")
-    ref: Ref | None = Field(default=None, description="Commit, tag or branch of the checkout.")
+    ref: Ref | None = Field(
+        default=None, description="Commit, tag or branch of the checkout; absent: its working tree as it is."
+    )
     revert: Annotated[list[Ref], Field(min_length=1)] | None = Field(
         default=None, description="Commits that are taken back there (git revert), in this order."
+    )
+    setup: Text | None = Field(
+        default=None, description="Command run once in the checkout's worktree, with the stack's Python first on PATH."
     )
     package: ProjectName | None = Field(default=None, description="What the checkout holds.")
     container: Text | None = Field(default=None, description="Image that jobs run in; Slurm only.")
@@ -113,12 +118,17 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
     elif len(kinds) > 1:
         problems.add(at, f"{' and '.join(kinds)} are layers of their own", hint="write a list, the upper layer first")
     if layer.checkout is not None:
-        for key in ("ref", "package"):
-            if getattr(layer, key) is None:
-                allowed = ", ".join(PROJECTS) if key == "package" else "a commit, tag or branch"
-                problems.add((*at, key), "is required beside checkout", allowed=allowed)
+        if layer.package is None:
+            problems.add((*at, "package"), "is required beside checkout", allowed=", ".join(PROJECTS))
+        if layer.ref is None and is_url(layer.checkout):
+            problems.add((*at, "ref"), "is required beside a URL", allowed="a commit, tag or branch")
+        for key in ("revert", "setup"):
+            if layer.ref is None and getattr(layer, key) is not None:
+                problems.add(
+                    (*at, key), "has a meaning only beside ref", hint="a working tree is taken as it lies there"
+                )
     else:
-        for key in ("ref", "revert", "package"):
+        for key in ("ref", "revert", "setup", "package"):
             if getattr(layer, key) is not None:
                 problems.add((*at, key), "has a meaning only beside checkout")
     if layer.no_deps and layer.packages is None:
@@ -168,6 +178,9 @@ def _merged(
     several = [key for key, value in bases.items() if value]
     if len(several) > 1:
         problems.add(where, f"{' and '.join(several)} cannot be in one stack", hint="each is a whole environment")
+    checkouts = _checkouts(layers, problems, path_of)
+    if container and any(item.setup for item in checkouts):
+        problems.add(where, "setup needs an interpreter of this machine", hint="build it into the container's image")
     return Stack(
         name=name,
         packages=tuple(item for item, alone in packages if not alone),
@@ -175,7 +188,7 @@ def _merged(
         python=version,
         interpreter=path_of(interpreter) if "/" in interpreter else interpreter,
         container=container,
-        checkouts=_checkouts(layers, problems, path_of),
+        checkouts=checkouts,
         env=env,
     )
 
@@ -208,13 +221,16 @@ def _requirements(layers: list[tuple[KeyPath, StackLayer]], problems: Problems) 
 def _checkouts(layers: list[tuple[KeyPath, StackLayer]], problems: Problems, path_of: PathOf) -> tuple[Checkout, ...]:
     found: dict[str, Checkout] = {}
     for at, layer in layers:
-        if layer.checkout is None or layer.ref is None or layer.package is None:
+        if layer.checkout is None or layer.package is None:
             continue
         if layer.package in found:
             problems.add((*at, "package"), f"another layer is a checkout of {layer.package} too")
         repository = layer.checkout if is_url(layer.checkout) else path_of(layer.checkout)
         revert = tuple(layer.revert or ())
-        found[layer.package] = Checkout(package=layer.package, repository=repository, ref=layer.ref, revert=revert)
+        ref, setup = layer.ref or "", layer.setup or ""
+        found[layer.package] = Checkout(
+            package=layer.package, repository=repository, ref=ref, revert=revert, setup=setup
+        )
     return tuple(found.values())
 
 
@@ -229,9 +245,10 @@ def layers_of(stack: Stack) -> list[dict[str, Any]]:
     layers: list[dict[str, Any]] = [
         {
             "checkout": item.repository,
-            "ref": item.ref,
+            **({"ref": item.ref} if item.ref else {}),
             "package": item.package,
             **({"revert": list(item.revert)} if item.revert else {}),
+            **({"setup": item.setup} if item.setup else {}),
         }
         for item in stack.checkouts
     ]

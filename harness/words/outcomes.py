@@ -73,7 +73,8 @@ EXIT_PASS = 0
 EXIT_FAIL = 1
 EXIT_INPUT = 2
 EXIT_UNDECIDED = 3
-EXIT_SKIP = 125
+EXIT_SKIP = 125  # of git bisect run: this commit cannot be judged
+EXIT_ABORT = 128  # of git bisect run: end it, no commit can be judged
 EXIT_INTERRUPTED = 130
 
 

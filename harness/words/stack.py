@@ -27,8 +27,9 @@ class Checkout:
 
     package: str  # a key of harness.plan.projects.PROJECTS
     repository: str  # absolute path, or URL
-    ref: str  # commit, tag or branch
+    ref: str  # commit, tag or branch; empty: the repository's own working tree, as it lies there
     revert: tuple[str, ...] = ()  # commits that are taken back there, in this order
+    setup: str = ""  # command that is run once in the worktree, e.g. to build an extension
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,9 @@ class ReadyStack:
     homes: tuple[ModuleHome, ...] = ()
     python_version: str = ""
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, all that the environment holds
-    commits: dict[str, str] = field(default_factory=dict)  # project -> full hash of the checked out commit
+    commits: dict[str, str] = field(
+        default_factory=dict
+    )  # project -> full hash of its commit, "+changes" if it has any
     reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)  # project -> full hashes taken back there
     error: str = ""  # why it could not be made: its cells cannot be judged
     rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
@@ -90,6 +93,6 @@ class ReadyStack:
         return {name: value for name, value in known.items() if value}
 
     def _checked_out(self, item: Checkout) -> str:
-        without = ", ".join(self.reverted.get(item.package, item.revert))
-        commit = self.commits.get(item.package, "unknown")
-        return f"{item.package} {item.ref} = {commit}{f' without {without}' if without else ''} of {item.repository}"
+        hashes = ", ".join(self.reverted.get(item.package, item.revert))
+        what = f"{item.package} {item.ref or 'working tree'} = {self.commits.get(item.package, 'unknown')}"
+        return f"{what}{f' without {hashes}' if hashes else ''} of {item.repository}"

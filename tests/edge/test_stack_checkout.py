@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.edge.stack_checkout import commit_of, make, place_of, remote_of, reverted_of
+from harness.edge.stack_checkout import commit_of, is_changed, make, place_of, remote_of, reverted_of, set_up
 from harness.words.errors import InfrastructureError, InputError, NotRevertibleError
 from harness.words.stack import Checkout
 
@@ -254,3 +256,38 @@ def test_clones_of_each_other_have_no_remote(source: Path, tmp_path: Path) -> No
     git(tmp_path, "clone", "--quiet", str(source), "clone")
     git(source, "remote", "add", "origin", str(tmp_path / "clone"))
     assert remote_of(checkout_of(source, "main")) == ""
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_setup_command_runs_once_in_a_worktree_of_its_own_with_the_stacks_python_first(source: Path) -> None:
+    checkout = replace(checkout_of(source, "main"), setup="command -v python3 >> built; pwd >> built")
+    commit = commit_of(checkout, fetch=True)
+    place = make(checkout, commit, print)
+    assert place != place_of(checkout_of(source, "main"), commit)
+    for _ in range(2):
+        set_up(checkout, place, sys.executable, print)
+    python, folder = (place / "built").read_text().splitlines()
+    assert Path(python).parent == Path(sys.executable).parent
+    assert Path(folder) == place
+    assert make(checkout, commit, lambda text: pytest.fail(text)) == place
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_setup_command_that_fails_is_told_with_its_last_words_and_tried_again(source: Path) -> None:
+    checkout = replace(checkout_of(source, "main"), setup="echo no compiler; test -e mended")
+    place = make(checkout, commit_of(checkout, fetch=True), print)
+    with pytest.raises(InfrastructureError, match=r"exit code 1(.|\n)*no compiler"):
+        set_up(checkout, place, sys.executable, print)
+    (place / "mended").touch()
+    set_up(checkout, place, sys.executable, print)
+
+
+@pytest.mark.usefixtures("kept")
+def test_without_a_ref_the_working_tree_itself_is_taken(source: Path) -> None:
+    checkout = checkout_of(source, "")
+    commit = commit_of(checkout, fetch=True)
+    assert commit == git(source, "rev-parse", "HEAD")
+    assert make(checkout, commit, lambda text: pytest.fail(text)) == source
+    assert not is_changed(source)
+    (source / "code.py").write_text("# being worked on\n")
+    assert is_changed(source)

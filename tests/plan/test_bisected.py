@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.plan.bisected import Subject, for_bisection, moved, plain_name, project_of, stacks_at, without_twins
+from harness.plan.bisected import (
+    Subject,
+    for_bisection,
+    moved,
+    named_at,
+    pinned_release,
+    plain_name,
+    project_of,
+    without_twins,
+)
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix
 from harness.words.cell import cell_id
@@ -17,6 +27,10 @@ from tests.plan.helpers import matrix_of
 LM = Subject(name="megatron-lm", repository="/clone")
 CORE = Subject(name="megatron-core")
 CHECKOUT = {"checkout": "/elsewhere", "ref": "old", "package": "megatron-lm"}
+
+
+def at(stacks: Mapping[str, Stack], point: str, label: str) -> dict[str, Stack]:
+    return named_at({name: LM.at(stack, point) for name, stack in stacks.items()}, LM, label)
 
 
 def bisected(subject: Subject, **sections: Any) -> Matrix:
@@ -91,7 +105,7 @@ def test_stacks_of_the_matrix_stay_and_what_is_expected_of_them_does_not() -> No
 def test_cells_keep_all_but_their_stack_and_go_with_their_references() -> None:
     matrix = bisected(LM, matrix={"tp": [1, 2], "packing": "reference", "stack": "a"}, stacks={"a": CHECKOUT})
     cells = expand(matrix).cells
-    stacks = stacks_at(matrix.stacks, LM, "f" * 40, "f" * 12)
+    stacks = at(matrix.stacks, "f" * 40, "f" * 12)
     new = moved(cells, stacks)
     assert stacks["a"].name == "megatron-lm-ffffffffffff"
     assert stacks["a"].checkouts[0].ref == "f" * 40
@@ -111,9 +125,22 @@ def test_cells_that_differ_in_the_searched_point_only_are_one() -> None:
     kept = without_twins(cells, matrix.stacks, LM)
     assert [cell.config.stack for cell in kept] == ["a", "c"]
     left = {name: matrix.stacks[name] for name in ("a", "c")}
-    assert [stack.name for stack in stacks_at(left, LM, "f" * 40, "fff").values()] == ["a-fff", "c-fff"]
+    assert [stack.name for stack in at(left, "f" * 40, "fff").values()] == ["a-fff", "c-fff"]
 
 
 def test_a_cell_is_plain_whatever_its_stack_is_called() -> None:
     matrix = bisected(LM, matrix={"packing": "sft", "stack": "sft"}, stacks={"sft": CHECKOUT})
     assert {plain_name(cell) for cell in expand(matrix).cells if cell.role == "cell"} == {"tp1-pp1-cp1-sft"}
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ('dependencies = ["six", "megatron-core[dev,mlm] == 0.18.0; python_version > \\"3.10\\""]', "0.18.0"),
+        ("Megatron_Core==0.17.0rc1\n", "0.17.0rc1"),
+        ("megatron-core>=0.17\n", ""),
+        ("my-megatron-core==1.0\nmegatron-core-extra==2.0\n", ""),
+    ],
+)
+def test_a_pinned_release_is_read_from_a_requirement(text: str, release: str) -> None:
+    assert pinned_release(text, "megatron-core") == release

@@ -79,7 +79,11 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ),
         ({"python": "3.12"}, "a version belongs beside packages"),
         ({"packages": [CORE], "container": "x"}, "packages and container are layers of their own"),
-        ({"checkout": "/lm", "package": "megatron-lm"}, "stacks.s.ref: is required beside checkout"),
+        ({"checkout": "https://example.org/lm", "package": "megatron-lm"}, "stacks.s.ref: is required beside a URL"),
+        (
+            {"checkout": "/lm", "package": "megatron-lm", "revert": ["a"]},
+            "stacks.s.revert: has a meaning only beside ref",
+        ),
         ({"checkout": "/lm", "ref": "main"}, "stacks.s.package: is required beside checkout"),
         ({**LM, "package": "megatron"}, "stacks.s.package: must be one of megatron-lm"),
         ({**LM, "ref": "--help"}, "stacks.s.ref: must not begin with '-'"),

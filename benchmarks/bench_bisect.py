@@ -1,0 +1,109 @@
+"""What a bisection of Megatron-LM costs: verdicts it asks for, and seconds per judged commit beside those of git.
+
+    .venv/bin/python benchmarks/bench_bisect.py --repo ../Megatron-LM [--commits 500] [--runs 1]
+
+A matrix of two cells over `--commits` commits around the one that gave all pipeline stages their packed metadata, which
+has to be found. Every run judges afresh; environments are made by a run that is not counted. The time of a round goes
+from its first question to its verdict, with making the worktrees, whose time is told apart. Run it alone on a machine
+of two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.judge.bisection import Bisection
+from harness.words.jsonable import from_jsonable, loads
+
+ROOT = Path(__file__).resolve().parent.parent
+FIX = "5e4fc931ba"  # refactor(data): consolidate get_batch and enable PP for SFT THD
+PER_COMMIT_S = 15.0
+MATRIX = """\
+name: bench_bisect
+train: {steps: 2}
+documents: {mode: file, lengths: [16, 8, 24, 4, 12, 32, 20, 28]}
+matrix:
+  packing: sft
+  layout: [{tp: 2, pp: 4}, {tp: 1, pp: 1}]
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    found: Bisection
+    wall: float
+
+    @property
+    def judged(self) -> list[float]:
+        """Seconds of each judged commit."""
+        return [point.seconds for point in self.found.points if not point.kept]
+
+
+def git(repo: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(repo), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def ends_of(repo: Path, commits: int) -> tuple[str, str]:
+    """(old, new): a line of so many commits of the first parents around the fix, a third of them after it."""
+    after = git(repo, "rev-list", "--first-parent", "--reverse", f"{FIX}..origin/main").split()
+    new = after[commits // 3 - 1]
+    line = git(repo, "rev-list", "--first-parent", f"--max-count={commits + 1}", new).split()
+    return line[-1], new
+
+
+def bisect(repo: Path, old: str, new: str) -> Run:
+    with tempfile.TemporaryDirectory(prefix="bench-bisect-") as folder:
+        (matrix := Path(folder) / "bench.yaml").write_text(MATRIX)
+        command = [sys.executable, "-m", "harness", "bisect", str(matrix), "--repo", str(repo)]
+        command += ["--bad", old, "--good", new, "--find", "fixed", "--first-parent", "--fresh", "--no-shrink"]
+        begin = time.perf_counter()
+        subprocess.run([*command, "--run-dir", folder], cwd=ROOT, check=True)
+        wall = time.perf_counter() - begin
+        (result,) = Path(folder).glob("bisect-*/result.json")
+        return Run(from_jsonable(Bisection, loads(result.read_text())), wall)
+
+
+def checkout_seconds(repo: Path, commit: str) -> float:
+    """Of one worktree, made and removed."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "tree"
+        begin = time.perf_counter()
+        git(repo, "worktree", "add", "--quiet", "--detach", str(place), commit)
+        seconds = time.perf_counter() - begin
+        git(repo, "worktree", "remove", "--force", str(place))
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repo", type=Path, required=True)
+    parser.add_argument("--commits", type=int, default=500)
+    parser.add_argument("--runs", type=int, default=1)
+    arguments = parser.parse_args()
+    repo = arguments.repo.resolve()
+    old, new = ends_of(repo, arguments.commits)
+    most = math.ceil(math.log2(arguments.commits)) + 2
+    bisect(repo, f"{FIX}~1", FIX)  # makes the environment
+    within = True
+    for number in range(1, arguments.runs + 1):
+        run = bisect(repo, old, new)
+        name = run.found.found.name if run.found.found else "nothing"
+        skipped, median = len(run.found.skipped), statistics.median(run.judged)
+        print(f"run {number}: found {name[:12]} of {arguments.commits} commits in {run.wall:.0f} s")
+        print(f"  judged {len(run.judged)}, at most {most} and those skipped ({skipped})")
+        print(f"  seconds per judged commit: median {median:.1f}, most {max(run.judged):.1f}; limit {PER_COMMIT_S:g}")
+        print(f"  of them a worktree: {checkout_seconds(repo, new):.1f}")
+        within &= name.startswith(FIX) and len(run.judged) <= most + skipped and median <= PER_COMMIT_S
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
