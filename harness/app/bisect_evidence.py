@@ -42,14 +42,14 @@ def tell_evidence(found: Bisection, bench: Bench) -> None:
     except (InputError, InfrastructureError) as error:
         print(f"  not shrunk: {_line(error)}")
         return
-    confirmation = _confirmed(found, shrunk, bench.folder)
+    confirmation = confirmed(found, shrunk, bench.folder)
     print(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
     if confirmation:
         print(confirmation)
     print(f"issue: {shown(write_issue(shrunk, found, confirmation, bench.folder))}")
 
 
-def _confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
+def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
     """The smallest cell at the newer end, as it is and with the change taken back; empty where there is no commit."""
     if found.kind != COMMIT or found.found is None or shrunk.stack is None:
         return ""
@@ -60,12 +60,16 @@ def _confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
         stacks = prepare(_ends(found, end, shrunk.stack), say)
     except (InputError, InfrastructureError) as error:
         return f"not confirmed: {name} with {change} reverted cannot be made: {_line(error)}"
+    if not stacks[_REVERTED].usable:
+        rejection = stacks[_REVERTED].rejection
+        why = rejection.reason if rejection else stacks[_REVERTED].error
+        return f"not confirmed: {name} with {change} reverted cannot be made: {' '.join(why.split())}"
     answers = _answers(found, shrunk, stacks, folder)
     plain, reverted = answers[_PLAIN], answers[_REVERTED]
     showed = Kind.PASSES if found.find == FIXED else Kind.SAME
     wanted = Kind.SAME if found.find == FIXED else Kind.PASSES
     if plain.kind is not showed:
-        return f"not confirmed: the smallest cell {plain.text} at {name} itself, where later changes lie over {change}"
+        return f"not confirmed: the smallest cell {plain.text} at {name} itself"
     word = "confirmed" if reverted.kind is wanted else "not confirmed"
     return f"{word}: {name} with {change} reverted {reverted.text}"
 

@@ -1,0 +1,121 @@
+"""A found commit taken back at the newer end: on the installed Megatron's own code, one commit of which breaks it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.app.bisect_evidence import confirmed
+from harness.app.shrink import Shrunk
+from harness.judge import fault_classes
+from harness.judge.bisection import Change, End
+from harness.judge.report_model import ReportCell
+from harness.plan.shrink import Smallest
+from harness.words.cell import CellConfig, TrainConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.model import ModelConfig
+from harness.words.outcomes import Finding, Lane, Outcome
+from harness.words.stack import Checkout, Stack
+from harness.words.tolerances import ToleranceOverrides
+from tests.edge.test_stack_checkout import git
+from tests.judge.test_render_issue import bisection
+
+UTILS, SENT = "megatron/core/utils.py", "_broadcast(batch['max_seqlen'])"
+FINDING = Finding(
+    lane=Lane.METADATA, check="params_agree_plan", message="max_seqlen", fault_class=fault_classes.MAX_SEQLEN
+)
+CONFIG = CellConfig(
+    layout=Layout(tp=2, sp=True),
+    data_path="sft",
+    stack="found",
+    model=ModelConfig(layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=64),
+    train=TrainConfig(steps=1, global_batch=1, seq_length=16),
+    documents=DocumentsConfig(mode="file", lengths=(5,)),
+    deadline_s=60,
+)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base - guilty - tip, and over, which changes what guilty changed; tags by these names, and a merge."""
+    folder = tmp_path_factory.mktemp("project")
+    spec = importlib.util.find_spec("megatron.core")
+    assert spec is not None and spec.origin is not None
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(spec.origin).parents[1], folder / "megatron", ignore=ignored)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    for name, old, new in (
+        ("base", "", ""),
+        ("guilty", SENT, SENT.replace("])", "] + 1)")),
+        ("tip", "", "\n# The end.\n"),
+        ("over", SENT.replace("])", "] + 1)"), SENT.replace("])", "] + 2)")),
+    ):
+        file = folder / UTILS
+        file.write_text(file.read_text().replace(old, new, 1) if old else file.read_text() + new)
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "-m", f"Commit {name}")
+        git(folder, "tag", name)
+    git(folder, "checkout", "--quiet", "-b", "side", "base")
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", "Commit side")
+    git(folder, "merge", "--quiet", "--no-ff", "-m", "Commit merge", "tip")
+    git(folder, "tag", "merge")
+    return folder
+
+
+def shrunk_of(clone: Path, folder: Path) -> Shrunk:
+    checkout = Checkout(package="megatron-lm", repository=str(clone), ref="guilty")
+    cell = ReportCell(
+        id="c",
+        axes={},
+        layout=CONFIG.layout,
+        outcome=Outcome.FAIL,
+        lanes={},
+        findings=[FINDING],
+        timing={},
+        reproduce="",
+    )
+    return Shrunk(
+        folder=folder,
+        origin=cell,
+        finding=FINDING,
+        smallest=Smallest(config=CONFIG, steps=(), needs=(), rounds=1, tried=1, minimal=True),
+        cell=cell,
+        config=CONFIG,
+        provenance={},
+        matrix=folder / "smallest.yaml",
+        stack=Stack(name="found", interpreter=sys.executable, checkouts=(checkout,)),
+        tolerances=ToleranceOverrides(),
+    )
+
+
+def said(clone: Path, folder: Path, change: str, end: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HARNESS_STACKS", str(folder / "kept"))
+    ends = {name: git(clone, "rev-parse", f"{name}^{{commit}}") for name in (change, end)}
+    found = replace(
+        bisection(), repository=str(clone), found=Change(name=ends[change]), bad=End(asked=end, name=ends[end])
+    )
+    text = confirmed(found, shrunk_of(clone, folder), folder)
+    return text.replace(ends[change][:12], change).replace(ends[end][:12], end)
+
+
+@pytest.mark.train
+def test_the_newer_end_passes_without_the_guilty_commit(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said(clone, tmp_path, "guilty", "tip", monkeypatch) == "confirmed: tip with guilty reverted passes"
+
+
+@pytest.mark.parametrize(("change", "end", "why"), [("guilty", "over", UTILS), ("merge", "merge", "is a merge")])
+def test_a_commit_that_cannot_be_taken_back_is_told(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, end: str, why: str
+) -> None:
+    text = said(clone, tmp_path, change, end, monkeypatch)
+    assert text.startswith(f"not confirmed: {end} with {change} reverted cannot be made: ")
+    assert why in text
+    assert not list(tmp_path.glob("confirmation-*"))
