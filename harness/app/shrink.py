@@ -24,20 +24,17 @@ from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
 from harness.judge.report_model import Report, ReportCell
 from harness.plan.one_cell import one_cell, pinned
-from harness.plan.shrink import Answer, Kind, Smallest, search
+from harness.plan.shrink import Answer, Kind, Smallest, bare, search
 from harness.plan.shrink_text import head_lines, smallest_text
 from harness.words.cell import CellConfig, cell_id
 from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.jsonable import dumps
-from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
 from harness.words.run_plan import PlannedCell, RunPlan
 from harness.words.stack import ReadyStack, Stack
-from harness.words.timing import NOT_TIMED
 from harness.words.tolerances import ToleranceOverrides
 
 MOST_ROUNDS = 20
-_SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
 _FAILED = (Outcome.FAIL, Outcome.XFAIL)
 
 
@@ -156,14 +153,9 @@ def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str
 
 
 def _start(directory: RunDir, origin: _Origin) -> CellConfig:
-    """The cell with what its finding needs of canaries and timing, and no longer a deadline than it takes."""
-    config, leg = origin.planned.config, origin.finding.where.get("leg")
-    canaries = tuple(name for name in config.canaries if leg in LEG_NAMES and str(leg).startswith(name))
-    timing = replace(config.timing, turns="", first=False) if origin.finding.lane is Lane.THROUGHPUT else NOT_TIMED
     result = read_result(directory, origin.cell.id)
-    took = result.finished - result.started if result else config.deadline_s
-    deadline = min(config.deadline_s, max(4 * took, _SHORTEST_DEADLINE_S))
-    return replace(config, canaries=canaries, timing=timing, deadline_s=deadline)
+    config = origin.planned.config
+    return bare(config, origin.finding, result.finished - result.started if result else config.deadline_s)
 
 
 class _Trial:

@@ -8,7 +8,7 @@ single reduction of it shows the same finding.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from harness.plan.reductions import (
@@ -24,6 +24,11 @@ from harness.plan.reductions import (
 )
 from harness.plan.rules.table import rejections
 from harness.words.cell import CellConfig
+from harness.words.legs import LEG_NAMES
+from harness.words.outcomes import Finding, Lane
+from harness.words.timing import NOT_TIMED
+
+SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
 
 
 class Kind(str, Enum):
@@ -73,6 +78,20 @@ class Smallest:
 
 Asked = tuple[CellConfig, ...]
 Answers = Mapping[CellConfig, Answer]
+
+
+def bare(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
+    """The cell with what its finding needs of canaries and timing, and no longer a deadline than it should take.
+
+    `took_s`: seconds that the cell ran; one that hung ran to its deadline, and smaller ones hang sooner.
+    """
+    leg = str(finding.where.get("leg", ""))
+    own = leg if leg in LEG_NAMES else finding.check
+    canaries = tuple(name for name in config.canaries if own.startswith(name))
+    timing = replace(config.timing, turns="", first=False) if finding.lane is Lane.THROUGHPUT else NOT_TIMED
+    wanted = 4 * took_s if took_s < config.deadline_s else config.deadline_s / 2
+    deadline = min(config.deadline_s, max(wanted, SHORTEST_DEADLINE_S))
+    return replace(config, canaries=canaries, timing=timing, deadline_s=deadline)
 
 
 def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Smallest]:

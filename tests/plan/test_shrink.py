@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from harness.plan.reductions import changes, reductions, settled, size_of
 from harness.plan.rules.table import rejections
-from harness.plan.shrink import Answer, Answers, Asked, Kind, Smallest, search
+from harness.plan.shrink import Answer, Answers, Asked, Kind, Smallest, bare, search
 from harness.plan.shrink_text import described, needs_lines, smallest_text
-from harness.words.cell import CellConfig, TrainConfig
+from harness.words.cell import CANARIES, CellConfig, TrainConfig
 from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.model import ModelConfig, MoeConfig, MtpConfig
+from harness.words.outcomes import Finding, Lane
+from harness.words.timing import TimingConfig
 
 Predicate = Callable[[CellConfig], bool]
 PASSES, SAME = Answer(kind=Kind.PASSES, text="passes"), Answer(kind=Kind.SAME, text="fails the same way")
@@ -134,6 +136,36 @@ def test_changes_are_told_in_words() -> None:
     assert before is not None
     (after,) = [item.config for item in reductions(before) if item.dimension.name == "pp" and item.to == 3]
     assert changes(before, after) == ("layers 4 -> 3", "pp 4 -> 3")
+
+
+@pytest.mark.parametrize(
+    ("lane", "check", "where", "canaries"),
+    [
+        (Lane.METADATA, "params_present", {"leg": "metadata"}, ()),
+        (Lane.NUMERICS, "document_loss", {}, ()),
+        (Lane.NUMERICS, "isolation", {"leg": "isolation-middle"}, ("isolation",)),
+        (Lane.NUMERICS, "repetition", {}, ("repetition",)),
+        (Lane.NUMERICS, "ended", {"leg": "order"}, ("order",)),
+    ],
+)
+def test_only_the_canary_that_found_it_is_kept(
+    lane: Lane, check: str, where: dict[str, str], canaries: tuple[str, ...]
+) -> None:
+    finding = Finding(lane=lane, check=check, message="", where=where)
+    assert bare(replace(BIG, canaries=CANARIES), finding, 1.0).canaries == canaries
+
+
+def test_timing_is_kept_only_for_a_finding_of_its_lane() -> None:
+    timed = replace(BIG, timing=TimingConfig(documents=(4, 16), turns="pair"))
+    slow, wrong = (Finding(lane=lane, check="c", message="") for lane in (Lane.THROUGHPUT, Lane.NUMERICS))
+    assert bare(timed, slow, 1.0).timing == TimingConfig(documents=(4, 16))
+    assert bare(timed, wrong, 1.0).timing == TimingConfig()
+
+
+@pytest.mark.parametrize(("took", "deadline"), [(1.0, 30.0), (20.0, 80.0), (100.0, 120.0), (120.5, 60.0)])
+def test_a_cell_that_is_tried_has_the_deadline_of_one_that_ends(took: float, deadline: float) -> None:
+    finding = Finding(lane=Lane.NUMERICS, check="ended", message="")
+    assert bare(BIG, finding, took).deadline_s == deadline
 
 
 def test_rows_get_shorter_with_their_documents() -> None:
