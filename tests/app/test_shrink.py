@@ -33,11 +33,11 @@ checks: {canaries: none, numerics: {document_loss: 1.0e-12}}
 """
 FAULT = "middle-stage-tp-ranks-with-garbage"
 LARGE = CellConfig(
-    layout=Layout(tp=2, pp=4, sp=True),
+    layout=Layout(tp=2, pp=4),
     data_path="reference",
     model=replace(MODEL, layers=4),
-    train=TrainConfig(steps=1, global_batch=2, seq_length=16),
-    documents=DocumentsConfig(mode="file", lengths=(1, 9)),
+    train=TrainConfig(steps=1, global_batch=2, seq_length=4),
+    documents=DocumentsConfig(mode="file", lengths=(1, 2)),
     deadline_s=20,
     fault=FAULT,
 )
