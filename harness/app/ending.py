@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app.baselines import keep_baselines
 from harness.edge.run_dir import RunDir
 from harness.judge.bisection import git_exit_code
 from harness.words.errors import HarnessError
@@ -40,6 +41,7 @@ def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     from harness.edge.console import print_report
 
     file = history_file(finish.history, directory.root.parent)
+    keep_baselines(directory, plan, file)
     report = with_past(directory, plan, stages.judge(directory, plan), file if finish.record else None)
     print_report(report, [shown(path) for path in stages.write_reports(directory, report)])
     tell_ci(report, os.environ)

@@ -47,8 +47,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     _filters(parser)
     actions = parser.add_subparsers(dest="action", metavar="WHAT")
     made = {name: actions.add_parser(name, help=words, description=words) for name, words in _ACTIONS.items()}
-    for name in (*LISTINGS, "html", "export"):
-        _filters(made[name])
+    for name in (*LISTINGS, "export", "html"):
+        _filters(made[name], limited=name != "html")
     for name in ("prune", "import"):
         _place(made[name])
     page, export, prune = made["html"], made["export"], made["prune"]
@@ -71,7 +71,7 @@ def _place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS, help=folder)
 
 
-def _filters(parser: argparse.ArgumentParser) -> None:
+def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
     _place(parser)
     for flag, metavar, words in (
         ("--matrix", "NAME", "of matrices with this name or shell-style pattern"),
@@ -83,9 +83,9 @@ def _filters(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
     names = [outcome.value for outcome in Outcome]
     parser.add_argument("--outcome", type=str.upper, choices=names, default=argparse.SUPPRESS, help="with this outcome")
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=f"rows ({_ROWS}; of files, all)"
-    )
+    if limited:
+        words = f"rows ({_ROWS}; of files, all)"
+        parser.add_argument("--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=words)
 
 
 def _count(text: str) -> int:

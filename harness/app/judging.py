@@ -11,10 +11,11 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
+from harness.app.baselines import read_baselines
 from harness.edge.evidence_files import read_cell
 from harness.edge.job_endings import read_job_endings
 from harness.edge.run_dir import RunDir
-from harness.judge.evidence import CellEvidence, evidence_in_turn
+from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.failures import JobEnding
 from harness.judge.report_build import Judged, judge_cells
 from harness.words.run_plan import PlannedCell, RunPlan
@@ -71,7 +72,12 @@ def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCe
 
 def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str) -> tuple[Judged, RanksSeen]:
     seen = RanksSeen()
-    evidence = map(seen.add, evidence_in_turn(plan, lambda cell: read_cell(run, cell, jobs)))
+    before = read_baselines(run)
+
+    def find(cell: str) -> CellFound:
+        return replace(read_cell(run, cell, jobs), before=before.get(cell))
+
+    evidence = map(seen.add, evidence_in_turn(plan, find))
     with _no_collection():
         return judge_cells(plan, evidence, today=today), seen
 

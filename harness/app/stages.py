@@ -86,7 +86,13 @@ def plan_run(request: Request) -> Planned:
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
     if cluster.kind == "slurm":
         plan = replace(plan, allocations=plan_allocations(expansion, cluster, matrix.launch))
-    plan = replace(plan, tolerances=matrix.tolerances, cluster=request.cluster, max_attempts=matrix.launch.max_attempts)
+    plan = replace(
+        plan,
+        tolerances=matrix.tolerances,
+        history=matrix.history,
+        cluster=request.cluster,
+        max_attempts=matrix.launch.max_attempts,
+    )
     return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)
 
 

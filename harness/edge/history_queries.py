@@ -7,9 +7,10 @@ as long as what it shows, not as the history. Values of users are always paramet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.words.jsonable import dumps
+from harness.words.run_plan import HistoryAsked
 
 LISTINGS = ("runs", "cells", "outcomes", "findings", "metrics")
 DECIDED = "('PASS', 'FLAKY', 'XFAIL', 'XPASS', 'FAIL')"
@@ -88,14 +89,16 @@ _OUTCOMES = ("PASS", "FAIL", "XFAIL", "XPASS", "REJECTED", "ERROR", "FLAKY")
 def _cells(wanted: Wanted) -> Query:
     """One row per cell: how it came out last, how often each way. The worst first.
 
+    An outcome that is wanted must have come up; the others of the cell are counted all the same.
     `flaky` are passes on a retry. `turned` counts changes between green and red while the version of its stack stayed.
     """
     sums = ", ".join(f"sum(outcome = '{name}') AS {name.lower()}" for name in _OUTCOMES)
+    having = "HAVING sum(outcome = :outcome) > 0" if wanted.outcome else ""
     return (
         f"""WITH p AS (
           SELECT c.series, c.started, c.outcome, c.known, c.version, c.stack, s.name, s.matrix, s.device,
             row_number() OVER w AS place, lead(c.outcome) OVER w AS before, lead(c.version) OVER w AS before_version
-          FROM series s JOIN cells c ON c.series = s.id WHERE {_conditions(wanted, runs=False)}
+          FROM series s JOIN cells c ON c.series = s.id WHERE {_conditions(replace(wanted, outcome=""), runs=False)}
           WINDOW w AS (PARTITION BY c.series ORDER BY c.started DESC, c.id DESC))
         SELECT series, matrix, name AS cell, stack, device, max(CASE WHEN place = 1 THEN outcome END) AS last,
           max(started) AS last_started, max(CASE WHEN place = 1 THEN version END) AS version, count(*) AS runs, {sums},
@@ -103,7 +106,7 @@ def _cells(wanted: Wanted) -> Query:
           round(1.0 * sum(outcome = 'FLAKY') / nullif(sum(outcome IN {DECIDED}), 0), 4) AS flaky_rate,
           sum(outcome IN {DECIDED} AND before IN {DECIDED} AND (outcome = 'FAIL') <> (before = 'FAIL')
             AND version = before_version) AS turned
-        FROM p GROUP BY series
+        FROM p GROUP BY series {having}
         ORDER BY last = 'FAIL' DESC, last = 'ERROR' DESC, last IN ('XPASS', 'FLAKY') DESC, flaky_rate DESC, fail DESC,
           matrix, cell {_limit(wanted)}""",
         _values(wanted),
@@ -175,6 +178,27 @@ def trail(series: int, since: str, most: int) -> Query:
         FROM cells c JOIN runs r ON r.id = c.run WHERE c.series = :series AND c.started >= :since
         ORDER BY c.started DESC, c.id DESC LIMIT :most""",
         {"series": series, "since": since, "most": most},
+    )
+
+
+def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryAsked) -> Query:
+    """Green runs of cells by id: at most so many of each and hardware, the newest first, all but one run."""
+    return (
+        """SELECT * FROM (
+          SELECT c.cell_id, r.hardware, r.run_id, r.started, m.value AS seconds,
+            row_number() OVER (PARTITION BY c.cell_id, r.hardware ORDER BY r.started DESC, r.id DESC) AS place
+          FROM json_each(:cells) j JOIN cells c ON c.cell_id = j.value JOIN runs r ON r.id = c.run
+          JOIN metrics m ON m.cell = c.id AND m.name = 'step_busy_s'
+          WHERE r.matrix = :matrix AND r.run_id <> :run AND c.outcome IN ('PASS', 'FLAKY') AND r.started >= :since
+            AND m.value > 0)
+        WHERE place <= :runs ORDER BY cell_id, hardware, place""",
+        {
+            "cells": dumps(list(cells)),
+            "matrix": matrix,
+            "run": before_run,
+            "since": asked.since,
+            "runs": asked.runs,
+        },
     )
 
 

@@ -28,4 +28,5 @@ _FIRST = (
       cell INTEGER NOT NULL REFERENCES cells (id) ON DELETE CASCADE, name TEXT NOT NULL, value REAL,
       PRIMARY KEY (cell, name)) WITHOUT ROWID""",
 )
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_BASELINES = ("CREATE INDEX cells_id ON cells (cell_id)",)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _BASELINES)

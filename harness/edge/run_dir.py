@@ -8,7 +8,7 @@ reports/<run_id>/
   turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
-  noise.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
+  noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
 """
 
 from __future__ import annotations
@@ -175,5 +175,5 @@ class RunDir:
         return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")
 
     def report(self, name: str) -> Path:
-        """One of report.json, junit.xml, report.md, report.html, and noise.json where noise was measured."""
+        """One of report.json, junit.xml, report.md, report.html, noise.json where noise was measured, baseline.json."""
         return self.root / name

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from harness.judge.assemble import ParameterGradient, whole_activations, whole_gradients
+from harness.judge.baseline import Baseline
 from harness.judge.endings import Cause, Ending, cause_of, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
@@ -70,6 +71,7 @@ class CellEvidence:
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
+    before: Baseline | None = None  # times of earlier runs; None: not asked for
 
     @property
     def layout(self) -> Layout:
@@ -260,6 +262,7 @@ class CellFound:
     retried: bool = False
     logs: Mapping[int, LogTail] = field(default_factory=dict)
     job: JobEnding = field(default_factory=JobEnding)
+    before: Baseline | None = None
 
 
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:

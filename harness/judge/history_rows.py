@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from harness.judge.baseline import hardware_text
 from harness.judge.report_model import Report, ReportCell, ReportRejected
 from harness.words.jsonable import dumps
 from harness.words.outcomes import Finding, Outcome
@@ -20,6 +21,7 @@ TELLING = ("megatron-core", "megatron-bridge", "skyrl", "skyrl-train", "transfor
 UNITS = {
     "step_p50_s": "s",
     "step_p95_s": "s",
+    "step_busy_s": "s, on a CPU processor time of the slowest rank",
     "wall_s": "s",
     "steps_s": "s",
     "tokens_per_s": "real tokens/s per rank",
@@ -126,9 +128,7 @@ def _started(report: Report) -> str:
 
 def _hardware(facts: Mapping[str, Any]) -> tuple[str, str]:
     devices = [str(name) for name in facts.get("devices", [])] or ["unknown"]
-    processors = [str(name) for name in facts.get("processors", [])]
-    kinds = [processors or [name] if name == "cpu" else [name] for name in devices]
-    return " + ".join(devices), " + ".join(dict.fromkeys(name for kind in kinds for name in kind))
+    return " + ".join(devices), hardware_text(devices, [str(name) for name in facts.get("processors", [])])
 
 
 class _Versions:
@@ -208,6 +208,7 @@ def _metrics(cell: ReportCell) -> dict[str, float]:
     values: dict[str, float | None] = {
         "step_p50_s": seen.step_p50_s,
         "step_p95_s": seen.step_p95_s,
+        "step_busy_s": seen.step_busy_s,
         "tokens_per_s": seen.real_tokens_per_s,
         "slots_per_s": seen.slots_per_s,
         "tflops_per_s": seen.tflops_per_s,

@@ -54,6 +54,7 @@ class Throughput:
     tflops_per_s: float | None = None  # 1e12 operations on real tokens per second, forward and backward
     step_p50_s: float | None = None
     step_p95_s: float | None = None
+    step_busy_s: float | None = None  # as step_p50_s, on a CPU without waiting: what runs of other days compare with
     peak_memory_bytes: int | None = None
     ratios: list[TimedRatio] = field(default_factory=list)  # of the timing leg
     step_times_s: list[float] = field(default_factory=list)  # of the steps after the first; wall clock

@@ -8,7 +8,7 @@ import statistics
 from harness.judge.evidence import CellEvidence
 from harness.judge.paired import paired_ratio
 from harness.judge.report_model import Throughput, TimedRatio
-from harness.judge.timings import Load, documents_of, ratio_of, times_of, turns_of
+from harness.judge.timings import Load, against_history, busy_step, documents_of, ratio_of, times_of, turns_of
 from harness.words.flops import train_flops
 from harness.words.tolerances import Bound
 
@@ -44,6 +44,7 @@ def throughput(evidence: CellEvidence) -> Throughput:
         tflops_per_s=statistics.median(count / time / world / 1e12 for count, time in zip(flops, times)),
         step_p50_s=statistics.median(times),
         step_p95_s=_percentile(times, 0.95),
+        step_busy_s=busy_step(evidence),
         peak_memory_bytes=peak,
         ratios=ratios,
         step_times_s=times,
@@ -82,7 +83,7 @@ def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
     if evidence.base is not None:
         what = f"over stack {evidence.base.cell.config.stack}, in turns"
         compared.append((what, paired_ratio(*turns_of(evidence)), tolerances.slower_than))
-    found = []
+    found = _over_history(evidence)
     for what, ratio, bound in compared:
         if ratio is not None:
             found.append(
@@ -97,3 +98,22 @@ def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
                 )
             )
     return found
+
+
+def _over_history(evidence: CellEvidence) -> list[TimedRatio]:
+    """A step over the median of earlier runs; the interval is over the slowest and the fastest of them."""
+    compared, bound = against_history(evidence), evidence.tolerances.slower_than_history
+    if compared is None:
+        return []
+    verdict = "slower" if compared.slower(bound.value) else "no difference"
+    return [
+        TimedRatio(
+            what="over earlier runs",
+            median=compared.ratio,
+            low=compared.low,
+            high=compared.high,
+            rounds=len(compared.samples),
+            bound=bound,
+            verdict=verdict,
+        )
+    ]

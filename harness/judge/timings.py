@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 
+from harness.judge.baseline import Comparison, Sample, compare, hardware_text
 from harness.judge.evidence import CellEvidence
 from harness.judge.paired import PairedRatio, paired_ratio
 from harness.words.outcomes import Finding, Lane, Severity
@@ -36,6 +38,32 @@ def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
     ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))
     rounds = sorted(ours.keys() & theirs.keys())
     return [ours[number] for number in rounds], [theirs[number] for number in rounds]
+
+
+def busy_step(evidence: CellEvidence) -> float | None:
+    """Median over the steps after the first, which warms up, of what the slowest rank computed, in seconds."""
+    times = []
+    for step in list(evidence.steps)[1:]:
+        seen = [item.busy_s for _, item in evidence.step_records(step)]
+        if len(seen) == evidence.layout.world_size and min(seen) > 0:
+            times.append(max(seen))
+    return statistics.median(times) if times else None
+
+
+def samples_before(evidence: CellEvidence) -> list[Sample]:
+    """Earlier green runs on the hardware of this one, the newest first."""
+    if evidence.before is None:
+        return []
+    facts = [record.environment for record in evidence.records.values()]
+    devices = sorted({item["device"] for item in facts if "device" in item})
+    processors = sorted({item["processor"] for item in facts if "processor" in item})
+    return evidence.before.samples.get(hardware_text(devices, processors), [])[: evidence.before.runs]
+
+
+def against_history(evidence: CellEvidence) -> Comparison | None:
+    """None where nothing was timed, the matrix does not ask, or there are too few earlier runs."""
+    seconds = busy_step(evidence)
+    return None if seconds is None else compare(seconds, samples_before(evidence))
 
 
 def not_timed(evidence: CellEvidence, check: str, names: Iterable[str]) -> list[Finding]:

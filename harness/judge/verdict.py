@@ -9,6 +9,7 @@ from harness.judge import fault_classes
 from harness.judge.checks.table import CHECKS
 from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
+from harness.judge.timings import against_history
 from harness.judge.wrong_code import wrong_code
 from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
@@ -137,7 +138,8 @@ def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) 
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     through = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
     whole = evidence.cause is None and not no_reference
-    timed = evidence.cause is None and any(record.timings for record in evidence.records.values())
+    timings = any(record.timings for record in evidence.records.values())
+    timed = evidence.cause is None and (timings or against_history(evidence) is not None)
     lanes = _skipped()
     for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole), (Lane.THROUGHPUT, timed)):
         if lane in failed:

@@ -38,7 +38,7 @@ from harness.words.cell import ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig
 from harness.words.errors import InputError
 from harness.words.packing_options import PackingOptions
-from harness.words.run_plan import XFail
+from harness.words.run_plan import HistoryAsked, XFail
 from harness.words.stack import DEFAULT, Stack
 from harness.words.timing import TimingConfig
 from harness.words.tolerances import ToleranceOverrides
@@ -81,6 +81,7 @@ class Matrix:
     base: str  # the stack that cells of the other are timed against, in turns; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
+    history: HistoryAsked | None = None  # earlier runs to compare times with
     covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
@@ -141,6 +142,7 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
         "canaries": tuple(checks.canaries),
         "timing": throughput.timing(),
         "base": throughput.base(),
+        "history": throughput.asked_history(),
     }
 
 
@@ -290,6 +292,9 @@ def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
         result["slower_than"] = {"stack": matrix.base, "bound": bounds["slower_than"]}
     if "packed_slower" in bounds:
         result["packed_slower"] = {"bound": bounds["packed_slower"]}
+    if matrix.history:
+        since = {"since": matrix.history.since} if matrix.history.since else {}
+        result["history"] = {"runs": matrix.history.runs, "slower": bounds["slower_than_history"], **since}
     return result
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.plan.section import Section
+from harness.words.run_plan import HistoryAsked
 from harness.words.timing import DOCUMENTS, ROUNDS, TimingConfig
 from harness.words.tolerances import DEFAULTS
 
 MOST_DOCUMENTS = 1024
+LEAST_RUNS = 5  # fewer are no baseline: harness/judge/baseline.py
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
 _Bound = Annotated[float, Field(gt=1, allow_inf_nan=False)]
@@ -23,6 +26,14 @@ def _dividing(values: list[int]) -> list[int]:
     if any(values[-1] % value for value in values):
         raise ValueError(f"each must divide the last, {values[-1]}")
     return values
+
+
+def _date(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("must be a date like 2026-08-01, in quotes") from error
+    return text
 
 
 class SlopeSection(Section):
@@ -57,6 +68,18 @@ class SlowerThanSection(Section):
     )
 
 
+class HistorySection(Section):
+    """Every cell against the green runs of the same cell on the same hardware."""
+
+    runs: Annotated[int, Field(ge=LEAST_RUNS, le=100)] = Field(default=20, description="Runs that count, the newest.")
+    slower: _Bound = Field(
+        default=_DEFAULT.slower_than_history.value, description="Largest factor of time, over their median."
+    )
+    since: Annotated[str, AfterValidator(_date)] = Field(
+        default="", description="Only runs from this date on: after a slowdown that is accepted."
+    )
+
+
 def _named(value: Any) -> Any:
     return {"stack": value} if isinstance(value, str) else value
 
@@ -84,6 +107,9 @@ class ThroughputSection(Section):
         BeforeValidator(_named),
         WithJsonSchema({"anyOf": [{"type": "string"}, SlowerThanSection.model_json_schema()]}),
     ] = Field(default=None, description="The stack that the other one is timed against, in turns.")
+    history: Annotated[HistorySection | None, BeforeValidator(_switch), _switched(HistorySection)] = Field(
+        default=None, description="Earlier green runs that a step is timed against."
+    )
     rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
         default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
     )
@@ -103,7 +129,12 @@ class ThroughputSection(Section):
         slope, packed = self.segment_slope, self.packed_slower
         asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
         asked |= {"packed_slower": packed.bound} if packed else {}
+        asked |= {"slower_than_history": self.history.slower} if self.history else {}
         return asked | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
+
+    def asked_history(self) -> HistoryAsked | None:
+        """The runs to compare with; None for none."""
+        return HistoryAsked(runs=self.history.runs, since=self.history.since) if self.history else None
 
     def base(self) -> str:
         """The stack to compare with; empty for none."""

@@ -184,6 +184,7 @@ class StepSeen:
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
     time_s: float = 0.0
+    busy_s: float = 0.0  # the same without waiting, on a CPU: processor time of this rank; on a GPU time_s
     real_tokens: int = 0  # this replica
     slots: int = 0  # this replica
 

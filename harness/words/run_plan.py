@@ -109,6 +109,14 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HistoryAsked:
+    """Times are compared with those of earlier green runs."""
+
+    runs: int  # at most so many, the newest
+    since: str = ""  # ISO date: only runs from then on
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     run_id: str
     matrix_name: str
@@ -117,6 +125,7 @@ class RunPlan:
     expansion: Expansion
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
+    history: HistoryAsked | None = None
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)

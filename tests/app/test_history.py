@@ -84,6 +84,11 @@ def test_a_cell_has_its_counts_its_flaky_rate_and_how_often_it_turned(
     assert int(row["turned"]) == 3
 
 
+def test_a_wanted_outcome_picks_cells_and_leaves_their_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(capsys, "cells", "--outcome", "FLAKY")
+    assert (row["cell"], row["last"], row["runs"], row["fail"]) == (CELL, "FAIL", "6", "2")
+
+
 def test_findings_and_metrics_are_listed_with_their_cell(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "reports" / "old").mkdir()
     run = folder / "reports" / "old"

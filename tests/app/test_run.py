@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.edge.history import opened
+from harness.judge.history_rows import run_row
 from harness.judge.render_json import read_report
 from harness.words.outcomes import Lane
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
@@ -88,6 +90,48 @@ def test_a_history_that_cannot_be_written_changes_no_verdict(copy: Path) -> None
     assert done.returncode == 0
     assert f"harness: {copy.name} is not in the history: " in done.stderr
     assert harness("report", copy, "--no-history", cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)}).stderr == ""
+
+
+def _seeded(run: Path, factor: float) -> Path:
+    """Ask a run to compare its steps with ten green ones before it that took `factor` times as long."""
+    row = run_row(read_report((run / "report.json").read_text()))
+    file = run.parent / "history.sqlite"
+    with opened(file, write=True) as history:
+        for night in range(10):
+            noise = factor * (1 + 0.002 * night)
+            cells = tuple(
+                replace(cell, metrics={"step_busy_s": cell.metrics["step_busy_s"] * noise}) for cell in row.cells
+            )
+            started = f"2026-01-{night + 1:02d}T03:00:00Z"
+            history.record(replace(row, run_id=f"night-{night}", started=started, cells=cells), run)
+    plan = json.loads((run / "plan.json").read_text())
+    plan |= {"history": {"runs": 10, "since": ""}}
+    plan["tolerances"]["throughput"] = {"slower_than_history": 1.15}
+    (run / "plan.json").write_text(json.dumps(plan))
+    return file
+
+
+def test_steps_as_long_as_in_earlier_runs_pass_and_say_so(copy: Path) -> None:
+    _seeded(copy, 1.0)
+    done = harness("report", copy, cwd=copy.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report((copy / "report.json").read_text())
+    assert {cell.lanes[Lane.THROUGHPUT].value for cell in report.cells} == {"pass"}
+    assert {(ratio.what, ratio.rounds) for cell in report.cells for ratio in cell.throughput.ratios} == {
+        ("over earlier runs", 10)
+    }
+
+
+def test_steps_longer_than_in_earlier_runs_fail_and_stay_so_without_the_history(copy: Path) -> None:
+    file = _seeded(copy, 1 / 3)
+    for _ in range(2):
+        done = harness("report", copy, "--no-history", cwd=copy.parent)
+        assert done.returncode == 1
+        report = read_report((copy / "report.json").read_text())
+        assert [cell.findings[0].check for cell in report.cells] == ["slower_than_history"] * 5
+        assert {cell.lanes[Lane.NUMERICS].value for cell in report.cells} == {"pass"}
+        assert "10 green runs from 2026-01-01 to 2026-01-10 (night-9, night-8, night-7" in done.stdout
+        file.unlink(missing_ok=True)  # what was compared with lies in the run directory
 
 
 def test_judging_again_gives_the_same_report_without_training(copy: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from harness.edge import history as history_module
 from harness.edge.history import HistoryError, opened
+from harness.edge.history_queries import baseline
 from harness.edge.history_schema import MIGRATIONS
 from harness.judge.history_rows import run_row
 from harness.words.errors import InputError
+from harness.words.run_plan import HistoryAsked
 from tests.edge.history_runs import CELL, run_of, timed
 from tests.sample_report import sample_report
 
@@ -195,3 +197,36 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_file(
     assert rows(file, "SELECT run_id FROM runs") == [("smoke-01",)]
     record(file, run_of(2))
     assert rows(file, "SELECT count(*) FROM cells") == [(2,)]
+
+
+def test_a_baseline_is_the_newest_green_runs_of_a_cell_by_hardware(file: Path) -> None:
+    runs = [timed(run_of(day), {"step_busy_s": day / 100}) for day in range(1, 9)]
+    runs[2] = timed(run_of(3, "FAIL"), {"step_busy_s": 9.0})
+    runs[3] = replace(runs[3], hardware="other x 2")
+    record(file, *runs)
+    cell = runs[0].cells[0].cell_id
+    with opened(file, write=False) as history:
+
+        def found(since: str, runs: int) -> list[tuple[str, str]]:
+            asked = HistoryAsked(runs=runs, since=since)
+            rows = history.rows(baseline("smoke", [cell, "gone"], "smoke-08", asked))
+            return [(row["run_id"], row["hardware"]) for row in rows]
+
+        assert found("", 3) == [
+            ("smoke-07", "cpu"),
+            ("smoke-06", "cpu"),
+            ("smoke-05", "cpu"),
+            ("smoke-04", "other x 2"),
+        ]
+        assert found("2026-08-06", 10) == [("smoke-07", "cpu"), ("smoke-06", "cpu")]
+        assert list(history.rows(baseline("other", [cell], "", HistoryAsked(runs=5)))) == []
+
+
+def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(file, run_of(1))
+    newer = (*MIGRATIONS, ("ALTER TABLE runs ADD COLUMN mood TEXT NOT NULL DEFAULT 'good'",))
+    monkeypatch.setattr(history_module, "MIGRATIONS", newer)
+    with opened(file, write=False):
+        pass
+    assert rows(file, "SELECT run_id, mood FROM runs") == [("smoke-01", "good")]
+    assert rows(file, "PRAGMA user_version") == [(len(newer),)]

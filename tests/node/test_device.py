@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from harness.node.device import _LEAST_LIMIT, _kibibytes
+from harness.node.device import _LEAST_LIMIT, _kibibytes, processor
 
 PROGRAM = """
 import resource, torch
@@ -31,3 +32,7 @@ def test_a_field_that_the_kernel_does_not_tell_is_an_error() -> None:
     assert _kibibytes("/proc/meminfo", "MemTotal") > 2**30
     with pytest.raises(RuntimeError, match="/proc/meminfo has no Nonsense"):
         _kibibytes("/proc/meminfo", "Nonsense")
+
+
+def test_a_processor_is_its_model_and_how_many() -> None:
+    assert re.fullmatch(r"\S.* x [1-9]\d*", processor())

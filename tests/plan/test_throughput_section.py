@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.plan.matrix import load, resolved
+from harness.words.run_plan import HistoryAsked
 from harness.words.timing import DOCUMENTS, NOT_TIMED, TimingConfig
 from tests.plan.helpers import expand_axes, matrix_of, problems_of
 
@@ -35,6 +36,15 @@ def test_a_mapping_says_what_differs() -> None:
     assert matrix.tolerances.throughput == {"segment_slope": 1.25, "rotary_slope": 3.0}
 
 
+def test_a_history_to_compare_with_is_not_there_unless_it_is_asked_for() -> None:
+    assert of(segment_slope=True).history is None
+    assert of(history=True).history == HistoryAsked(runs=20)
+    matrix = of(history={"runs": 10})
+    assert matrix.history == HistoryAsked(runs=10)
+    assert matrix.tolerances.throughput == {"slower_than_history": 1.15}
+    assert matrix.timing == NOT_TIMED  # steps of the training are compared: nothing more runs
+
+
 def test_only_packed_cells_are_timed() -> None:
     cells = expand_axes(MATRIX, checks={"throughput": {"segment_slope": True}}).cells
     assert {cell.config.data_path: cell.config.timing.asked for cell in cells} == {"reference": True, "unpacked": False}
@@ -42,12 +52,20 @@ def test_only_packed_cells_are_timed() -> None:
 
 @pytest.mark.parametrize(
     "throughput",
-    [{}, {"segment_slope": True, "packed_slower": {"bound": 2.0}}, {"slower_than": "default"}, {"rounds": 21}],
+    [
+        {},
+        {"segment_slope": True, "packed_slower": {"bound": 2.0}},
+        {"slower_than": "default"},
+        {"rounds": 21},
+        {"history": True},
+        {"history": {"slower": 1.3, "since": "2026-08-01"}},
+    ],
 )
 def test_the_resolved_matrix_asks_for_the_same(throughput: dict[str, Any]) -> None:
     matrix = of(**throughput)
     again = load(resolved(matrix), file="t.yaml", lines={}, read_lengths=lambda path: ())
     assert (again.timing, again.tolerances, again.base) == (matrix.timing, matrix.tolerances, matrix.base)
+    assert again.history == matrix.history
 
 
 @pytest.mark.parametrize(
@@ -58,6 +76,8 @@ def test_the_resolved_matrix_asks_for_the_same(throughput: dict[str, Any]) -> No
         ({"segment_slope": {"documents": [16, 4]}}, "segment_slope.documents", "must rise"),
         ({"packed_slower": {"bound": 1}}, "packed_slower.bound", "must be above 1.0"),
         ({"rounds": 3}, "rounds", "must be at least 7"),
+        ({"history": {"runs": 3}}, "history.runs", "must be at least 5"),
+        ({"history": {"since": "last week"}}, "history.since", "must be a date like 2026-08-01, in quotes"),
     ],
 )
 def test_mistakes_are_named_at_their_place(throughput: dict[str, Any], key: str, message: str) -> None:

@@ -34,6 +34,7 @@ from harness.judge.checks import (
     router_tokens,
     segment_slope,
     slower_than,
+    slower_than_history,
     step_loss,
     token_count,
     tokens_placed,
@@ -87,4 +88,5 @@ CHECKS: tuple[Check, ...] = (
     Check("segment_slope", Lane.THROUGHPUT, segment_slope.check),
     Check("packed_slower", Lane.THROUGHPUT, packed_slower.check),
     Check("slower_than", Lane.THROUGHPUT, slower_than.check),
+    Check("slower_than_history", Lane.THROUGHPUT, slower_than_history.check),
 )

@@ -38,11 +38,11 @@ class TrainingLeg:
         note_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
         passes.position.fingerprints = step == 0
         synchronize(self.context.device)
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         self.optimizer.zero_grad()
         self.fault.on_step(self.context, step)
         passes.run(iterators, micro_batches=count, forward_only=False)
-        trained = time.perf_counter() - begin
+        trained, computed = time.perf_counter() - begin, time.process_time() - busy
         seen = StepSeen(
             step=step,
             micro_batches=count,
@@ -53,10 +53,12 @@ class TrainingLeg:
         )
         self._observe(seen)
         passes.progress("optimizer")
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         self.optimizer.step()
         synchronize(self.context.device)
         seen.time_s = trained + time.perf_counter() - begin
+        on_cpu = self.context.device.kind == "cpu"
+        seen.busy_s = computed + time.process_time() - busy if on_cpu else seen.time_s
         self.recorder.record.steps.append(seen)
         self.recorder.flush()
 

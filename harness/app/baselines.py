@@ -1,0 +1,46 @@
+"""The baselines of a run: taken from the history once, then kept beside it, so that judging can be repeated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness.edge.run_dir import RunDir, write_json
+from harness.judge.baseline import Baseline, Sample
+from harness.words.errors import HarnessError
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.run_plan import RunPlan
+
+
+def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
+    """Write baseline.json, unless it is there or the matrix does not ask. A history that cannot be read is told."""
+    path = run.report("baseline.json")
+    if plan.history is None or path.exists():
+        return
+    cells = {cell.id: Baseline(runs=plan.history.runs) for cell in plan.expansion.cells}
+    try:
+        _add_samples(cells, plan, file)
+    except HarnessError as error:
+        print(f"harness: times are not compared with earlier runs: {error}", file=sys.stderr)
+    write_json(path, cells, indent=1)
+
+
+def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
+    from harness.edge.history import opened
+    from harness.edge.history_queries import baseline
+
+    if plan.history is None or not file.exists():
+        return
+    with opened(file, write=False) as history:
+        for row in history.rows(baseline(plan.matrix_name, list(cells), plan.run_id, plan.history)):
+            sample = Sample(run_id=row["run_id"], started=row["started"], seconds=row["seconds"])
+            cells[row["cell_id"]].samples.setdefault(row["hardware"], []).append(sample)
+
+
+def read_baselines(run: RunDir) -> dict[str, Baseline]:
+    """Cell id -> its baseline; empty when the run has none."""
+    path = run.report("baseline.json")
+    if not path.exists():
+        return {}
+    values = loads(path.read_text(encoding="utf-8"))
+    return {cell: from_jsonable(Baseline, value) for cell, value in values.items()}

@@ -1,0 +1,95 @@
+"""Times of green runs before, and whether a new one is slower than those: in size, and beyond their noise. Pure.
+
+Median and median absolute deviation (MAD) of a handful of runs: neither is moved by a run that was disturbed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+LEAST_RUNS = 5  # fewer are no baseline
+# Runs -> robust deviations above the median that normal noise reaches with a chance of 1e-4 (while also being the
+# largest of all), by 1.6 million draws each: a handful of runs tells little of its own spread.
+_LEAST_Z = (
+    (5, 101.0),
+    (6, 30.5),
+    (8, 17.2),
+    (10, 12.5),
+    (12, 9.9),
+    (14, 8.6),
+    (16, 7.8),
+    (20, 6.7),
+    (30, 5.5),
+    (50, 4.6),
+)
+_LEAST_SPREAD = 0.01  # runs that agree better than this do so by chance
+_SIGMA = 1.4826  # MAD x this estimates the standard deviation of a normal distribution
+
+
+def least_z(runs: int) -> float:
+    """Robust deviations that are beyond the noise of so many runs."""
+    return next(z for least, z in reversed(_LEAST_Z) if runs >= least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One green run of a cell."""
+
+    run_id: str
+    started: str  # ISO, UTC
+    seconds: float  # of a step, as Throughput.step_busy_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What is known of one cell: the same configuration, in the same stack of the matrix."""
+
+    runs: int  # at most so many count, the newest
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by hardware, the newest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A time over the median of earlier ones. Deviations are of logarithms, since noise of times is a factor."""
+
+    ratio: float
+    low: float  # over the slowest of them,
+    high: float  # over the fastest
+    z: float  # robust deviations above the median
+    least_z: float  # that count
+    median: float  # seconds, of the samples
+    mad: float  # of the samples, relative
+    samples: tuple[Sample, ...]
+
+    def slower(self, bound: float) -> bool:
+        """Slower in size (the bound), beyond the noise, and than every one of the samples."""
+        return self.ratio > bound and self.z > self.least_z and self.low > 1
+
+
+def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
+    """None where there are too few samples."""
+    if len(samples) < LEAST_RUNS:
+        return None
+    values = [sample.seconds for sample in samples]
+    median = statistics.median(values)
+    mad = statistics.median(abs(math.log(value / median)) for value in values)
+    return Comparison(
+        ratio=seconds / median,
+        low=seconds / max(values),
+        high=seconds / min(values),
+        z=math.log(seconds / median) / max(_SIGMA * mad, _LEAST_SPREAD),
+        least_z=least_z(len(values)),
+        median=median,
+        mad=mad,
+        samples=tuple(samples),
+    )
+
+
+def hardware_text(devices: Iterable[str], processors: Iterable[str]) -> str:
+    """What times are compared on: the GPUs, and in place of "cpu" the models of the processors."""
+    models = list(processors)
+    kinds = [models or [name] if name == "cpu" else [name] for name in devices]
+    return " + ".join(dict.fromkeys(name for kind in kinds for name in kind)) or "unknown"
