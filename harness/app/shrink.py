@@ -164,7 +164,9 @@ class _Trial:
     def __init__(self, origin: _Origin) -> None:
         self.origin = origin
         self.journal = origin.folder / "answers.jsonl"
-        self.known = {event["key"]: event for event in read_events(self.journal)}
+        moving = any(not item.ref for stack in origin.stacks.values() for item in stack.asked.checkouts)
+        kept = [] if moving else read_events(self.journal)  # a working tree may have been changed since
+        self.known = {event["key"]: event for event in kept}
         self.round = 0
 
     def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:

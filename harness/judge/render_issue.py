@@ -141,6 +141,11 @@ def _range(issue: Issue) -> Iterator[str]:
     else:
         for change in found.candidates:
             yield f"| {after}, one of | {_change(issue, change)} |"
+    inside = found.nested
+    if inside is not None:
+        for change in inside.candidates:
+            name = short(change.name, inside.kind)
+            yield f"| inside, in {text(inside.project)} | {text(name)} {text(change.subject)} |"
     yield f"| searched | {text(found.good.asked)} (good) to {text(found.bad.asked)} (bad), {len(found.points)} judged |"
     yield from ("", *(f"{public(note)}" for note in found.notes), *([""] if found.notes else []))
 

@@ -151,6 +151,12 @@ def test_commits_that_cannot_be_told_apart_are_all_named(issue: Issue) -> None:
     assert len([line for line in lines if line.startswith("| new bad, one of | [5e4fc931ba00](https://")]) == 2
 
 
+def test_the_change_inside_what_a_commit_pins_is_named(issue: Issue) -> None:
+    inside = bisection(project="megatron-bridge", candidates=(Change(name="c" * 40, subject="Inner"),))
+    lines = render_issue(replace(issue, bisection=bisection(nested=inside))).splitlines()
+    assert "| inside, in megatron-bridge | cccccccccccc Inner |" in lines
+
+
 def test_a_commit_elsewhere_than_on_github_has_no_link(issue: Issue) -> None:
     shown = render_issue(replace(issue, remotes={"megatron-lm": "https://git.example.com/x.git"}))
     assert "| previous good | `1a2b3c4d5e00` |" in shown

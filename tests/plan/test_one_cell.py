@@ -72,6 +72,14 @@ def test_a_checkout_is_pinned_to_the_commit_that_its_ref_meant() -> None:
     assert pinned(ready).checkouts[0].ref == "c" * 40
 
 
+def test_a_working_tree_is_taken_as_it_lies_there() -> None:
+    tree = replace(STACK, checkouts=(replace(STACK.checkouts[0], ref=""),))
+    ready = ReadyStack(asked=tree, commits={"megatron-lm": "c" * 40 + " with changes"})
+    assert pinned(ready).checkouts == tree.checkouts
+    config = replace(PLAIN, stack="two", train=TWO)
+    assert matrix_of(one_cell(config, name="smallest", stack=tree)).stacks == {"two": tree}
+
+
 def test_the_file_is_yaml_in_the_order_of_the_matrix_page() -> None:
     text = dump(one_cell(replace(PLAIN, train=TWO), name="smallest"))
     sections = [line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "-"))]
