@@ -153,12 +153,6 @@ def _pinned(stack: Stack, subject: Subject) -> Stack:
     for item in stack.checkouts:
         if item.package != subject.name and item.ref:
             item = replace(item, ref=commit_of(item, fetch=True))
-        elif item.package == subject.name and item.revert:
-            raise InputError(
-                Problem(
-                    key=f"stacks.{stack.name}", message="reverts commits of what is searched; name them in no stack"
-                )
-            )
         found.append(item)
     return replace(stack, checkouts=tuple(found))
 
@@ -177,10 +171,11 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
         where = ", ".join(dict.fromkeys(cell.config.stack for cell in wanted))
         what = f"a requirement of {subject.name}" if subject.of_releases else f"a checkout of {subject.name}"
         hint = f"a matrix without stacks gets one; else define one with {what}"
-        message = f"no chosen cell runs in a stack that holds {subject.name}"
+        message = f"no chosen cell runs in a stack that holds {subject.name} with nothing reverted"
         raise InputError(Problem(message=message, file=matrix.file, found=f"stacks {where}", hint=hint))
     if len(able) < len(wanted):
-        say(f"{len(wanted) - len(able)} cells are left out: their stacks do not hold {subject.name}")
+        why = f"their stacks do not hold {subject.name}, or revert commits of it"
+        say(f"{len(wanted) - len(able)} cells are left out: {why}")
     return without_twins(able, matrix.stacks, subject)
 
 

@@ -30,10 +30,10 @@ class Subject:
         return not self.repository
 
     def is_in(self, stack: Stack) -> bool:
-        """Whether the stack holds it, at some point of its history."""
+        """Whether the stack holds it at some point of its history, and nothing but that: no commits reverted there."""
         if self.of_releases:
             return any(distribution(item) == self.name for item in (*stack.packages, *stack.no_deps))
-        return any(item.package == self.name for item in stack.checkouts)
+        return any(item.package == self.name and not item.revert for item in stack.checkouts)
 
     def at(self, stack: Stack, point: str) -> Stack:
         """The stack with the subject at a commit or a release."""

@@ -57,6 +57,8 @@ def test_a_requirement_is_pinned_to_the_release_wherever_it_stands(requirement: 
 def test_a_stack_without_it_is_not_searched() -> None:
     assert not CORE.is_in(Stack(name="s", packages=("megatron-bridge==0.4.2",)))
     assert not LM.is_in(Stack(name="s", packages=("megatron-core",)))
+    changed = Checkout(package="megatron-lm", repository="/elsewhere", ref="old", revert=("abc",))
+    assert not LM.is_in(Stack(name="s", checkouts=(changed,)))  # no commit of the history is like it
 
 
 @pytest.mark.parametrize(
