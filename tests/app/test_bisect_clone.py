@@ -55,4 +55,6 @@ def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_
     found = bisect(tmp_path, write_matrix(tmp_path, text), *ends, *only)
     assert found.found is not None
     assert found.found.name.startswith("f6e0d425a5")
-    assert any("gradients of aux_loss in layer 1, the ratio is x 1/cp" in item.message for item in found.findings)
+    leading = found.findings[0]
+    assert (leading.check, "gradients of aux_loss in layer 1" in leading.message) == ("aux_loss", True)
+    assert "the ratio is x 1/cp" in leading.message
