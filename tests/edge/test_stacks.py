@@ -158,6 +158,7 @@ def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
     assert ready.facts() == {
         "asked": ["a==1"],
         "checkouts": ["megatron-lm main = 0123 of /lm"],
+        "commits": {"megatron-lm": "0123"},
         "interpreter": "/p",
         "packages": ["a==1", "torch==2"],
     }
