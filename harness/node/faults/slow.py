@@ -14,6 +14,8 @@ from harness.node.data_paths.base import RankContext
 from harness.node.faults.seams import Fault
 from harness.node.probe.model import unwrap
 
+_AGAIN = 40  # a step takes about four times as long: each round shows it, also beside other work
+
 
 class RotaryAppliedDocumentByDocument(Fault):
     """The pack is rotated once for each document, of which that document is kept. One context rank."""
@@ -41,19 +43,19 @@ class AttentionOverGhostDocuments(Fault):
 
 
 class AttentionByASlowerKernel(Fault):
-    """Attention to any row, packed or not, is computed ten times, of which the last is kept."""
+    """Attention to any row, packed or not, is computed again and again, and the last result kept."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             for layer in unwrap(chunk).decoder.layers:
                 module = layer.self_attention.core_attention
-                module.forward = _ten_times(module.forward)
+                module.forward = _many_times(module.forward)
 
 
-def _ten_times(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _many_times(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def slow(*args: Any, **kwargs: Any) -> Tensor:
         with torch.no_grad():
-            for _ in range(9):
+            for _ in range(_AGAIN):
                 forward(*args, **kwargs)
         return forward(*args, **kwargs)
 
