@@ -102,7 +102,7 @@ def _run(bench: Bench, points: Sequence[str], keys: Mapping[str, dict[str, Verdi
     planned = _planned(bench, points)
     directory = RunDir(bench.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
-    planned = stages.prepare_stacks(planned)
+    planned = stages.prepare_stacks(planned, once=True)
     if bench.cluster.kind == "slurm":
         write_job_files(planned, directory)
     else:

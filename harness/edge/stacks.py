@@ -29,8 +29,10 @@ _NODE_SIDE = ("words", "node", "__init__.py", "edge/__init__.py", "edge/run_dir.
 _SOURCE = "the stack under test"
 
 
-def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
+def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False) -> dict[str, ReadyStack]:
     """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
+
+    `once`: its worktrees will be imported a single time, so compiling them ahead would cost more than it saves.
 
     InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there, a commit
     that cannot be meant under `revert`; and when uv is missing. Problems are keyed stacks.<name>.
@@ -40,7 +42,7 @@ def prepare(stacks: Iterable[Stack], say: Say) -> dict[str, ReadyStack]:
     ready = {}
     for stack in stacks:
         try:
-            ready[stack.name] = _prepare(stack, say)
+            ready[stack.name] = _prepare(stack, say, once)
         except (NotBuildableError, NotRevertibleError) as error:
             say(f"stack {stack.name} is rejected: {error}")
             rule, source = ("build", "this machine") if isinstance(error, NotBuildableError) else ("revert", "git")
@@ -73,7 +75,7 @@ def _place_of(request: EnvironmentRequest) -> Path:
     return stack_build.place_of(request, pythons.find(request.pythons)[1])
 
 
-def _prepare(stack: Stack, say: Say) -> ReadyStack:
+def _prepare(stack: Stack, say: Say, once: bool) -> ReadyStack:
     named = {item.package: item for item in stack.checkouts}
     commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
     reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
@@ -101,7 +103,7 @@ def _prepare(stack: Stack, say: Say) -> ReadyStack:
         rejection=_rejection(found, {home.prefix for home in over.homes}),
     )
     if request is not None and ready.rejection is None and not own:
-        _compile(ready, Path(found.prefix))
+        _compile(ready, Path(found.prefix), once)
     return ready
 
 
@@ -191,16 +193,16 @@ def copy_node_code(target: Path) -> Path:
     return target
 
 
-def _compile(stack: ReadyStack, environment: Path) -> None:
+def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
     """Import once what runs import, with bytecode caching on, which some machines switch off: half of an import's time.
 
-    Once for every combination of environment and checkouts. A failure is not told here: the agent's own import meets
-    it too, and says it in the cells' results.
+    Once for every combination of environment and checkouts, with `once` for the environment alone. A failure is not
+    told here: the agent's own import meets it too, and says it in the cells' results.
     """
     digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
     stamp = environment / f"compiled-{digest}"
     with locked(environment):
-        if stamp.exists():
+        if stamp.exists() or (once and any(environment.glob("compiled-*"))):
             return
         with tempfile.TemporaryDirectory(prefix="harness-compile-") as folder:
             env = pythons.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))

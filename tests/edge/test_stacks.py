@@ -250,3 +250,19 @@ def test_a_kept_environment_is_shown_with_the_versions_that_it_came_to() -> None
 def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
     assert stacks.torch_version() == "2.15.0"
+
+
+def test_worktrees_of_one_use_are_not_compiled_ahead_once_their_environment_is(tmp_path: Path) -> None:
+    """The interpreter is a script that notes each call."""
+    python, calls, environment = tmp_path / "python", tmp_path / "calls", tmp_path / "environment"
+    python.write_text(f"#!/bin/sh\necho called >> {calls}\n")
+    python.chmod(0o755)
+    environment.mkdir()
+    first, second, third = (
+        ReadyStack(asked=Stack(name="s"), python=str(python), paths=(f"/worktree/{number}",)) for number in range(3)
+    )
+    counts = []
+    for stack, once in ((first, True), (second, True), (second, False), (second, False), (third, False)):
+        stacks._compile(stack, environment, once)
+        counts.append(calls.read_text().count("called"))
+    assert counts == [1, 1, 2, 2, 3]
