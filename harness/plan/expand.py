@@ -135,13 +135,14 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         references = {cell.id: _reference(cell.config, attention, controls) for cell in members}
         added = [cell for cell in controls.values() if cell.id not in known_ids]
         references |= {cell.id: _reference(cell.config, attention, controls) for cell in added}
+        held_against = set(references.values())
         for cell in [*added, *members]:
             extra, reference = cell.id not in known_ids, references[cell.id]
             result.append(
                 PlannedCell(
                     id=cell.id,
                     axes=axes_of(cell.config, shown),
-                    config=measuring(cell.config) if cell.id in references.values() else cell.config,
+                    config=measuring(cell.config) if cell.id in held_against else cell.config,
                     group=group,
                     reference=None if reference == cell.id else reference,
                     role="reference" if extra else "cell",

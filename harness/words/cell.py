@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from harness.words.documents import Document, DocumentsConfig, documents_of_step
@@ -95,7 +95,7 @@ class CellConfig:
         """
         return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
 
-    @property
+    @cached_property
     def style(self) -> PackingStyle:
         return packing_style(self.data_path, self.row_layout, self.train.seq_length, self.options)
 
@@ -168,8 +168,9 @@ def cell_id(config: CellConfig) -> str:
         config.fault,
     )
     rest += (config.forbidden,) if config.forbidden else ()
-    timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
-    rest += (timed,) if timed.asked else ()
+    if config.timing != NOT_TIMED:
+        timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
+        rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
     digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
     return f"{cell_name(config)}-{digest[:8]}"
