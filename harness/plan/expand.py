@@ -131,9 +131,9 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         # "auto" where any member uses it: the control runs the attention that its group runs.
         attention = min(cell.config.attention for cell in members)
         known_ids = {cell.id for cell in members}
-        controls: dict[str, Candidate] = {}
+        controls: dict[CellConfig, Candidate] = {}
         references = {cell.id: _reference(cell.config, attention, controls) for cell in members}
-        added = [cell for cell in controls.values() if cell.id not in known_ids]
+        added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
         references |= {cell.id: _reference(cell.config, attention, controls) for cell in added}
         held_against = set(references.values())
         for cell in [*added, *members]:
@@ -158,15 +158,14 @@ def alone(config: CellConfig) -> list[PlannedCell]:
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
 
 
-def _reference(config: CellConfig, attention: str, controls: dict[str, Candidate]) -> str:
+def _reference(config: CellConfig, attention: str, controls: dict[CellConfig, Candidate]) -> str:
     """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
     control = reference_config(config, attention)
-    name = cell_id(control)
-    if name not in controls:
+    if control not in controls:
         if control != config:
             _reference(control, attention, controls)
-        controls.setdefault(name, Candidate(name, control, None))
-    return name
+        controls.setdefault(control, Candidate(cell_id(control), control, None))
+    return controls[control].id
 
 
 class _KnownFailures:
