@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.plan.axes import Row
@@ -132,9 +132,9 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         attention = min(cell.config.attention for cell in members)
         known_ids = {cell.id for cell in members}
         controls: dict[CellConfig, Candidate] = {}
-        references = {cell.id: _reference(cell.config, attention, controls) for cell in members}
+        references = _references(members, attention, controls)
         added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
-        references |= {cell.id: _reference(cell.config, attention, controls) for cell in added}
+        references |= _references(added, attention, controls)
         held_against = set(references.values())
         for cell in [*added, *members]:
             extra, reference = cell.id not in known_ids, references[cell.id]
@@ -156,6 +156,19 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
 def alone(config: CellConfig) -> list[PlannedCell]:
     """A cell that comes from no matrix, after the chain of its references."""
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
+
+
+def _references(cells: Iterable[Candidate], attention: str, controls: dict[CellConfig, Candidate]) -> dict[str, str]:
+    """Id of each cell of a group -> id of its control. Those whose rows do not matter have one in common."""
+    common = ""
+    references: dict[str, str] = {}
+    for cell in cells:
+        if cell.config.by_rows:
+            references[cell.id] = _reference(cell.config, attention, controls)
+        else:
+            common = common or _reference(cell.config, attention, controls)
+            references[cell.id] = common
+    return references
 
 
 def _reference(config: CellConfig, attention: str, controls: dict[CellConfig, Candidate]) -> str:

@@ -122,8 +122,8 @@ class Resolver:
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
         """What the matrix asks for; rows of one document can only take turns."""
         timing = self.matrix.timing if values["timed"] else NOT_TIMED
-        unpacked = values["packing"] in UNPACKED
-        return dataclasses.replace(timing, documents=(), unpacked=False) if unpacked else timing
+        alone = timing != NOT_TIMED and values["packing"] in UNPACKED
+        return dataclasses.replace(timing, documents=(), unpacked=False) if alone else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
         key = tuple([values[name] for name in _LAYOUT])
