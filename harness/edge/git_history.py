@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.edge.stack_checkout import git_environment
+from harness.edge import git
 from harness.judge.bisect_search import History
-from harness.words.errors import InfrastructureError
 
-TIMEOUT_S = 600.0
 _FIELD = "\x1f"
 
 
@@ -34,36 +31,41 @@ class Repository:
     def history(self, old: str, new: str, *, first_parent: bool = False) -> History:
         """The commits that `new` reaches and `old` does not, each after its parents."""
         options = ["--first-parent"] if first_parent else []
-        lines = self._git("rev-list", "--topo-order", "--reverse", "--parents", *options, new, f"^{old}").splitlines()
+        lines = git.output(
+            self.path, "rev-list", "--topo-order", "--reverse", "--parents", *options, new, f"^{old}"
+        ).splitlines()
         parents = {commit: tuple(others) for commit, *others in map(str.split, lines)}
         if first_parent:
             parents = {commit: others[:1] for commit, others in parents.items()}
         return History(points=tuple(parents), parents=parents)
 
     def is_ancestor(self, old: str, new: str) -> bool:
-        return self._run("merge-base", "--is-ancestor", old, new).returncode == 0
+        return git.run(self.path, "merge-base", "--is-ancestor", old, new).returncode == 0
 
     def merge_bases(self, one: str, other: str) -> tuple[str, ...]:
         """The best common ancestors; none when the histories have nothing in common."""
-        return tuple(self._run("merge-base", "--all", one, other).stdout.split())
+        return tuple(git.run(self.path, "merge-base", "--all", one, other).stdout.split())
 
     def between(self, old: str, new: str) -> tuple[int, int]:
         """How many commits `new` reaches and `old` does not, and the other way round."""
-        removed, added = self._git("rev-list", "--left-right", "--count", f"{old}...{new}").split()
+        removed, added = git.output(self.path, "rev-list", "--left-right", "--count", f"{old}...{new}").split()
         return int(added), int(removed)
 
     def about(self, commit: str) -> About:
         form = _FIELD.join(("%s", "%an", "%cI", "%P"))
         subject, author, date, parents = (
-            self._git("show", "--no-patch", f"--format={form}", commit).strip().split(_FIELD)
+            git.output(self.path, "show", "--no-patch", f"--format={form}", commit).strip().split(_FIELD)
         )
         return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
 
     def objects(self, names: Iterable[str]) -> dict[str, str]:
         """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
         asked = list(dict.fromkeys(names))
-        answer = self._git(
-            "cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="".join(f"{name}\n" for name in asked)
+        answer = git.output(
+            self.path,
+            "cat-file",
+            "--batch-check=%(objectname) %(objecttype)",
+            stdin="".join(f"{name}\n" for name in asked),
         )
         known = (line.split()[0] if not line.endswith(" missing") else "" for line in answer.splitlines())
         return dict(zip(asked, known, strict=True))
@@ -76,42 +78,22 @@ class Repository:
 
     def changed(self, old: str, new: str) -> tuple[str, ...]:
         """Paths that differ between two commits; a submodule is one path."""
-        return tuple(self._git("diff", "--name-only", "-z", old, new).split("\0")[:-1])
+        return tuple(git.output(self.path, "diff", "--name-only", "-z", old, new).split("\0")[:-1])
 
     def submodules(self, commit: str) -> dict[str, str]:
         """Path -> commit that a commit pins there."""
-        lines = self._git("ls-tree", "-r", "-z", commit).split("\0")[:-1]
+        lines = git.output(self.path, "ls-tree", "-r", "-z", commit).split("\0")[:-1]
         entries = (line.partition("\t") for line in lines if line.startswith("160000 "))
         return {path: facts.split()[2] for facts, _, path in entries}
 
     def text(self, commit: str, path: str) -> str:
         """A file of a commit; empty when it has none there."""
-        done = self._run("show", f"{commit}:{path}")
+        done = git.run(self.path, "show", f"{commit}:{path}")
         return done.stdout if done.returncode == 0 else ""
 
     def files(self, commit: str, *folders: str) -> tuple[str, ...]:
         """Paths of a commit's files, of these folders only or of its root; not those below."""
-        return tuple(self._git("ls-tree", "-z", "--name-only", commit, *folders).split("\0")[:-1])
+        return tuple(git.output(self.path, "ls-tree", "-z", "--name-only", commit, *folders).split("\0")[:-1])
 
     def has(self, commit: str) -> bool:
-        return self._run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
-
-    def _git(self, *arguments: str, stdin: str | None = None) -> str:
-        done = self._run(*arguments, stdin=stdin)
-        if done.returncode:
-            raise InfrastructureError(f"git {arguments[0]} in {self.path} failed: {done.stderr.strip()[-500:]}")
-        return done.stdout
-
-    def _run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                ["git", "-C", str(self.path), *arguments],
-                input=stdin or "",
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                env=git_environment(),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InfrastructureError(f"git {arguments[0]} did not end well: {error}") from error
+        return git.run(self.path, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0

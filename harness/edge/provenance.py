@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import harness
+from harness.edge import git
+from harness.words.errors import InfrastructureError
 
 _PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
 
@@ -39,11 +40,10 @@ def _version(package: str) -> str:
 
 def _commit(folder: Path) -> str:
     """Commit of the harness's own checkout, with "+changes" when files differ; "unknown" outside of one."""
-    git = ["git", "-C", str(folder)]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        head = git.run(folder, "rev-parse", "--short=12", "HEAD", timeout_s=10)
+        dirty = git.run(folder, "status", "--porcelain", ".", timeout_s=10)
+    except InfrastructureError:  # no git on this machine, or a file system too slow to ask
         return "unknown"
     if head.returncode:
         return "unknown"

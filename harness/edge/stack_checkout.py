@@ -12,14 +12,12 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from harness.edge import git
 from harness.edge.cache import folder, locked
 from harness.edge.stack_build import Say
 from harness.plan.stacks import is_url
 from harness.words.errors import InfrastructureError, InputError, NotRevertibleError, Problem
 from harness.words.stack import Checkout
-
-GIT_TIMEOUT_S = 1800.0
-LOG_LINES = 20
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
@@ -41,8 +39,7 @@ def remote_of(checkout: Checkout) -> str:
     place, known = checkout.repository, set[str]()
     while place and not is_url(place) and place not in known:
         known.add(place)
-        argv = ["git", "-C", place, "remote", "get-url", "origin"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=git_environment())
+        done = git.run(Path(place), "remote", "get-url", "origin")
         place = done.stdout.strip() if done.returncode == 0 else ""
     return place if is_url(place) else ""
 
@@ -60,11 +57,11 @@ def _mirror_place(checkout: Checkout) -> Path:
 def _mirror(checkout: Checkout, mirror: Path) -> None:
     if mirror.exists():
         if None in [_commit(mirror, ref) for ref in (checkout.ref, *checkout.revert)]:
-            _git(mirror, "fetch", "--quiet", "--prune", "--tags", "origin")
+            git.output(mirror, "fetch", "--quiet", "--prune", "--tags", "origin")
         return
     temporary = mirror.with_name(f".{mirror.name}.{os.getpid()}.tmp")
     try:
-        _git(mirror.parent, "clone", "--quiet", "--mirror", "--", checkout.repository, str(temporary))
+        git.output(mirror.parent, "clone", "--quiet", "--mirror", "--", checkout.repository, str(temporary))
         temporary.rename(mirror)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -81,7 +78,7 @@ def commit_of(checkout: Checkout, *, fetch: bool) -> str:
 
 def _commit(repository: Path, ref: str) -> str | None:
     for name in (ref, f"refs/remotes/origin/{ref}"):
-        done = _run(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        done = git.run(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.strip().splitlines()[-1]
     return None
@@ -109,10 +106,10 @@ def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str
     """Why `one` cannot be reverted at `commit`, which `ref` names; None when nothing is known yet."""
     if one in before:
         return Problem(message="it is listed twice")
-    if _run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
+    if git.run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
         hint = "a commit that was picked onto a branch has another hash there"
         return Problem(message=f"it is not in the history of {ref}", hint=hint)
-    if len(_git(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
+    if len(git.output(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
         return Problem(message="it is a merge", hint="name the commits that it brought in, the newest first")
     return None
 
@@ -135,7 +132,7 @@ def is_made(place: Path) -> bool:
 
 def is_changed(place: Path) -> bool:
     """Whether files of a working tree are not as its commit has them."""
-    return bool(_git(place, "status", "--porcelain", "--untracked-files=no").strip())
+    return bool(git.output(place, "status", "--porcelain", "--untracked-files=no").strip())
 
 
 def named(checkout: Checkout) -> str:
@@ -159,7 +156,7 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
             try:
                 _add(repository, commit, reverted, place)
             except NotRevertibleError as error:
-                _git(repository, "worktree", "prune")
+                git.output(repository, "worktree", "prune")
                 raise NotRevertibleError(f"{named(checkout)}: {error}") from error
     _check_unchanged(place, commit)
     return place
@@ -167,7 +164,7 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
 
 def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
     """Run the checkout's setup command in its worktree, once; InfrastructureError with the end of what it said."""
-    stamp = Path(_git(place, "rev-parse", "--absolute-git-dir").strip()) / "harness-set-up"
+    stamp = Path(git.output(place, "rev-parse", "--absolute-git-dir").strip()) / "harness-set-up"
     with locked(place):
         if stamp.exists():
             return
@@ -176,7 +173,7 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
         done = subprocess.run(
             ["sh", "-c", checkout.setup],
             cwd=place,
-            env={**git_environment(), "PATH": path},
+            env={**git.environment(), "PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -185,7 +182,7 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
         )
         if done.returncode:
             told = f"setup of {named(checkout)} ended with exit code {done.returncode}"
-            raise InfrastructureError(f"{told}: {checkout.setup}\n{_end(done)}")
+            raise InfrastructureError(f"{told}: {checkout.setup}\n{git.end_of(done)}")
         stamp.touch()
 
 
@@ -195,30 +192,30 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
     for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a maker that was killed
         shutil.rmtree(left, ignore_errors=True)
     try:
-        _git(repository, "worktree", "prune")
-        _git(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
+        git.output(repository, "worktree", "prune")
+        git.output(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
         for one in reverted:
             _revert(temporary, one)
         if reverted:
-            _tree_file(place).write_text(_git(temporary, "write-tree"), encoding="utf-8")
-        _git(repository, "worktree", "move", str(temporary), str(place))
+            _tree_file(place).write_text(git.output(temporary, "write-tree"), encoding="utf-8")
+        git.output(repository, "worktree", "move", str(temporary), str(place))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _revert(worktree: Path, commit: str) -> None:
     """Take one commit back and commit nothing: so git asks for no name, and keeps no note of a conflict (rerere)."""
-    before = _git(worktree, "write-tree")
-    done = _run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
+    before = git.output(worktree, "write-tree")
+    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
     if done.returncode:
-        files = _git(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
+        files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
-            raise InfrastructureError(f"git revert {commit} failed:\n{_end(done)}")
+            raise InfrastructureError(f"git revert {commit} failed:\n{git.end_of(done)}")
         told = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
         raise NotRevertibleError(f"{told}; revert first what was built on it, the newest first")
-    if _git(worktree, "write-tree") == before:
+    if git.output(worktree, "write-tree") == before:
         raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has taken it back")
-    _git(worktree, "revert", "--quit")
+    git.output(worktree, "revert", "--quit")
 
 
 def _tree_file(place: Path) -> Path:
@@ -227,46 +224,10 @@ def _tree_file(place: Path) -> Path:
 
 
 def _check_unchanged(place: Path, commit: str) -> None:
-    head = _git(place, "rev-parse", "HEAD").strip()
+    head = git.output(place, "rev-parse", "HEAD").strip()
     tree = _tree_file(place)
     expected = tree.read_text(encoding="utf-8").strip() if tree.exists() else commit
-    changed = _git(place, "diff", "--name-only", expected).strip()
+    changed = git.output(place, "diff", "--name-only", expected).strip()
     if head != commit or changed:
         what = f"its commit is {head}" if head != commit else f"files differ:\n{changed[:500]}"
         raise InfrastructureError(f"{place} is no longer commit {commit}: {what}\nRemove it: rm -r {place}")
-
-
-def _git(repository: Path, *arguments: str) -> str:
-    done = _run(repository, *arguments)
-    if done.returncode:
-        raise InfrastructureError(f"git {' '.join(arguments[:2])} in {repository} failed:\n{_end(done)}")
-    return done.stdout
-
-
-def _end(done: subprocess.CompletedProcess[str]) -> str:
-    return "\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:])
-
-
-def _run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of git whose exit status the caller reads; InfrastructureError when it does not end by itself."""
-    argv = ["git", "-C", str(repository), *arguments]
-    try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_TIMEOUT_S,
-            env=git_environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"git {arguments[0]} did not end well: {error}") from error
-
-
-def git_environment() -> dict[str, str]:
-    """Without the variables that would lead git to another repository (git sets them for its hooks)."""
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    }
-    return {**kept, "GIT_TERMINAL_PROMPT": "0"}

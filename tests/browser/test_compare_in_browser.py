@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from harness.edge.html_compare import render_comparison_html
 from harness.edge.html_report import render_html
@@ -18,14 +17,6 @@ from tests.sample_report import HOSTILE, hostile_report, passing_report, sample_
 from tests.two_runs import NEW, OLD, earlier_report, in_stack, later_report
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def with_since() -> Report:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from harness.edge.html_report import render_html
 from tests.sample_report import big_report, hostile_report, sample_report
@@ -72,14 +72,6 @@ class View:
         return int(
             self.page.evaluate("() => { const e = document.scrollingElement; return e.scrollWidth - e.clientWidth; }")
         )
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

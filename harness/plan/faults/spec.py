@@ -18,7 +18,7 @@ MODEL = ModelConfig(layers=6)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
 DOCUMENTS = adversarial_mix(TRAIN.seq_length, 2)
 DEADLINE_S = 60.0
-HANG_DEADLINE_S = 10.0  # of cells that are made to hang: many times what their clean twins take
+HANG_DEADLINE_S = 25.0  # of cells that may hang: many times what their clean twins take on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
