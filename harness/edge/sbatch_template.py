@@ -16,7 +16,7 @@ from typing import Any
 import harness
 from harness.edge import templating
 from harness.edge.run_dir import RunDir, safe_name
-from harness.plan.cluster import ClusterProfile, has_control
+from harness.plan.cluster import ClusterProfile, Container, has_control
 from harness.words.errors import InputError
 from harness.words.run_plan import Allocation
 
@@ -166,11 +166,20 @@ def _srun(profile: ClusterProfile, run: RunDir) -> list[str]:
     words = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
     if profile.cpus_per_task:
         words.append(f"--cpus-per-task={profile.cpus_per_task}")
+    words += profile.srun_flags
     if profile.container:
-        mounts = ",".join((f"{_mountable(run.root)}:{run.root}", *profile.container.mounts))
-        words += [f"--container-image={profile.container.image}", f"--container-mounts={mounts}"]
-        words += [f"--container-workdir={profile.container.workdir}"] if profile.container.workdir else []
-    return [_safe(word, "srun") for word in (*words, *profile.srun_flags)]
+        words += _container(profile.container, run.root, with_gpus=profile.gpus_per_node > 0)
+    return [_safe(word, "srun") for word in words]
+
+
+def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]:
+    """How srun starts its task in a container: flags of the pyxis plugin, or a command before the task's own."""
+    mounts = ",".join((f"{_mountable(run)}:{run}", *container.mounts))
+    if container.runtime == "pyxis":
+        words = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
+        return words + ([f"--container-workdir={container.workdir}"] if container.workdir else [])
+    words = ["apptainer", "exec", *(["--nv"] if with_gpus else []), f"--bind={mounts}"]
+    return words + ([f"--pwd={container.workdir}"] if container.workdir else []) + [container.image]
 
 
 def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None) -> str:

@@ -77,9 +77,10 @@ Path = Annotated[str, AfterValidator(_one_line)]
 
 
 class ContainerSection(Section):
-    """The container that agents run in, through pyxis."""
+    """The container that agents run in."""
 
-    image: Line = Field(description="Image, as srun --container-image takes it.")
+    image: Line = Field(description="Image, as srun --container-image or apptainer exec takes it.")
+    runtime: Literal["pyxis", "apptainer"] = Field(default="pyxis", description="What starts the container.")
     mounts: list[Line] = Field(default_factory=list, description="SOURCE:TARGET; the run directory is added.")
     workdir: Line | None = Field(default=None, description="Working directory in the container.")
 
@@ -108,7 +109,7 @@ class ClusterFile(Section):
     time: Count = Field(default=60, description="Most minutes that one job may take.")
     signal: Signal | None = Field(default=None, description="sbatch --signal.")
     requeue: bool = Field(default=False, description="Slurm may start a job again by itself.")
-    container: dict[str, Any] | None = Field(default=None, description="The container that agents run in (pyxis).")
+    container: dict[str, Any] | None = Field(default=None, description="The container that agents run in.")
     env: dict[EnvName, EnvValue | None] = Field(
         default_factory=dict, description="Environment of the job; null takes a default away."
     )
@@ -123,6 +124,7 @@ class ClusterFile(Section):
 @dataclass(frozen=True, kw_only=True)
 class Container:
     image: str
+    runtime: str = "pyxis"  # pyxis | apptainer
     mounts: tuple[str, ...] = ()
     workdir: str | None = None
 
@@ -197,7 +199,9 @@ def _container(values: Any, problems: Problems) -> Container | None:
     for number, mount in enumerate(checked.mounts):
         if "," in mount or not 1 <= mount.count(":") <= 2:
             problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
-    return Container(image=checked.image, mounts=tuple(checked.mounts), workdir=checked.workdir)
+    return Container(
+        image=checked.image, runtime=checked.runtime, mounts=tuple(checked.mounts), workdir=checked.workdir
+    )
 
 
 def _check_secrets(values: Any, problems: Problems) -> None:

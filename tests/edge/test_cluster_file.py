@@ -33,7 +33,7 @@ def write(path: Path, ranks: int) -> Path:
 
 def test_every_shipped_profile_and_template_is_good(root: Path) -> None:
     files = sorted((root / "matrices" / "clusters").glob("*.yaml"))
-    assert [file.stem for file in files] == ["bare-metal", "h100-pyxis", "local", "slurm-lab"]
+    assert [file.stem for file in files] == ["a100-apptainer", "bare-metal", "h100-pyxis", "local", "slurm-lab"]
     for file in files:
         profile = read_profile(file)
         assert profile.name == file.stem
@@ -76,7 +76,7 @@ def test_an_unknown_profile_is_named_with_its_line_and_the_nearest_name(tmp_path
         cluster_of(matrix(tmp_path, "cluster: slurmlab\n"))
     text = str(caught.value)
     assert "m.yaml:3: cluster: no such cluster profile (found 'slurmlab'" in text
-    assert "allowed: bare-metal, h100-pyxis, local, slurm-lab; did you mean 'slurm-lab'?" in text
+    assert "allowed: a100-apptainer, bare-metal, h100-pyxis, local, slurm-lab; did you mean 'slurm-lab'?" in text
     with pytest.raises(InputError, match="--cluster: no such profile file"):
         cluster_of(matrix(tmp_path), "./none.yaml")
     with pytest.raises(InputError, match=r"--cluster: no such cluster profile .*looked for in"):

@@ -8,7 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,27 +55,59 @@ def rendered(profile: ClusterProfile, job: Job | None = None, **more: Any) -> st
         "run": RunDir(Path("/shared/reports") / RUN_ID),
         "run_id": RUN_ID,
         "command": COMMAND,
-        "python": "/opt/venv/bin/python",
+        "python": profile.python or "/opt/venv/bin/python",
         "template": TEMPLATES / "default.sbatch.j2",
     }
     return render_job(job or Job(name="1n8r", allocations=members(1)), profile, **values | more)
 
 
-JOBS = {
-    "slurm-lab": Job(name="4n4r", allocations=members(6, nodes=4, ranks=4, minutes=20), throttle=2),
-    "h100-pyxis": Job(name="2n8r", allocations=members(3, nodes=2), throttle=64),
-    "bare-metal": Job(name="1n2r", allocations=members(1, ranks=2), exclude=("gpu-07", "gpu-09")),
+@dataclass(frozen=True)
+class Golden:
+    """A job file that is kept whole: a ready profile, changed or not, and what a job asks of it."""
+
+    profile: str
+    job: Job
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] | None = None  # of a stack
+
+    def text(self, root: Path, **more: Any) -> str:
+        profile = read_profile(root / "matrices" / "clusters" / f"{self.profile}.yaml")
+        return rendered(replace(profile, **{**self.changes, **more}), self.job, env=self.env)
+
+
+GOLDENS = {
+    "slurm-lab": Golden(
+        "slurm-lab", Job(name="4n4r", allocations=members(6, nodes=4, ranks=4, minutes=20), throttle=2)
+    ),
+    "h100-pyxis": Golden("h100-pyxis", Job(name="2n8r", allocations=members(3, nodes=2), throttle=64)),
+    "h100-pyxis-part-of-a-node": Golden(
+        "h100-pyxis", Job(name="1n2r", allocations=members(1, ranks=2)), {"exclusive": False}
+    ),
+    "h100-pyxis-container-of-a-stack": Golden(
+        "h100-pyxis",
+        Job(name="4n8r-main", allocations=members(1, nodes=4)),
+        {"container": Container(image="/images/own.sqsh", mounts=("/data:/data", "/trees/lm:/trees/lm"))},
+        {"PYTHONPATH": "/trees/lm:/shared/node", "A": "b c"},
+    ),
+    "bare-metal": Golden("bare-metal", Job(name="1n2r", allocations=members(1, ranks=2), exclude=("gpu-07", "gpu-09"))),
+    "bare-metal-four-nodes": Golden("bare-metal", Job(name="4n8r", allocations=members(2, nodes=4), throttle=1)),
+    "a100-apptainer": Golden("a100-apptainer", Job(name="4n2r", allocations=members(1, nodes=4, ranks=2))),
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", GOLDENS)
 def test_a_ready_profile_gives_exactly_this_job_file(root: Path, name: str) -> None:
-    profile = read_profile(root / "matrices" / "clusters" / f"{name}.yaml")
-    text = rendered(profile, JOBS[name])
+    text = GOLDENS[name].text(root)
     if os.environ.get("HARNESS_UPDATE_GOLDENS") == "1":
         (GOLDEN / f"{name}.sbatch").write_text(text)
         pytest.fail("rewritten; look at the difference")
     assert text == (GOLDEN / f"{name}.sbatch").read_text()
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_golden_is_compared() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.sbatch")) == sorted(GOLDENS)
 
 
 def test_every_optional_key_becomes_its_flag() -> None:
@@ -122,7 +155,7 @@ def test_a_throttle_above_the_size_of_the_array_is_cut_to_it() -> None:
 
 def shell_run(text: str, folder: Path, **variables: str) -> list[list[str]]:
     """Run a job file with bash; a stand-in for srun runs its payload, one for python shows its arguments."""
-    (folder / "bin").mkdir()
+    (folder / "bin").mkdir(exist_ok=True)
     show = f"#!{sys.executable}\nimport sys, json; print(json.dumps(sys.argv[1:]))\n"
     srun = '#!/bin/bash\nwhile [[ $1 == --* ]]; do printf "%s\\n" "$1" >> "$SEEN"; shift; done\nexec "$@"\n'
     for name, program in (("py $(touch owned)'", show), ("srun", srun)):
@@ -155,6 +188,24 @@ def test_a_hostile_name_reaches_the_agent_as_it_is_and_runs_nothing(name: str, t
     assert f"--container-mounts={run.root}:{run.root},/{name}:/x" in flags
     assert (tmp_path / "odd").read_text() == name
     assert not (tmp_path / "owned").exists()
+
+
+def test_apptainer_starts_the_agent_with_mounts_and_gpus(tmp_path: Path) -> None:
+    """A stand-in for apptainer notes its arguments and runs what it was given, as the real one does inside."""
+    (tmp_path / "bin").mkdir()
+    program = '#!/bin/bash\nwhile [[ $1 == exec || $1 == --* ]]; do printf "%s\\n" "$1" >> "$SEEN"; shift; done\n'
+    (tmp_path / "bin" / "apptainer").write_text(program + 'printf "%s\\n" "$1" >> "$SEEN"; shift; exec "$@"\n')
+    (tmp_path / "bin" / "apptainer").chmod(0o755)
+    run, python = RunDir(tmp_path / "r"), str(tmp_path / "bin" / "py $(touch owned)'")
+    container = Container(image="/i/my image.sif", runtime="apptainer", mounts=("/a b:/x",), workdir="/x y")
+    profile = replace(LAB, gpus_per_node=8, container=container, srun_flags=("--mpi=none",))
+    arguments, flags = shell_run(rendered(profile, run=run, python=python), tmp_path)
+    assert arguments == ["-m", "harness.node.agent", str(run.root), "1n8r-0", "--node", "3", "--nodes", "1"]
+    inside = ["exec", "--nv", f"--bind={run.root}:{run.root},/a b:/x", "--pwd=/x y", "/i/my image.sif"]
+    assert flags[-6:] == ["--mpi=none", *inside]
+    on_cpus = rendered(replace(profile, gpus_per_node=0), run=run)
+    assert "--bind=" in on_cpus
+    assert "--nv" not in on_cpus
 
 
 def test_a_single_job_names_its_allocation(tmp_path: Path) -> None:
@@ -207,7 +258,7 @@ def test_sbatch_reads_hostile_values_as_they_are(sbatch: str, tmp_path: Path) ->
     assert f"--job-name={RUN_ID}.1n8r" in read
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", GOLDENS)
 def test_sbatch_reads_every_flag_of_a_ready_profile(sbatch: str, name: str, tmp_path: Path) -> None:
     text = (GOLDEN / f"{name}.sbatch").read_text()
     written = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]

@@ -1,0 +1,63 @@
+"""Jobs that ask for GPUs, on a cluster whose GPUs are device files only: what Slurm makes of the requests is real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.words.outcomes import Outcome
+from tests.edge.test_sbatch_template import GOLDENS
+from tests.slurm.cluster import SMALL, Cluster
+from tests.slurm.lab import SlurmLab
+
+pytestmark = pytest.mark.slurm
+
+# What no golden can share with the lab: names of a site, and the size of its nodes.
+OURS = {"partition": "main", "account": None, "qos": None, "mem": None, "gres": "gpu"}
+PROFILE = """\
+name: gpus
+kind: slurm
+partition: main
+nodes: 4
+gpus_per_node: 4
+gpu_flag: gres
+cpus_per_task: 8
+"""
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_slurm_would_start_every_golden_job_file(lab: SlurmLab, root: Path, tmp_path: Path, name: str) -> None:
+    golden = GOLDENS[name]
+    golden = replace(golden, job=replace(golden.job, exclude=()))
+    on_gpus = {"gpus_per_node": 4, "ranks_per_node": 4, "cpus_per_task": 8} if name != "slurm-lab" else {}
+    file = tmp_path / "job.sbatch"
+    file.write_text(golden.text(root, **OURS, **on_gpus))
+    done = lab.run("sbatch", "--test-only", str(file))
+    assert (done.returncode, " to start at " in done.stderr) == (0, True), done.stderr
+
+
+def test_slurm_refuses_a_job_file_that_asks_for_more_gpus_than_a_node_has(
+    lab: SlurmLab, root: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(GOLDENS["h100-pyxis"].text(root, **OURS))
+    done = lab.run("sbatch", "--test-only", str(file))
+    assert done.returncode != 0
+    assert "node configuration is not available" in done.stderr
+
+
+@pytest.mark.train
+def test_cells_on_shared_gpu_nodes_get_a_gpu_per_rank(lab: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "gpus.yaml").write_text(PROFILE)
+    cluster = Cluster(
+        lab, tmp_path, SMALL.replace("[{tp: 2, pp: 2, cp: 1}, {tp: 2, pp: 4, cp: 2}]", "[{tp: 2, pp: 4}]")
+    )
+    code, output = cluster.run("run", str(cluster.matrix), "--cluster", "./gpus.yaml")
+    assert code == 0, output
+    assert cluster.report().counts[Outcome.PASS] == 2
+    wide = cluster.jobs()[cluster.allocation("tp2-pp4-cp1-sft")]
+    asked = lab.output("scontrol", "show", "job", "-o", wide)
+    assert "NumNodes=2 " in asked
+    assert "TresPerNode=gres:gpu:4" in asked.replace("gres/gpu", "gres:gpu")
