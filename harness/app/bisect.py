@@ -15,8 +15,8 @@ from harness.app.bisect_rounds import Bench, finish_interrupted
 from harness.app.bisect_search import Request, search
 from harness.app.bisect_sources import Commits, Source, commits_of, releases_of
 from harness.app.ending import shown
+from harness.app.planning import expand_for
 from harness.app.selection import matching
-from harness.app.stages import expand_for
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import say
 from harness.edge.matrix_file import read_matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import shlex
 import sys
@@ -15,6 +16,8 @@ from harness.app import announce, bisect_options, compare, history
 from harness.words.errors import HarnessError, InputError
 from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED
 
+# Plans and reports make a great many objects that stay: the default of 700 or 2,000 searches them again and again.
+_GARBAGE_AFTER = 100_000
 _EXIT_CODES = """exit codes:
   0    every cell passed (expected failures allowed)
   1    a check failed
@@ -178,6 +181,7 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors are told on stderr."""
+    gc.set_threshold(_GARBAGE_AFTER)
     words = list(sys.argv[1:] if argv is None else argv)
     return _for_git(words) if "--bisect" in words else _main(words)
 

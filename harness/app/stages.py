@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.app.judging import judge_all
+from harness.app.planning import asked_stacks, expand_for
 from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
@@ -34,20 +35,11 @@ from harness.judge.report_model import Report
 from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile
 from harness.plan.cost import JobCost, job_costs
-from harness.plan.expand import expand
 from harness.plan.matrix import Matrix, resolved
-from harness.plan.rules.cluster import nodes_rule
-from harness.plan.rules.stack import container_rule
-from harness.words.errors import InfrastructureError, InputError, Problem
+from harness.words.errors import InfrastructureError, InputError
 from harness.words.jsonable import dumps, loads
 from harness.words.run_plan import Allocation, Expansion, RunPlan
-from harness.words.stack import ReadyStack, Stack
-
-_NO_TURNS = Problem(
-    key="checks.throughput.slower_than",
-    message="stacks take turns on this machine only: on a cluster each has jobs of its own",
-    hint="run it with `cluster: local` inside an allocation of one node, or leave slower_than out",
-)
+from harness.words.stack import ReadyStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,24 +113,9 @@ def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
     return replace(planned, plan=_in_stacks(planned.plan, stacks)), found
 
 
-def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
-    """The stacks, beside the default one, that some cell uses."""
-    used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
-    return [matrix.stacks[name] for name in used if name in matrix.stacks]
-
-
 def _in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
     usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
     return replace(plan, stacks=stacks, allocations=tuple(usable))
-
-
-def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
-    """The cells of a matrix on a cluster; those that cannot run there are rejected."""
-    slurm = cluster.kind == "slurm"
-    if slurm and matrix.base:
-        raise InputError(_NO_TURNS)
-    rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
-    return expand(matrix, (rule,))
 
 
 def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:

@@ -140,7 +140,7 @@ def write_job_files(planned: stages.Planned, directory: RunDir) -> list[Path]:
 
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Cells, rejected combinations, cost."""
-    from harness.app import stages
+    from harness.app.planning import asked_stacks, expand_for
     from harness.edge.cluster_file import cluster_of
     from harness.edge.local_launcher import cores
     from harness.edge.matrix_file import read_matrix
@@ -151,11 +151,11 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
 
     matrix = read_matrix(matrix_file)
     profile, _ = cluster_of(matrix, cluster)
-    expansion = stages.expand_for(matrix, profile)
+    expansion = expand_for(matrix, profile)
     slurm = profile.kind == "slurm"
     allocations = plan_allocations(expansion, profile, matrix.launch) if slurm else None
     jobs = job_costs(expansion, allocations, profile) if allocations else ()
-    stacks = forecasts(stages.asked_stacks(expansion, matrix))
+    stacks = forecasts(asked_stacks(expansion, matrix))
     if as_json:
         print(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
     else:
@@ -165,7 +165,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
 
 def verify(files: Sequence[Path]) -> int:
     """Check every file with the cluster profile it names; all problems of all files are told."""
-    from harness.app.stages import expand_for
+    from harness.app.planning import expand_for
     from harness.edge.cluster_file import cluster_of
     from harness.edge.matrix_file import read_matrix
 

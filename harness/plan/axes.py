@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -38,8 +38,7 @@ _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4
 _INVALID = WRONG
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Values of some axes, and the line they come from."""
 
     values: dict[str, Any]
@@ -79,7 +78,7 @@ class Axes:
                     used.add(number)
                     values = {**values, **row.values}
             yield Row(values, combination.line)
-        yield from (replace(row, included=True) for number, row in enumerate(self.include) if number not in used)
+        yield from (row._replace(included=True) for number, row in enumerate(self.include) if number not in used)
 
     def _product(self) -> Iterator[Row]:
         if not self.dimensions:

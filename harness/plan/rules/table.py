@@ -25,9 +25,5 @@ def world_size_rule(max_ranks: int) -> Rule:
 
 def rejections(config: CellConfig, rules: tuple[Rule, ...] = RULES) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
-    found = []
-    for rule in rules:
-        reason = rule.predicate(config)
-        if reason is not None:
-            found.append(Rejection(rule=rule.id, reason=reason, source=rule.source))
-    return tuple(found)
+    broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
+    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])
