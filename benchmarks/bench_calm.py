@@ -1,10 +1,11 @@
 """How often does the throughput lane cry wolf? The same code timed again and again; prints the counts.
 
-    python benchmarks/bench_calm.py [--repeats 50] [--stack PACKAGE==VERSION]
+    python benchmarks/bench_calm.py [--repeats 50] [--stack PACKAGE==VERSION] [--log calm.jsonl]
 
 Each repeat runs one packed cell in two stacks that are the same but for a variable of the environment, with every check
 of the lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm; exit code 1 then. The
-stack must have no slope of its own: megatron-core 0.18.2 unless said. A minute or two per repeat on 2 cores.
+stack must have no slope of its own: megatron-core 0.18.2 unless said. A minute or two per repeat on 2 cores; a later
+call with the same log counts on where an earlier one ended.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from repeat_log import counted_on
 
 MATRIX = """\
 name: calm
@@ -43,30 +47,42 @@ def one_run(folder: Path, matrix: Path) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["axes"]["packing"] == "reference"]
 
 
+def one_repeat(stack: str) -> dict[str, Any]:
+    """What the two cells came to, and every ratio."""
+    with tempfile.TemporaryDirectory(prefix="calm-") as name:
+        matrix = Path(name) / "calm.yaml"
+        matrix.write_text(MATRIX.format(package=stack), encoding="utf-8")
+        cells = one_run(Path(name) / "runs", matrix)
+    ratios = [{"cell": cell["id"], **ratio} for cell in cells for ratio in cell["throughput"]["ratios"]]
+    return {"outcomes": [cell["outcome"] for cell in cells], "ratios": ratios}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--stack", default="megatron-core==0.18.2", help="package and version (default: %(default)s)")
+    parser.add_argument("--log", type=Path, default=Path("calm.jsonl"))
     arguments = parser.parse_args()
+    one = partial(one_repeat, arguments.stack)
+    return summary(counted_on(arguments.log, f"calm, {arguments.stack}", arguments.repeats, one))
+
+
+def summary(rows: list[dict[str, Any]]) -> int:
+    """Prints what all repeats came to; the exit code."""
+    outcomes = Counter(outcome for row in rows for outcome in row["outcomes"])
     verdicts: Counter[tuple[str, str]] = Counter()
-    outcomes: Counter[str] = Counter()
     medians: dict[str, list[float]] = {}
-    for number in range(arguments.repeats):
-        with tempfile.TemporaryDirectory(prefix="calm-") as name:
-            matrix = Path(name) / "calm.yaml"
-            matrix.write_text(MATRIX.format(package=arguments.stack), encoding="utf-8")
-            for cell in one_run(Path(name) / "runs", matrix):
-                outcomes[cell["outcome"]] += 1
-                for ratio in cell["throughput"]["ratios"]:
-                    verdicts[ratio["what"], ratio["verdict"]] += 1
-                    medians.setdefault(ratio["what"], []).append(ratio["median"])
-                    if ratio["verdict"] == "slower":
-                        print(f"repeat {number}: {cell['id']}: {ratio}", flush=True)
+    for number, row in enumerate(rows):
+        for ratio in row["ratios"]:
+            verdicts[ratio["what"], ratio["verdict"]] += 1
+            medians.setdefault(ratio["what"], []).append(ratio["median"])
+            if ratio["verdict"] == "slower":
+                print(f"repeat {number} at load {row['load']}: {ratio}")
     for (what, verdict), count in sorted(verdicts.items()):
         print(f"{count:5}  {verdict:13}  {what}")
     for what, found in medians.items():
         print(f"medians from {min(found):.3f} to {max(found):.3f}: {what}")
-    print(f"{arguments.repeats} repeats of {arguments.stack}, cells: {dict(outcomes)}")
+    print(f"{len(rows)} repeats of {rows[0]['matrix']}, cells: {dict(outcomes)}")
     return 1 if outcomes["FAIL"] else 0
 
 

@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from repeat_log import ROOT, counted_on
+
 QUIET = ("PASS", "REJECTED", "XFAIL")  # what a matrix without bugs comes to
-
-
-def code_version() -> str:
-    """The tree of harness/ at HEAD: the same for commits that differ in documentation alone."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD:harness"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def one_repeat(matrix: Path) -> dict[str, Any]:
@@ -64,14 +59,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--log", type=Path, default=Path("repeats.jsonl"))
     arguments = parser.parse_args()
-    key = {"code_version": code_version(), "matrix": arguments.matrix.name}
-    lines = arguments.log.read_text(encoding="utf-8").splitlines() if arguments.log.exists() else []
-    rows = [row for row in map(json.loads, lines) if {name: row[name] for name in key} == key]
-    while len(rows) < arguments.repeats:
-        load = round(os.getloadavg()[0], 1)
-        rows.append({**key, "load": load, **one_repeat(arguments.matrix)})
-        with arguments.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(rows[-1]) + "\n")
+    one = partial(one_repeat, arguments.matrix)
+    rows = counted_on(arguments.log, arguments.matrix.name, arguments.repeats, one)
     return summary(rows)
 
 
