@@ -269,7 +269,8 @@ def doctor(name: str, run_parent: Path | None) -> int:
     """Whether this machine can run cells under a profile: a line per check; 3 when one fails."""
     from harness.edge.cluster_file import read_cluster
     from harness.edge.doctor import probe
-    from harness.edge.doctor_checks import FAIL, checks, line
+    from harness.edge.doctor_checks import checks
+    from harness.edge.doctor_words import FAIL, line
 
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
     folder = run_parent or Path(profile.run_dir or "reports")

@@ -11,9 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from harness.edge.doctor_checks import COMMANDS, PACKAGES, Answer, Facts, Interpreter, RunFolder
+from harness.edge.doctor_checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
+from harness.edge.doctor_gpu import probe_gpus
+from harness.edge.doctor_words import Answer
 from harness.plan.cluster import ClusterProfile
 
 PATIENCE_S = 10.0  # for every command
@@ -32,25 +35,42 @@ print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find
 
 def probe(profile: ClusterProfile, folder: Path) -> Facts:
     """Everything the checks of this profile need. Makes no folder; the one file it makes is gone again."""
-    interpreter = None if profile.container else probe_interpreter(profile.python or sys.executable, profile.env)
+    python = None if profile.container else profile.python or sys.executable
+    interpreter = None if python is None else probe_interpreter(python, profile.env)
     gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
     found = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
+    if profile.gpus_per_node or (gpus is not None and profile.kind == "local"):
+        found = replace(found, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
     if profile.kind == "local":
         return found
-    return Facts(
-        interpreter=interpreter,
-        gpus=gpus,
-        folder=found.folder,
+    return replace(
+        found,
         commands={name: ask([name, "--version"]) for name in COMMANDS},
-        partitions=ask(["sinfo", "-h", "-o", "%R|%G"]),
+        partitions=ask(["sinfo", "-h", "-o", "%R|%G|%l"]),
         accounts=ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=Account"]),
         accounting=ask(["sacct", "-n", "-X", "-P", "-o", "JobID"]),
         srun_help=ask(["srun", "--help"]),
+        apptainer=ask(["apptainer", "--version"]),
+        missing=tuple(path for path in named_paths(profile) if not Path(path).exists()),
     )
 
 
-def ask(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
+def named_paths(profile: ClusterProfile) -> list[str]:
+    """What the profile's container takes from file systems: its image, where that is a path, and sources of mounts."""
+    if profile.container is None:
+        return []
+    sources = [mount.partition(":")[0] for mount in profile.container.mounts]
+    return [one for one in (profile.container.image, *sources) if one.startswith("/")]
+
+
+def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
+    """This machine's environment with that of a profile."""
+    return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+
+
+def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float | None = None) -> Answer:
     """What a command prints, or why it gives no answer."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     try:
         done = subprocess.run(
             argv,
@@ -58,13 +78,13 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE_S,
+            timeout=patience_s,
             env=env,
         )
     except FileNotFoundError:
         return Answer(problem="not on PATH" if "/" not in argv[0] else "no such file")
     except subprocess.TimeoutExpired:
-        return Answer(problem=f"no answer within {PATIENCE_S:g} s")
+        return Answer(problem=f"no answer within {patience_s:g} s")
     except OSError as error:
         return Answer(problem=str(error.strerror))
     if done.returncode:
@@ -75,8 +95,7 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
 
 def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:
     """Runs it as a job would, with the profile's environment, and reads package metadata: nothing is imported."""
-    own = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
-    answer = ask([python, "-c", _PROGRAM, *PACKAGES], own)
+    answer = ask([python, "-c", _PROGRAM, *PACKAGES], environment_with(env))
     if answer.problem:
         return Interpreter(path=python, problem=answer.problem)
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.plan.cluster import ClusterProfile
+from harness.edge.doctor_gpu_checks import GpuFacts, container_files, gpu_checks
+from harness.edge.doctor_words import FAIL, OK, WARN, Answer, Check
+from harness.plan.cluster import ClusterProfile, Container
 
-OK, WARN, FAIL = "ok", "warn", "FAIL"
 OLDEST_PYTHON = (3, 10)
 PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
@@ -18,14 +21,6 @@ SHARED_FILESYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
     + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command said. `problem`: why it gave no answer: not on PATH, too slow, or its own error."""
-
-    text: str = ""
-    problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +54,13 @@ class Facts:
     gpus: Answer | None  # of nvidia-smi -L; None: there is no nvidia-smi
     folder: RunFolder
     commands: Mapping[str, Answer] = field(default_factory=dict)
-    partitions: Answer = field(default_factory=Answer)  # lines NAME|GRES
+    partitions: Answer = field(default_factory=Answer)  # lines NAME|GRES|TIME LIMIT
     accounts: Answer = field(default_factory=Answer)  # lines NAME
     accounting: Answer = field(default_factory=Answer)
     srun_help: Answer = field(default_factory=Answer)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the doctor."""
-
-    level: str  # ok | warn | FAIL
-    what: str
-    detail: str
-    mend: str = ""
-
-
-def line(check: Check) -> str:
-    return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.mend})" if check.mend else "")
+    apptainer: Answer = field(default_factory=Answer)  # its version
+    missing: tuple[str, ...] = ()  # paths that the profile names and that are not on this machine
+    on_gpus: GpuFacts | None = None  # where GPUs are there or asked for
 
 
 def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
@@ -90,7 +74,9 @@ def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
         if profile.account:
             found.append(_account(profile.account, facts.accounts))
         if profile.container:
-            found.append(_container(facts.srun_help))
+            found += _container(profile.container, facts)
+    if facts.on_gpus is not None:
+        found += gpu_checks(profile, facts.on_gpus)
     return found + list(_folder(profile, facts.folder))
 
 
@@ -141,8 +127,8 @@ def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
         yield Check(FAIL, "controller", f"sinfo: {answer.problem}", "is slurmctld up? `scontrol ping` tells")
         return
     yield Check(OK, "controller", "sinfo answers")
-    rows = [(name, gres) for name, _, gres in (row.partition("|") for row in answer.text.splitlines())]
-    known = sorted({name for name, _ in rows})
+    rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
+    known = sorted({name for name, *_ in rows})
     if profile.partition:
         missing = [name for name in profile.partition.split(",") if name not in known]
         if missing:
@@ -150,13 +136,47 @@ def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
             return
         yield Check(OK, "partition", profile.partition)
     wanted = profile.partition.split(",") if profile.partition else known
-    if profile.gpus_per_node and not any("gpu" in gres for name, gres in rows if name in wanted):
-        yield Check(
-            WARN,
-            "GPUs of nodes",
-            "Slurm lists none",
-            "set gpu_flag: none if it does not manage them, or another partition",
-        )
+    ours = [row for row in rows if row[0] in wanted]
+    if profile.gpus_per_node:
+        yield _gpus_of_nodes(profile, [gres for _, gres, *_ in ours])
+    limits = [minutes_of(row[2]) for row in ours]
+    if limits and profile.time > max(limits):
+        had = f"{profile.time} minutes asked, at most {max(limits):g} in the partition"
+        yield Check(FAIL, "time", had, "lower time in the profile, or take another partition")
+
+
+def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
+    """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
+    nodes = [dict(_gpu_types(gres)) for gres in listed]
+    if not any(nodes):
+        mend = "set gpu_flag: none if it does not manage them, or another partition"
+        return Check(WARN, "GPUs of nodes", "Slurm lists none", mend)
+    kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
+    most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
+    if most < profile.gpus_per_node:
+        had = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} asked, the partition has {_listed(listed)}"
+        return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or take another partition")
+    return Check(OK, "GPUs of nodes", _listed(listed))
+
+
+def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
+    """Type (empty where Slurm was told none) and number of each kind of GPU of a node."""
+    for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
+        yield kind, int(count)
+
+
+def _listed(gres: list[str]) -> str:
+    return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", one) for one in gres if "gpu" in one}))
+
+
+def minutes_of(limit: str) -> float:
+    """A time limit as sinfo writes it: infinite, [DAYS-]HOURS:MINUTES:SECONDS or MINUTES:SECONDS."""
+    days, _, clock = limit.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in (*parts, days or "0")):
+        return math.inf  # infinite, or n/a
+    hours, minutes, seconds = (int(part) for part in ["0"] * (3 - len(parts)) + parts)
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def _account(account: str, answer: Answer) -> Check:
@@ -168,13 +188,22 @@ def _account(account: str, answer: Answer) -> Check:
     return Check(OK, "account", account)
 
 
-def _container(answer: Answer) -> Check:
-    if answer.problem:
-        return Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
-    if "--container-image" not in answer.text:
-        mend = "have pyxis installed, or take container out of the profile"
-        return Check(FAIL, "container", "srun knows no --container-image", mend)
-    return Check(OK, "container", "srun knows --container-image")
+def _container(container: Container, facts: Facts) -> Iterator[Check]:
+    answer = facts.srun_help if container.runtime == "pyxis" else facts.apptainer
+    if container.runtime == "apptainer":
+        if answer.problem:
+            had, mend = f"apptainer: {answer.problem}", "nodes must have it on PATH: load its module in setup"
+            yield Check(WARN, "container", had, mend)
+        else:
+            yield Check(OK, "container", answer.text.strip())
+    elif answer.problem:
+        yield Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
+    elif "--container-image" not in answer.text:
+        mend = "have pyxis installed, set container.runtime: apptainer, or take container out of the profile"
+        yield Check(FAIL, "container", "srun knows no --container-image", mend)
+    else:
+        yield Check(OK, "container", "srun knows --container-image")
+    yield from container_files(container, facts.missing)
 
 
 def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,20 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.edge import doctor
-from harness.edge.doctor import ask, filesystem_of, probe, probe_folder, probe_interpreter
-from harness.edge.doctor_checks import (
-    FAIL,
-    LEAST_FREE_BYTES,
-    OK,
-    WARN,
-    Answer,
-    Check,
-    Facts,
-    Interpreter,
-    RunFolder,
-    checks,
-    line,
-)
+from harness.edge.doctor import ask, filesystem_of, named_paths, probe, probe_folder, probe_interpreter
+from harness.edge.doctor_checks import LEAST_FREE_BYTES, Facts, Interpreter, RunFolder, checks, minutes_of
+from harness.edge.doctor_words import FAIL, OK, WARN, Answer, Check, line
 from harness.plan.cluster import LOCAL, ClusterProfile, Container
 
 SLOW = Answer(problem="no answer within 10 s")
@@ -33,7 +23,7 @@ WELL = Facts(
     gpus=Answer(text="GPU 0: NVIDIA H200 (UUID: GPU-1)\n"),
     folder=FOLDER,
     commands={"sbatch": Answer(text="slurm 24.11\n"), "srun": Answer(text="slurm 24.11\n")},
-    partitions=Answer(text="main|gpu:h100:8\nspare|(null)\n"),
+    partitions=Answer(text="main|gpu:h100:8(S:0-1)|1-00:00:00\nspare|(null)|infinite\n"),
     accounts=Answer(text="lab\n"),
     srun_help=Answer(text="  --container-image=..."),
 )
@@ -47,6 +37,7 @@ def test_nothing_is_wrong_with_a_cluster_that_is_well() -> None:
     assert {check.level for check in found} == {OK}
     names = [check.what for check in found]
     assert names[3:8] == ["sbatch", "srun", "accounting", "controller", "partition"]
+    assert "GPUs of nodes     gpu:h100:8" in "\n".join(map(line, found))
     assert {"account", "container", "file system", "disk space", "clock"} <= set(names)
     assert not any(check.mend for check in found)
 
@@ -62,8 +53,21 @@ BROKEN_SLURM = [
     ({"commands": {**WELL.commands, "srun": SLOW}}, FAIL, "srun", "within 10 s"),
     ({"accounting": SLOW}, WARN, "accounting", "squeue and heartbeats decide"),
     ({"partitions": SLOW}, FAIL, "controller", "slurmctld"),
-    ({"partitions": Answer(text="spare|gpu:8\n")}, FAIL, "partition", "no main  (there are: spare)"),
-    ({"partitions": Answer(text="main|(null)\nspare|gpu:8\n")}, WARN, "GPUs of nodes", "lists none"),
+    ({"partitions": Answer(text="spare|gpu:8|1:00:00\n")}, FAIL, "partition", "no main  (there are: spare)"),
+    ({"partitions": Answer(text="main|(null)|infinite\nspare|gpu:8|infinite\n")}, WARN, "GPUs of nodes", "lists none"),
+    (
+        {"partitions": Answer(text="main|gpu:4|infinite\n")},
+        FAIL,
+        "GPUs of nodes",
+        "8 of gpu asked, the partition has gpu:4",
+    ),
+    (
+        {"partitions": Answer(text="main|gpu:8|30:00\nspare|gpu:8|infinite\n")},
+        FAIL,
+        "time",
+        "60 minutes asked, at most 30",
+    ),
+    ({"missing": ("x",)}, FAIL, "image", "x is not there"),
     ({"accounts": Answer(text="other\n")}, FAIL, "account", "you have no Lab  (you have: other)"),
     ({"accounts": SLOW}, WARN, "account", "cannot tell"),
     ({"srun_help": Answer(text="--container")}, FAIL, "container", "pyxis"),
@@ -82,6 +86,40 @@ def test_what_is_broken_is_named_with_the_way_to_mend_it(
     bad = [check for check in checks(SLURM, replace(WELL, **broken)) if check.level != OK]  # type: ignore[arg-type]
     assert [(check.level, check.what) for check in bad] == [(level, what)]
     assert said in line(bad[0])
+
+
+def test_a_type_of_gpu_that_the_partition_does_not_have_is_named() -> None:
+    asked = replace(SLURM, gpu_flag="gres", gres="gpu:a100", gpus_per_node=4)
+    found = [line(one) for one in checks(asked, WELL) if one.level == FAIL]
+    assert found == [
+        "FAIL  GPUs of nodes     4 of gpu:a100 asked, the partition has gpu:h100:8  "
+        "(correct gpus_per_node or gres, or take another partition)"
+    ]
+    two_kinds = Answer(text="main|gpu:a100:4(S:0),gpu:h100:4(S:1)|infinite\n")
+    assert all(one.level == OK for one in checks(asked, replace(WELL, partitions=two_kinds)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [("30:00", 30), ("2:30:30", 150.5), ("1-02:00:00", 1560), ("infinite", math.inf), ("n/a", math.inf)],
+)
+def test_time_limits_are_read_as_sinfo_writes_them(limit: str, minutes: float) -> None:
+    assert minutes_of(limit) == minutes
+
+
+def test_apptainer_is_looked_for_where_the_profile_names_it() -> None:
+    mounts = ("/gone:/x", "/there:/y")
+    asked = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
+    well = replace(WELL, srun_help=Answer(text=""), apptainer=Answer(text="apptainer version 1.3.4\n"))
+    assert "ok    container         apptainer version 1.3.4" in [line(one) for one in checks(asked, well)]
+    absent = replace(well, apptainer=Answer(problem="not on PATH"), missing=("/gone",))
+    found = [line(one) for one in checks(asked, absent) if one.level != OK]
+    assert found == [
+        "warn  container         apptainer: not on PATH  (nodes must have it on PATH: load its module in setup)",
+        "warn  mounts            not on this machine: /gone:/x  (nodes must have each source)",
+    ]
+    assert named_paths(asked) == ["/i.sif", "/gone", "/there"]
+    assert named_paths(replace(SLURM, container=Container(image="nvcr.io#nvidia/pytorch:1"))) == []
 
 
 @pytest.mark.parametrize("answer", [SLOW, Answer(text="")])

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command and at most nine minutes: the GPU tests, a one-rank matrix over attention,
+# packing and dtype, and the throughput suite. Reads no network. docs/gpu.md says how to bring it to such a machine.
+#
+#   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
+#
+# Leaves summary.md, summary.json, report.json, report.html, throughput.json, throughput.html, tests.xml and log.txt in
+# $OUT (reports/gpu_check). Each part has a time limit of its own; one that runs out is ended, and the others go on.
+# Exit codes: 0 everything passed; 1 a test, a check or a figure failed; 2 usage; 3 something could not be decided.
+#
+# HARNESS_PYTHON  a Python with torch, when python3 is not the right one
+# TE_WHEELS       folder with wheels of Transformer Engine, when the machine has none
+set -u
+cd "$(dirname "$0")/.." || exit 3
+
+tests=tests/gpu matrix=matrices/gpu.yaml throughput=matrices/throughput_gpu.yaml
+wheels=.gpu-wheels minutes=9 on_cpu=
+usage() {
+  sed -n '5p' "$0" >&2
+  exit 2
+}
+while (($#)); do
+  case $1 in
+    --cpu) on_cpu=1 ;;
+    --minutes | --wheels | --tests | --matrix | --throughput)
+      (($# > 1)) || usage
+      printf -v "${1#--}" %s "$2"
+      shift
+      ;;
+    *) usage ;;
+  esac
+  shift
+done
+[[ $minutes =~ ^[1-9][0-9]*$ ]] || usage
+
+out=${OUT:-reports/gpu_check}
+mkdir -p "$out" build
+out=$(cd "$out" && pwd)
+rm -f "$out"/{summary.md,summary.json,report.json,report.html,throughput.json,throughput.html,tests.xml,log.txt}
+work=$(mktemp -d build/gpu-check.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+log=$out/log.txt
+deadline=$((SECONDS + minutes * 60 - 15)) # the summary comes last
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+exec 3>&1
+
+say() { printf 'gpu_check: %s\n' "$*" | tee -a "$log" >&3; }
+
+# NAME EXIT-CODE SECONDS LIMIT WHY: what became of a part.
+note() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"; }
+
+# NAME LIMIT COMMAND...: run a part within its limit, and within what is left of the whole. Its exit code.
+part() {
+  local name=$1 limit=$2 begin=$SECONDS code=0 left=$((deadline - SECONDS)) why=
+  shift 2
+  ((limit > left)) && limit=$left
+  if ((limit < 5)); then
+    say "$name: no time left"
+    note "$name" skipped 0 0 "no time left"
+    return 3
+  fi
+  say "$name: at most $limit s"
+  timeout --signal=INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 3>&- || code=$?
+  if ((code == 124 || code == 137)); then why="ran out of its $limit s"; fi
+  say "$name: exit code $code after $((SECONDS - begin)) s"
+  note "$name" "$code" "$((SECONDS - begin))" "$limit" "$why"
+  return "$code"
+}
+
+skip() {
+  say "$1: skipped: $2"
+  note "$1" skipped 0 0 "$2"
+}
+
+# NAME LIMIT MATRIX REPORT: run a matrix, judge what there is when it ran out of time, and keep its report as REPORT.*
+cells() {
+  local name=$1 limit=$2 file=$3 report=$4 runs=$work/$1 run
+  if [[ ! -f $file ]]; then
+    skip "$name" "there is no $file"
+    return
+  fi
+  part "$name" "$limit" "$python" -W ignore -m harness run "$file" --run-dir "$runs"
+  for run in "$runs"/*/plan.json; do
+    [[ -f $run ]] || return
+    run=${run%/plan.json}
+    [[ -f $run/report.json ]] || part "$name-judged" 60 "$python" -W ignore -m harness report "$run"
+    cp "$run/report.json" "$out/$report.json"
+    cp "$run/report.html" "$out/$report.html"
+    "$python" -W ignore -m harness logs "$run" 2>/dev/null | tail -n 60 >>"$log"
+  done
+}
+
+finish() {
+  "${python:-python3}" benchmarks/gpu_summary.py "$out" "$work" | tee -a "$log" >&3
+  exit "${PIPESTATUS[0]}"
+}
+
+more=()
+[[ -n ${TE_WHEELS:-} ]] && more=(--extra "$TE_WHEELS")
+limit_s=$((minutes * 60 < 120 ? minutes * 60 : 120))
+starter=${HARNESS_PYTHON:-python3}
+if python=$(timeout "$limit_s" "$starter" scripts/gpu_wheels.py ready --wheels "$wheels" --into build/gpu-venv \
+  "${more[@]}" 2>"$work/ready.txt"); then
+  note environment 0 "$SECONDS" "$limit_s" ""
+  cat "$work/ready.txt" >>"$log"
+else
+  code=$? python=
+  tee -a "$log" <"$work/ready.txt" >&3
+  why=$(tail -n 1 "$work/ready.txt")
+  ((code == 124)) && why="ran out of its $limit_s s; the last it said: $why"
+  note environment "$code" "$SECONDS" "$limit_s" "$why"
+  finish
+fi
+say "python: $python"
+
+part facts 60 "$python" -W ignore benchmarks/gpu_facts.py "$work/facts.json"
+if grep -q '"cuda": true' "$work/facts.json" 2>/dev/null; then
+  part tests 150 "$python" -m pytest -q -m gpu "$tests" --junit-xml "$out/tests.xml" -p no:cacheprovider
+elif [[ -z $on_cpu ]]; then
+  for name in tests matrix throughput; do skip "$name" "no CUDA device"; done
+  finish
+else
+  skip tests "no CUDA device"
+fi
+cells matrix 170 "$matrix" report
+cells throughput 180 "$throughput" throughput
+finish

@@ -1,0 +1,29 @@
+"""What the parts of `harness doctor` say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command said. `problem`: why it gave no answer: not on PATH, too slow, or its own error."""
+
+    text: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor."""
+
+    level: str  # ok | warn | FAIL
+    what: str
+    detail: str
+    mend: str = ""
+
+
+def line(check: Check) -> str:
+    return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.mend})" if check.mend else "")
