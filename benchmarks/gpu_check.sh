@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command and at most nine minutes: the GPU tests, a one-rank matrix over attention,
-# packing and dtype, and the throughput suite. Reads no network. docs/gpu.md says how to bring it to such a machine.
+# packing and dtype, the harness's own overhead, and the throughput suite. Reads no network: docs/gpu_check.md.
 #
 #   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
 #
@@ -13,7 +13,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 3
 
-tests=tests/gpu matrix=matrices/gpu.yaml throughput=matrices/throughput_gpu.yaml
+tests=tests/gpu matrix=matrices/gpu.yaml throughput=
 wheels=.gpu-wheels minutes=9 on_cpu=
 usage() {
   sed -n '5p' "$0" >&2
@@ -60,7 +60,8 @@ part() {
     return 3
   fi
   say "$name: at most $limit s"
-  timeout --signal=INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 3>&- || code=$?
+  timeout --signal=INT --kill-after=10 "$limit" "$@" >"$work/$name.txt" 2>&1 3>&- || code=$?
+  cat "$work/$name.txt" >>"$log"
   if ((code == 124 || code == 137)); then why="ran out of its $limit s"; fi
   say "$name: exit code $code after $((SECONDS - begin)) s"
   note "$name" "$code" "$((SECONDS - begin))" "$limit" "$why"
@@ -115,13 +116,22 @@ say "python: $python"
 
 part facts 60 "$python" -W ignore benchmarks/gpu_facts.py "$work/facts.json"
 if grep -q '"cuda": true' "$work/facts.json" 2>/dev/null; then
-  part tests 150 "$python" -m pytest -q -m gpu "$tests" --junit-xml "$out/tests.xml" -p no:cacheprovider
+  part tests 110 "$python" -m pytest -q -m gpu "$tests" --junit-xml "$out/tests.xml" -p no:cacheprovider
 elif [[ -z $on_cpu ]]; then
-  for name in tests matrix throughput; do skip "$name" "no CUDA device"; done
+  for name in tests matrix overhead throughput; do skip "$name" "no CUDA device"; done
   finish
 else
   skip tests "no CUDA device"
 fi
-cells matrix 170 "$matrix" report
-cells throughput 180 "$throughput" throughput
+cells matrix 120 "$matrix" report
+if [[ -n $on_cpu ]]; then
+  skip overhead "no CUDA device"
+else
+  part overhead 45 "$python" -W ignore benchmarks/bench_overhead.py --rounds 21
+fi
+if [[ -n $on_cpu && -z $throughput ]]; then
+  skip throughput "no CUDA device, and the suite is far too large without one; --throughput names another"
+else
+  cells throughput 270 "${throughput:-matrices/throughput_gpu.yaml}" throughput
+fi
 finish

@@ -1,62 +1,84 @@
-"""The figures that one GPU is held to, read from the report of matrices/throughput_gpu.yaml."""
+"""The figures that one GPU is held to: from the report of matrices/throughput_gpu.yaml, and from bench_overhead.py."""
 
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Rounds = Mapping[str, Sequence[float]]  # load -> seconds of each round
-_LOAD = re.compile(r"(?P<load>\w+), (?P<documents>\d+) documents")
-LEAST_FACTOR = 1.5  # by which the slower rotary function must grow over the other one
+FULL_ROWS = "packed per real token over full rows per slot"  # as harness/judge/speed.py names its ratios
+FUSION = re.compile(r"rotary function, unfused over fused, (\d+) documents")
+LEAST_SHARE = 0.9  # of the tokens per second of full rows
+MOST_OVERHEAD = 1.01
+OVERHEAD = re.compile(r"probe over bare: ([\d.]+) times \(([\d.]+) to ([\d.]+) in (\d+) rounds\)")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure and its limit. `verdict`: pass | fail | undecided, the last where nothing was measured."""
+    """One figure and its limit. `verdict`: pass | fail | undecided (nothing was measured) | shown (it has no limit)."""
 
     name: str
     measured: str
     limit: str
     verdict: str
-    where: str  # the cell
+    where: str = ""  # the cell
 
 
-def figures_of(report: Mapping[str, Any] | None) -> list[Figure]:
-    """Every figure of every cell that measured it; one line each for those that no cell did."""
-    found = []
-    for name, limit, find in FIGURES:
+def figures_of(report: Mapping[str, Any] | None, overhead: str) -> list[Figure]:
+    """Every figure of every cell that measured it; a line each for those that nothing did.
+
+    `overhead`: what bench_overhead.py printed.
+    """
+    cells = report["cells"] if report else []
+    found = [overhead_of(overhead)]
+    for name, limit, find in (
+        ("packed tokens/s over slots/s of full rows", f"at least {LEAST_SHARE}", share_of_full_rows),
+        ("rotary function, unfused over fused", "the slope tells them apart", fusion),
+    ):
         seen = [
-            Figure(name, text, limit, "pass" if well else "fail", cell["id"])
-            for cell in (report["cells"] if report else [])
-            for text, well in find(cell["throughput"])
+            Figure(name, text, limit, verdict, cell["id"])
+            for cell in cells
+            for text, verdict in find(cell["throughput"]["ratios"])
         ]
-        found += seen or [Figure(name, "not measured", limit, "undecided", "")]
-    return found
+        found += seen or [Figure(name, "not measured", limit, "undecided")]
+    return found + [Figure("rate", text, "none", "shown", cell["id"]) for cell in cells for text in rates(cell)]
 
 
-def slope(throughput: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """How much longer the rotary function takes for most documents than for fewest, fused and unfused."""
-    grows = {load: growth(throughput["rounds_s"], load) for load in ("rotary", "rotary_other")}
-    if None in grows.values():
-        return []
-    one, other = (value for value in grows.values() if value is not None)
-    factor = max(one / other, other / one)
-    return [(f"{one:.3g} times, the other way {other:.3g}: factor {factor:.3g}", factor >= LEAST_FACTOR)]
+def share_of_full_rows(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The report has times, of which shares of tokens per second are the inverse. A noisy one decides nothing."""
+    for ratio in ratios:
+        if ratio["what"] == FULL_ROWS:
+            low, high = 1 / ratio["high"], 1 / ratio["low"]
+            verdict = "fail" if high < LEAST_SHARE else "pass" if 1 / ratio["median"] >= LEAST_SHARE else "undecided"
+            yield f"{1 / ratio['median']:.3g} ({low:.3g} to {high:.3g} in {ratio['rounds']} rounds)", verdict
 
 
-def growth(rounds: Rounds, load: str) -> float | None:
-    """Median time for most documents over that for fewest; None where fewer than two were timed."""
-    times = {
-        int(named["documents"]): statistics.median(values)
-        for name, values in rounds.items()
-        if (named := _LOAD.fullmatch(name)) and named["load"] == load and values
-    }
-    return times[max(times)] / times[min(times)] if len(times) > 1 else None
+def fusion(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """With most documents: slower means that the whole interval lies above the bound."""
+    found = [(int(named[1]), ratio) for ratio in ratios if (named := FUSION.fullmatch(ratio["what"]))]
+    if found:
+        documents, ratio = max(found, key=lambda pair: pair[0])
+        interval = f"{ratio['low']:.3g} to {ratio['high']:.3g} in {ratio['rounds']} rounds"
+        text = f"{ratio['median']:.3g} times ({interval}), {documents} documents"
+        yield text, "pass" if ratio["verdict"] == "slower" else "fail"
 
 
-FIGURES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], list[tuple[str, bool]]]], ...] = (
-    ("rotary function, fused against unfused", f"a factor of {LEAST_FACTOR}", slope),
-)
+def overhead_of(text: str) -> Figure:
+    """What the harness adds to a step that it times."""
+    name, limit = "timed step over a bare Megatron loop", f"at most {MOST_OVERHEAD}"
+    seen = OVERHEAD.search(text)
+    if seen is None:
+        return Figure(name, "not measured", limit, "undecided")
+    median, low, high = (float(seen[number]) for number in (1, 2, 3))
+    verdict = "fail" if low > MOST_OVERHEAD else "pass" if median <= MOST_OVERHEAD else "undecided"
+    return Figure(name, f"{median:.4f} ({low:.4f} to {high:.4f} in {seen[4]} rounds)", limit, verdict)
+
+
+def rates(cell: Mapping[str, Any]) -> Iterator[str]:
+    """Tokens per second, TFLOP/s and MFU of each load of the timing leg."""
+    for load in cell["throughput"].get("loads", []):
+        named = f"{load['load']}, {load['documents']} documents" if load["documents"] else load["load"]
+        mfu = "" if load["mfu"] is None else f", MFU {100 * load['mfu']:.1f} %"
+        real = f"{load['real_tokens_per_s']:,.0f} real tokens/s in {load['slots_per_s']:,.0f} slots/s"
+        yield f"{named}: {real}, {load['tflops_per_s']:.0f} TFLOP/s{mfu}"

@@ -2,7 +2,8 @@
 
 python benchmarks/gpu_summary.py OUT WORK
 
-OUT holds report.json, throughput.json and tests.xml as far as there are any, WORK holds parts.tsv and facts.json.
+OUT holds report.json, throughput.json and tests.xml as far as there are any, WORK holds parts.tsv,
+facts.json and overhead.txt.
 Standard library only: it also runs where everything else failed. Prints summary.md. Exit codes as the harness's:
 0 passed, 1 a test, check or figure failed, 3 something could not be decided.
 """
@@ -22,7 +23,7 @@ from gpu_figures import Figure, figures_of
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 EXIT_CODES = {PASS: 0, FAIL: 1, UNDECIDED: 3}
-ALWAYS = ("environment", "facts", "tests", "matrix", "throughput")
+ALWAYS = ("environment", "facts", "tests", "matrix", "overhead", "throughput")
 MOST_SHOWN = 20  # failures
 
 
@@ -63,7 +64,8 @@ def summarise(out: Path, work: Path) -> Summary:
     parts = [part_of(row, reports) for row in rows_of(work / "parts.tsv")]
     parts += [Part(name, UNDECIDED, 0, 0, "not reached") for name in ALWAYS if name not in {one.name for one in parts}]
     facts_file = work / "facts.json"
-    figures = figures_of(reports.get("throughput"))
+    said = work / "overhead.txt"
+    figures = figures_of(reports.get("throughput"), said.read_text() if said.is_file() else "")
     return Summary(
         verdict=worst([*(part.verdict for part in parts), *(figure.verdict for figure in figures)]),
         parts=parts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "model: {layers: 1}\ntrain: {steps: 1}\nchecks: {canaries: none}\n"
-PARTS = ("environment", "facts", "tests", "matrix", "throughput")
-CELL = {"id": "c-1", "outcome": "PASS", "reason": "", "findings": [], "throughput": {"rounds_s": {}, "ratios": []}}
+PARTS = ("environment", "facts", "tests", "matrix", "overhead", "throughput")
+CELL = {"id": "c-1", "outcome": "PASS", "reason": "", "findings": [], "throughput": {"ratios": []}}
+KEPT = "probe over bare: 1.0012 times (0.9990 to 1.0040 in 21 rounds)\n"
 
 
 def check(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -31,6 +33,19 @@ def test_the_script_is_sound_bash() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, "--enable", "all", "--exclude", "SC2310,SC2312,SC2250", script], text=True)
     assert done.returncode == 0
+
+
+def test_the_page_shows_options_that_exist_and_the_limits_of_the_parts() -> None:
+    page = (ROOT / "docs" / "gpu_check.md").read_text()
+    script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
+    options = set(re.findall(r"--[a-z]+", page))
+    known = set(re.findall(r"--[a-z]+", script + (ROOT / "scripts" / "gpu_wheels.py").read_text()))
+    assert {"--cpu", "--minutes", "--python", "--machine"} <= options
+    assert options - known == set()
+    rows = dict(re.findall(r"^\| (\w+) \| (\d+) \|", page, re.MULTILINE))
+    limits = dict(re.findall(r"^ *(?:part|cells) (\w+) (\d+) ", script, re.MULTILINE))
+    limits["environment"] = re.findall(r"limit_s=\$\(\(minutes \* 60 < (\d+)", script)[0]
+    assert rows == limits
 
 
 @pytest.mark.parametrize("arguments", [["--gpu"], ["--matrix"], ["--minutes", "0"], ["--minutes", "soon"]])
@@ -69,6 +84,7 @@ def test_on_the_cpu_it_runs_what_it_is_given_and_leaves_everything(tmp_path: Pat
         "facts": "pass",
         "tests": "undecided",
         "matrix": "pass",
+        "overhead": "undecided",
         "throughput": "pass",
     }
     assert summary["outcomes"]["throughput"] == {"PASS": 2}
@@ -87,20 +103,15 @@ def summaries() -> Iterator[Any]:
 
 
 def parts(work: Path, *rows: str) -> None:
-    names = {row.split("\t")[0] for row in rows}
-    rest = [
-        f"{one}\t0\t1\t9\t" for one in ("environment", "facts", "tests", "matrix", "throughput") if one not in names
-    ]
+    """Parts that passed, but for these."""
+    told = {row.split("\t")[0] for row in rows}
+    rest = [f"{one}\t0\t1\t9\t" for one in PARTS if one not in told]
     (work / "parts.tsv").write_text("".join(f"{row}\n" for row in (*rest, *rows)))
 
 
 def report(folder: Path, name: str, **changes: Any) -> None:
     made = {"verdict": "pass", "counts": {"PASS": 1, "FAIL": 0}, "cells": [CELL], "rejected": []}
     (folder / f"{name}.json").write_text(json.dumps(made | changes))
-
-
-def measured(**changes: Any) -> dict[str, Any]:
-    return {**CELL, "throughput": {**CELL["throughput"], **changes}}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +128,7 @@ def measured(**changes: Any) -> dict[str, Any]:
 def test_each_part_counts_into_the_exit_code(
     summaries: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, code: int, why: str
 ) -> None:
-    monkeypatch.setattr(summaries, "figures_of", lambda _: [])
+    monkeypatch.setattr(summaries, "figures_of", lambda *_: [])
     parts(tmp_path)
     assert summaries.main(tmp_path, tmp_path) == 0
     parts(tmp_path, row)
@@ -149,20 +160,65 @@ def test_tests_are_counted_with_the_reasons_of_skips(summaries: Any, tmp_path: P
     assert summaries.read_junit(tmp_path / "tests.xml") == ({}, [], [])
 
 
-def test_fused_and_unfused_rotary_functions_are_told_apart(summaries: Any) -> None:
-    rounds = {"rotary, 4 documents": [1.0, 1.1, 9.0], "rotary, 1024 documents": [3.3, 3.4, 3.2]}
-    other = {"rotary_other, 4 documents": [1.0], "rotary_other, 1024 documents": [1.1], "step, 4 documents": [1.0]}
-    (figure,) = [
-        one
-        for one in summaries.figures_of({"cells": [CELL, measured(rounds_s=rounds | other)]})
-        if one.name.startswith("rotary")
-    ]
-    assert (figure.measured, figure.verdict) == ("3 times, the other way 1.1: factor 2.73", "pass")
-    alike = {name: [1.0] for name in rounds | other}
-    figures = summaries.figures_of({"cells": [measured(rounds_s=alike)]})
-    assert "fail" in {one.verdict for one in figures if one.name.startswith("rotary")}
+def ratio(what: str, median: float, verdict: str = "no difference") -> dict[str, Any]:
+    return {
+        "what": what,
+        "median": median,
+        "low": 0.98 * median,
+        "high": 1.02 * median,
+        "rounds": 7,
+        "verdict": verdict,
+    }
 
 
-def test_figures_that_nothing_measured_are_undecided(summaries: Any) -> None:
-    assert {one.verdict for one in summaries.figures_of(None)} == {"undecided"}
-    assert {one.verdict for one in summaries.figures_of({"cells": [CELL]})} == {"undecided"}
+def figures(summaries: Any, *ratios: dict[str, Any], overhead: str = KEPT) -> dict[str, tuple[str, str]]:
+    """Name -> measured and verdict, of a report whose only cell has these ratios."""
+    report = {"cells": [{**CELL, "throughput": {"ratios": list(ratios)}}]}
+    return {one.name: (one.measured, one.verdict) for one in summaries.figures_of(report, overhead)}
+
+
+FULL, FUSED = "packed tokens/s over slots/s of full rows", "rotary function, unfused over fused"
+
+
+@pytest.mark.parametrize(("median", "verdict"), [(1.05, "pass"), (1.12, "undecided"), (1.3, "fail")])
+def test_tokens_of_packed_rows_are_held_to_nine_tenths_of_full_rows(
+    summaries: Any, median: float, verdict: str
+) -> None:
+    assert figures(summaries, ratio("packed per real token over full rows per slot", median))[FULL][1] == verdict
+
+
+def test_fused_and_unfused_rotary_functions_must_be_told_apart_with_most_documents(summaries: Any) -> None:
+    few = ratio("rotary function, unfused over fused, 4 documents", 1.0)
+    many = ratio("rotary function, unfused over fused, 1024 documents", 20.0, "slower")
+    said = "20 times (19.6 to 20.4 in 7 rounds), 1024 documents"
+    assert figures(summaries, few, many)[FUSED] == (said, "pass")
+    assert figures(summaries, few)[FUSED][1] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        (KEPT, "pass"),
+        ("probe over bare: 1.0150 times (0.9990 to 1.0400 in 21 rounds)", "undecided"),
+        ("probe over bare: 1.0500 times (1.0200 to 1.0600 in 21 rounds)", "fail"),
+        ("Traceback", "undecided"),
+    ],
+)
+def test_the_overhead_of_a_timed_step_is_held_to_one_hundredth(summaries: Any, said: str, verdict: str) -> None:
+    assert figures(summaries, overhead=said)["timed step over a bare Megatron loop"][1] == verdict
+
+
+def test_rates_are_shown_and_figures_that_nothing_measured_are_undecided(summaries: Any) -> None:
+    assert {one.verdict for one in summaries.figures_of(None, "")} == {"undecided"}
+    load = {
+        "load": "packed",
+        "documents": 0,
+        "real_tokens_per_s": 50123.4,
+        "slots_per_s": 55000.0,
+        "tflops_per_s": 401.0,
+    }
+    cell = {**CELL, "throughput": {"ratios": [], "loads": [{**load, "mfu": 0.405}, {**load, "mfu": None}]}}
+    rates = [one for one in summaries.figures_of({"cells": [cell]}, "") if one.name == "rate"]
+    assert rates[0].measured == "packed: 50,123 real tokens/s in 55,000 slots/s, 401 TFLOP/s, MFU 40.5 %"
+    assert rates[1].measured.endswith("401 TFLOP/s")
+    assert {one.verdict for one in rates} == {"shown"}
