@@ -5,7 +5,7 @@
 #   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
 #
 # Leaves summary.md, summary.json, report.json, report.html, throughput.json, throughput.html, tests.xml and log.txt in
-# $OUT (reports/gpu_check). Each part has a time limit of its own; one that runs out is ended, and the others go on.
+# $OUT (reports/gpu_check). Each part has a limit of its own; one that runs out of it is ended, and the others go on.
 # Exit codes: 0 everything passed; 1 a test, a check or a figure failed; 2 usage; 3 something could not be decided.
 #
 # HARNESS_PYTHON  a Python with torch, when python3 is not the right one
@@ -49,9 +49,9 @@ say() { printf 'gpu_check: %s\n' "$*" | tee -a "$log" >&3; }
 # NAME EXIT-CODE SECONDS LIMIT WHY: what became of a part.
 note() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"; }
 
-# NAME LIMIT COMMAND...: run a part within its limit, and within what is left of the whole. Its exit code.
+# NAME LIMIT COMMAND...: run a part within its limit (of nine minutes) and what is left of the whole. Its exit code.
 part() {
-  local name=$1 limit=$2 begin=$SECONDS code=0 left=$((deadline - SECONDS)) why=
+  local name=$1 limit=$(($2 * minutes / 9)) begin=$SECONDS code=0 left=$((deadline - SECONDS)) why=
   shift 2
   ((limit > left)) && limit=$left
   if ((limit < 5)); then
@@ -98,7 +98,7 @@ finish() {
 
 more=()
 [[ -n ${TE_WHEELS:-} ]] && more=(--extra "$TE_WHEELS")
-limit_s=$((minutes * 60 < 120 ? minutes * 60 : 120))
+limit_s=$((120 * minutes / 9))
 starter=${HARNESS_PYTHON:-python3}
 if python=$(timeout "$limit_s" "$starter" scripts/gpu_wheels.py ready --wheels "$wheels" --into build/gpu-venv \
   "${more[@]}" 2>"$work/ready.txt"); then

@@ -31,8 +31,10 @@ OUR_PYTHONS = ("3.12", "3.13")  # that constraints.txt is for; others get an old
 LEFT_OUT = ("torch", "triton", "uv")
 TOOLS = ("pytest", "hypothesis", "nvidia-ml-py")  # the tests; clocks and power of a GPU
 GLIBC = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
-MODULES = ("torch", "megatron.core", "covertable", "hypothesis", "jinja2", "matplotlib", "numpy", "pydantic", "pytest")
-MODULES += ("regex", "rich", "ruamel.yaml", "six", "submitit")
+MODULES = (
+    *("torch", "megatron.core", "covertable", "hypothesis", "jinja2", "matplotlib", "numpy", "pydantic", "pytest"),
+    *("regex", "rich", "ruamel.yaml", "six", "submitit"),
+)
 CANDIDATES = (str(ROOT / ".venv" / "bin" / "python"), "python3", "python")
 MOST_BYTES = 64 << 20  # what a session may carry to a lent machine
 _LACKING = """

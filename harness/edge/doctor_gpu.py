@@ -7,6 +7,7 @@ import resource
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.edge.doctor_gpu_checks import GpuFacts, TorchFacts
 from harness.edge.doctor_words import Answer
@@ -59,10 +60,11 @@ def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | A
     if answer.problem:
         return answer
     try:
-        said = json.loads(answer.text.splitlines()[-1])
+        said: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
     except (ValueError, IndexError):
         return Answer(problem="does not answer like a Python")
-    return TorchFacts(**{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()})
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    return TorchFacts(**facts)
 
 
 def infiniband_ports(folder: Path) -> dict[str, str]:

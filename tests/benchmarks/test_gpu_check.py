@@ -44,7 +44,7 @@ def test_the_page_shows_options_that_exist_and_the_limits_of_the_parts() -> None
     assert options - known == set()
     rows = dict(re.findall(r"^\| (\w+) \| (\d+) \|", page, re.MULTILINE))
     limits = dict(re.findall(r"^ *(?:part|cells) (\w+) (\d+) ", script, re.MULTILINE))
-    limits["environment"] = re.findall(r"limit_s=\$\(\(minutes \* 60 < (\d+)", script)[0]
+    limits["environment"] = re.findall(r"limit_s=\$\(\((\d+)", script)[0]
     assert rows == limits
 
 
@@ -72,7 +72,7 @@ def test_on_the_cpu_it_runs_what_it_is_given_and_leaves_everything(tmp_path: Pat
     (tmp_path / "m.yaml").write_text("name: small\nmatrix: {packing: reference, attention: [auto, reference]}\n" + TINY)
     (tmp_path / "t.yaml").write_text("name: speed\nmatrix: {packing: reference}\n" + TINY)
     files = ["--matrix", str(tmp_path / "m.yaml"), "--throughput", str(tmp_path / "t.yaml")]
-    done = check(tmp_path, "--cpu", *files)
+    done = check(tmp_path, "--cpu", "--minutes", "90", *files)  # a busy machine must not decide
     assert done.returncode == 3, done.stdout + done.stderr  # no GPU tests, no figures
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {
