@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.app.conftest import harness
+from tests.bisected import Bisected, killed_and_resumed, with_a_guilty_commit
 
 # No deadlines: two shared cores make times meaningless. CI draws the same examples every time.
 settings.register_profile("here", deadline=None)
@@ -29,6 +30,13 @@ def local_smoke(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     """The smoke matrix run on this machine, once for all tests: what the command line said, and where it ran."""
     folder = tmp_path_factory.mktemp("smoke")
     return harness("run", root / "matrices" / "smoke.yaml", cwd=folder), folder
+
+
+@pytest.fixture(scope="session")
+def bisected(tmp_path_factory: pytest.TempPathFactory) -> Bisected:
+    """A repository with a guilty commit, and its bisection, once for all tests."""
+    project = with_a_guilty_commit(tmp_path_factory.mktemp("project"))
+    return killed_and_resumed(project, tmp_path_factory.mktemp("bisected"))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, write_json
 from harness.edge.run_lock import only_launcher
 from harness.edge.stack_checkout import commit_of
+from harness.edge.worktree_users import release
 from harness.judge.bisection import FIXED, Bisection
 from harness.judge.render_bisection import render_text
 from harness.plan.bisected import Subject, for_bisection, plain_name, without_twins
@@ -47,6 +48,7 @@ def bisect(request: Request) -> int:
     print(render_text(found))
     if request.shrink:
         tell_evidence(found, bench)
+    release(str(bench.folder))
     print(f"\n  {shown(bench.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
@@ -142,7 +144,9 @@ def _descended(request: Request, source: Commits, bench: Bench, pins: Pins, foun
             code=inner.code,
         )
         finish_interrupted(below)
-        return replace(found, nested=search(request, inner, below))
+        found = replace(found, nested=search(request, inner, below))
+        release(str(below.folder))
+        return found
     except InputError as error:
         return replace(found, notes=(*found.notes, f"not found inside {request.nested}: {error}"))
 

@@ -57,7 +57,7 @@ def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
     name, change = short(end.name, COMMIT), short(found.found.name, COMMIT)
     say(f"confirming: {name} with {change} reverted")
     try:
-        stacks = prepare(_ends(found, end, shrunk.stack), say)
+        stacks = prepare(_ends(found, end, shrunk.stack), say, user=str(folder))
     except (InputError, InfrastructureError) as error:
         return f"not confirmed: {name} with {change} reverted cannot be made: {_line(error)}"
     if not stacks[_REVERTED].usable:

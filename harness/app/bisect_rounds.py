@@ -19,6 +19,7 @@ from harness.edge.run_dir import RunDir, write_atomic, write_json
 from harness.edge.run_lock import only_launcher
 from harness.edge.stacks import torch_version
 from harness.edge.verdict_cache import KeptVerdict, VerdictKey
+from harness.edge.worktree_users import release
 from harness.edge.yaml_file import dump
 from harness.judge.bisection import JudgedCell, Point, judged, state_of
 from harness.plan.allocations import plan_allocations
@@ -102,7 +103,7 @@ def _run(bench: Bench, points: Sequence[str], keys: Mapping[str, dict[str, Verdi
     planned = _planned(bench, points)
     directory = RunDir(bench.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
-    planned = stages.prepare_stacks(planned, once=True)
+    planned = stages.prepare_stacks(planned, once=True, user=str(bench.folder))
     if bench.cluster.kind == "slurm":
         write_job_files(planned, directory)
     else:
@@ -111,6 +112,7 @@ def _run(bench: Bench, points: Sequence[str], keys: Mapping[str, dict[str, Verdi
     _launch(bench, directory, planned.plan)
     found = _harvest(bench, directory, planned.plan, points, keys)
     _note(bench).unlink()
+    release(str(bench.folder), (bench.subject.name, *([bench.pins.subject.name] if bench.pins else [])))
     seconds = (time.perf_counter() - begin) / len(points)
     return {point: replace(judged, seconds=seconds) for point, judged in found.items()}
 

@@ -21,6 +21,7 @@ from harness.edge.console import say
 from harness.edge.evidence_files import read_plan, read_result
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
 from harness.edge.stacks import prepare
+from harness.edge.worktree_users import release
 from harness.edge.yaml_file import dump
 from harness.judge.report_model import Report, ReportCell
 from harness.plan.one_cell import one_cell, pinned
@@ -98,7 +99,9 @@ def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, c
         try:
             asked = next(searching) if answers is None else searching.send(answers)
         except StopIteration as ended:
-            return _write(origin, trial, ended.value)
+            shrunk = _write(origin, trial, ended.value)
+            release(str(origin.folder))
+            return shrunk
         answers = trial.answers(asked)
 
 
@@ -117,7 +120,8 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
     if problem or finding is None:
         raise InputError(Problem(message=f"{cell.id} cannot be shrunk: {problem}"))
     ready = plan.stacks.get(planned.config.stack)
-    stacks = prepare([pinned(ready)], say) if ready else {}
+    folder = directory.root.resolve() / "shrink" / cell.id
+    stacks = prepare([pinned(ready)], say, user=str(folder)) if ready else {}
     unusable = [stack.error or "it is rejected here" for stack in stacks.values() if not stack.usable]
     if unusable:
         raise InfrastructureError(f"stack {planned.config.stack} cannot be made again: {unusable[0]}")
@@ -128,7 +132,7 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
         finding=finding,
         provenance=report.provenance,
         stacks=stacks,
-        folder=directory.root / "shrink" / cell.id,
+        folder=folder,
     )
 
 

@@ -88,14 +88,14 @@ def plan_run(request: Request) -> Planned:
     return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)
 
 
-def prepare_stacks(planned: Planned, *, once: bool = False) -> Planned:
+def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> Planned:
     """The stacks that the planned cells use, made unless they are there; allocations for those that can be used.
 
-    `once`: no later run will use their worktrees.
+    `once`: no later run will use their worktrees. `user`: who lets go of them.
     """
     matrix = planned.matrix
     try:
-        stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say, once=once)
+        stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say, once=once, user=user)
     except InputError as error:
         lines = {f"stacks.{name}": matrix.lines.get(("stacks", name)) for name in matrix.stacks}
         raise InputError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.edge import git
 from harness.edge.cache import folder, locked
 from harness.edge.stack_build import Say
+from harness.edge.worktree_users import note_user
 from harness.plan.stacks import is_url
 from harness.words.errors import InfrastructureError, InputError, NotRevertibleError, Problem
 from harness.words.stack import Checkout
@@ -141,8 +142,10 @@ def named(checkout: Checkout) -> str:
     return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} as it lies there"
 
 
-def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = ()) -> Path:
+def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
     """The worktree of a commit with others reverted, full hashes, made unless it is there.
+
+    `user`: who needs it for a while and then lets go of it (worktree_users.release); empty: it is to be kept.
 
     NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
     """
@@ -150,6 +153,7 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
     if not checkout.ref:
         return place
     with locked(place):
+        note_user(place, user, is_new=not is_made(place))
         if not is_made(place):
             say(f"checking out {named(checkout)} ({commit[:12]})")
             repository = repository_of(checkout, fetch=False)

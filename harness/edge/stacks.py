@@ -29,10 +29,11 @@ _NODE_SIDE = ("words", "node", "__init__.py", "edge/__init__.py", "edge/run_dir.
 _SOURCE = "the stack under test"
 
 
-def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False) -> dict[str, ReadyStack]:
+def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
     """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
 
     `once`: its worktrees will be imported a single time, so compiling them ahead would cost more than it saves.
+    `user`: who lets go of its worktrees later (worktree_users.release); empty: they are kept.
 
     InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there, a commit
     that cannot be meant under `revert`; and when uv is missing. Problems are keyed stacks.<name>.
@@ -42,7 +43,7 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False) -> dict[st
     ready = {}
     for stack in stacks:
         try:
-            ready[stack.name] = _prepare(stack, say, once)
+            ready[stack.name] = _prepare(stack, say, once, user)
         except (NotBuildableError, NotRevertibleError) as error:
             say(f"stack {stack.name} is rejected: {error}")
             rule, source = ("build", "this machine") if isinstance(error, NotBuildableError) else ("revert", "git")
@@ -75,11 +76,13 @@ def _place_of(request: EnvironmentRequest) -> Path:
     return stack_build.place_of(request, pythons.find(request.pythons)[1])
 
 
-def _prepare(stack: Stack, say: Say, once: bool) -> ReadyStack:
+def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
     named = {item.package: item for item in stack.checkouts}
     commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
     reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
-    worktrees = {name: stack_checkout.make(item, commits[name], say, reverted[name]) for name, item in named.items()}
+    worktrees = {
+        name: stack_checkout.make(item, commits[name], say, reverted[name], user) for name, item in named.items()
+    }
     own = [name for name, item in named.items() if not item.ref]
     commits |= {name: f"{commits[name]}+changes" for name in own if stack_checkout.is_changed(worktrees[name])}
     if stack.container:

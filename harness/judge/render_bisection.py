@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.judge.bisection import Bisection, Change, short
 
-_FINDINGS = 5
+_FINDINGS, _SKIPPED = 5, 5
 
 
 def render_text(found: Bisection) -> str:
@@ -30,6 +30,10 @@ def _lines(found: Bisection) -> Iterator[str]:
             yield f"    and {len(findings) - _FINDINGS} more findings: {point.run}"
     yield from (f"  note: {note}" for note in found.notes)
     yield f"  {_counts(found)}"
+    for point in found.skipped[:_SKIPPED]:
+        yield f"    skipped {short(point.name, found.kind)}: {point.reason.splitlines()[0]}"
+    if len(found.skipped) > _SKIPPED:
+        yield f"    and {len(found.skipped) - _SKIPPED} more, see result.json"
     yield f"  reproduce: {found.reproduce}"
     if found.nested is not None:
         yield "inside what it pins:"

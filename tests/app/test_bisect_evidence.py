@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +21,10 @@ from harness.words.model import ModelConfig
 from harness.words.outcomes import Finding, Lane, Outcome
 from harness.words.stack import Checkout, Stack
 from harness.words.tolerances import ToleranceOverrides
+from tests.bisected import BROKEN, SENT, UTILS, copied
 from tests.edge.test_stack_checkout import git
 from tests.judge.test_render_issue import bisection
 
-UTILS, SENT = "megatron/core/utils.py", "_broadcast(batch['max_seqlen'])"
 FINDING = Finding(
     lane=Lane.METADATA, check="params_agree_plan", message="max_seqlen", fault_class=fault_classes.MAX_SEQLEN
 )
@@ -45,21 +43,14 @@ CONFIG = CellConfig(
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base - guilty - tip, and over, which changes what guilty changed; tags by these names, and a merge."""
     folder = tmp_path_factory.mktemp("project")
-    spec = importlib.util.find_spec("megatron.core")
-    assert spec is not None and spec.origin is not None
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(spec.origin).parents[1], folder / "megatron", ignore=ignored)
-    git(folder, "init", "--quiet", "--initial-branch=main")
+    made = copied(folder)
+    git(folder, "tag", "base")
     for name, old, new in (
-        ("base", "", ""),
-        ("guilty", SENT, SENT.replace("])", "] + 1)")),
+        ("guilty", SENT, BROKEN),
         ("tip", "", "\n# The end.\n"),
-        ("over", SENT.replace("])", "] + 1)"), SENT.replace("])", "] + 2)")),
+        ("over", BROKEN, SENT.replace("])", "] + 2)")),
     ):
-        file = folder / UTILS
-        file.write_text(file.read_text().replace(old, new, 1) if old else file.read_text() + new)
-        git(folder, "add", ".")
-        git(folder, "commit", "--quiet", "-m", f"Commit {name}")
+        made.commit(name, UTILS, old, new)
         git(folder, "tag", name)
     git(folder, "checkout", "--quiet", "-b", "side", "base")
     git(folder, "commit", "--quiet", "--allow-empty", "-m", "Commit side")
