@@ -124,11 +124,11 @@ def _download(folder: Path, lock: Path, python: str, machine: str) -> list[str]:
 
 
 def ready(folder: Path, into: Path, asked: str | None, extra: Path | None) -> str:
-    """An interpreter that has everything, by path; one made earlier is taken again."""
-    made = _ask(str(into / "bin" / "python"))
-    if made is not None and not made.lacking and extra is None:
-        return made.executable
+    """An interpreter that has everything, by path; one made earlier over the same Python is taken again."""
     base = _base(asked)
+    made = _ask(str(into / "bin" / "python"))
+    if made is not None and not made.lacking and extra is None and set(_packages(base)) <= set(made.path):
+        return made.executable
     lacking = [name for name in base.lacking if name != "torch"]
     if not lacking and extra is None:
         return base.executable
@@ -184,9 +184,13 @@ def _overlay(base: Interpreter, into: Path) -> Path:
     say(f"making {into} over {base.executable}")
     _run([base.executable, "-m", "venv", "--without-pip", "--system-site-packages", "--clear", str(into)])
     (site,) = (into / "lib").glob("python*/site-packages")
-    folders = [path for path in base.path if path.endswith(("site-packages", "dist-packages"))]
-    (site / "machine.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    (site / "machine.pth").write_text("".join(f"{folder}\n" for folder in _packages(base)))
     return into / "bin" / "python"
+
+
+def _packages(base: Interpreter) -> list[str]:
+    """The folders of an interpreter's packages."""
+    return [path for path in base.path if path.endswith(("site-packages", "dist-packages"))]
 
 
 def _check_version(folder: Path, version: str) -> None:

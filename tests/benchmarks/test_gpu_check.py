@@ -69,7 +69,7 @@ def test_without_a_python_with_torch_it_says_so_and_is_undecided(tmp_path: Path)
 
 @pytest.mark.train
 def test_on_the_cpu_it_runs_what_it_is_given_and_leaves_everything(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("name: small\nmatrix: {packing: reference, attention: [auto, reference]}\n" + TINY)
+    (tmp_path / "m.yaml").write_text("name: small\nmatrix: {packing: reference}\n" + TINY)
     (tmp_path / "t.yaml").write_text("name: speed\nmatrix: {packing: reference}\n" + TINY)
     files = ["--matrix", str(tmp_path / "m.yaml"), "--throughput", str(tmp_path / "t.yaml")]
     done = check(tmp_path, "--cpu", "--minutes", "90", *files)  # a busy machine must not decide

@@ -8,23 +8,15 @@ from pathlib import Path
 import pytest
 
 from harness.words.outcomes import Outcome
+from tests.docs.first_cluster import profile, shown
 from tests.edge.test_sbatch_template import GOLDENS
-from tests.slurm.cluster import SMALL, Cluster
+from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
 pytestmark = pytest.mark.slurm
 
 # What no golden can share with the lab: names of a site, and the size of its nodes.
 OURS = {"partition": "main", "account": None, "qos": None, "mem": None, "gres": "gpu"}
-PROFILE = """\
-name: gpus
-kind: slurm
-partition: main
-nodes: 4
-gpus_per_node: 4
-gpu_flag: gres
-cpus_per_task: 8
-"""
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -48,16 +40,21 @@ def test_slurm_refuses_a_job_file_that_asks_for_more_gpus_than_a_node_has(
     assert "node configuration is not available" in done.stderr
 
 
+def test_the_doctor_says_what_the_page_on_first_clusters_shows(lab: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "my-cluster.yaml").write_text(profile())
+    code, output = Cluster(lab, tmp_path).run("doctor", "--cluster", "./my-cluster.yaml")
+    assert code == 0, output
+    assert [line[:22] for line in output.splitlines()] == [line[:22] for line in shown("ok    interpreter")]
+
+
 @pytest.mark.train
-def test_cells_on_shared_gpu_nodes_get_a_gpu_per_rank(lab: SlurmLab, tmp_path: Path) -> None:
-    (tmp_path / "gpus.yaml").write_text(PROFILE)
-    cluster = Cluster(
-        lab, tmp_path, SMALL.replace("[{tp: 2, pp: 2, cp: 1}, {tp: 2, pp: 4, cp: 2}]", "[{tp: 2, pp: 4}]")
-    )
-    code, output = cluster.run("run", str(cluster.matrix), "--cluster", "./gpus.yaml")
+def test_cells_on_shared_gpu_nodes_get_a_gpu_per_rank(lab: SlurmLab, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "my-cluster.yaml").write_text(profile())
+    cluster = Cluster(lab, tmp_path, (root / "matrices" / "first_cluster.yaml").read_text())
+    wanted = ("--only", "tp2-pp2-cp2-sft")
+    code, output = cluster.run("run", str(cluster.matrix), "--cluster", "./my-cluster.yaml", *wanted)
     assert code == 0, output
     assert cluster.report().counts[Outcome.PASS] == 2
-    wide = cluster.jobs()[cluster.allocation("tp2-pp4-cp1-sft")]
-    asked = lab.output("scontrol", "show", "job", "-o", wide)
+    asked = lab.output("scontrol", "show", "job", "-o", cluster.jobs()[cluster.allocation("tp2-pp2-cp2-sft")])
     assert "NumNodes=2 " in asked
     assert "TresPerNode=gres:gpu:4" in asked.replace("gres/gpu", "gres:gpu")
