@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.plan.cluster import ClusterProfile
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix
+from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.words.errors import InputError, Problem
@@ -24,7 +25,7 @@ def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
     if slurm and matrix.base:
         raise InputError(_NO_TURNS)
     rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
-    return expand(matrix, (rule,))
+    return expand(matrix, (rule, te_version_rule(matrix.stacks)))
 
 
 def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:

@@ -35,7 +35,7 @@ STATE_MARKS = {
     "no-record": ("?", "no record"),
 }
 _LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
-_WORDS = ("dtype", "attention")  # axes whose values speak for themselves
+_WORDS = ("dtype", "attention", "device")  # axes whose values speak for themselves
 _MAX_STRIP = 64  # segments drawn for one cu_seqlens
 _MAX_VALUES = 400  # numbers of one cu_seqlens written out
 

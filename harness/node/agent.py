@@ -31,6 +31,7 @@ from typing import Any
 
 from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, write_json
 from harness.node import rendezvous
+from harness.node.load import load
 from harness.node.process import die_with
 from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
@@ -188,17 +189,13 @@ class Leader(Agent):
             self._start(cell, number, config, self.run.attempt(cell, number))
 
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
-        from harness.node.data_paths.table import DATA_PATHS
-        from harness.node.probe.model_parts import lacking
+        from harness.node.refusals import refusal
 
         if attempt.result.exists():  # this agent's job was requeued; the attempt is over
             self.ended(cell, number, config, None)
             return
-        of_path, of_model = DATA_PATHS[config.data_path].unavailable(config), lacking(config)
-        if reason := of_path or of_model:
-            rule = "stack.data_path" if of_path else "stack.model"
-            rejection = Rejection(rule=rule, reason=reason, source="the stack under test")
-            self._write(attempt, cell, number, "rejected", reason, rejection)
+        if rejection := refusal(config, self.share(config).size):
+            self._write(attempt, cell, number, "rejected", rejection.reason, rejection)
             return
         wrong = self.share(config).misfit(self.order.get("ranks_per_node"))
         if wrong is not None:
@@ -279,14 +276,6 @@ class Follower(Agent):
             self.abort(attempt, trouble)
             endings = settle(attempt, self.share(config).ranks, {}, {})
             write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
-
-
-def load() -> None:
-    """Import everything a rank needs, so that forked ranks start at once. CUDA stays untouched."""
-    from harness.node.probe.imports import import_all
-
-    import_all()
-    import harness.node.supervisor  # noqa: F401  - loads the probe with the code under test
 
 
 def main() -> int:

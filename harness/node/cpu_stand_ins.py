@@ -163,6 +163,27 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def installed() -> list[str]:
+    """Names that stand-ins hold in this process: those `install` replaced, and CUDA calls that came from this file."""
+    owners = {"torch.cuda": torch.cuda, "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}
+    found = [
+        f"{owner}.{name}"
+        for owner, holder in owners.items()
+        for name, value in vars(holder).items()
+        if getattr(value, "__module__", None) == __name__
+    ]
+    return [*_installed, *(name for name in found if name not in _installed)]
+
+
+def refuse() -> None:
+    """Where a rank computes on CUDA: RuntimeError if a stand-in holds a name in this process."""
+    if found := installed():
+        raise RuntimeError(
+            f"CPU stand-ins are installed in a rank that computes on CUDA, so what it measures is not upstream's: "
+            f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}; a rank chooses its device first"
+        )
+
+
 def install() -> list[str]:
     """Replace the CUDA calls in this process, once; returns their dotted names."""
     if _installed:

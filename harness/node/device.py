@@ -1,4 +1,7 @@
-"""Where the ranks of a cell compute: CUDA with NCCL when every rank has a GPU, else the CPU with gloo."""
+"""Where the ranks of a cell compute: what words/devices.py decides, done.
+
+The choice has run on machines without a GPU only, its CUDA branch by tests that pretend GPUs; see tests/gpu.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,36 @@ from pathlib import Path
 
 import torch
 
+from harness.words.devices import Place, place
+
 _LEAST_LIMIT = 4 * 2**30  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
-    kind: str  # cuda | cpu
-    backend: str  # nccl | gloo
-    index: int | None = None
+class Device(Place):
+    """A rank's place, as torch names it."""
 
     @property
     def torch_device(self) -> torch.device:
         return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
 
 
-def choose_device(local_rank: int, local_world_size: int) -> Device:
-    """The device of one rank. Must be called after the fork: it may start CUDA."""
-    if torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size:
-        torch.cuda.set_device(local_rank)
-        return Device(kind="cuda", backend="nccl", index=local_rank)
-    return Device(kind="cpu", backend="gloo")
+def gpus() -> int:
+    """GPUs that torch can use on this node. Does not start CUDA where NVML answers (PYTORCH_NVML_BASED_CUDA_CHECK)."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -> Device:
+    """The device of one rank; `asked` as in words/devices.py. Must be called after the fork: it may start CUDA.
+
+    On the CPU GPUs are hidden, since upstream asks whether there are any. ValueError: asked for a GPU, and none there.
+    """
+    found = place(asked, gpus(), local_rank, local_world_size)
+    if found.kind == "cpu":
+        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
+    else:
+        torch.cuda.set_device(found.index)
+    return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
 
 
 def synchronize(device: Device) -> None:

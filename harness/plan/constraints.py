@@ -16,7 +16,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 _GLOBALS: dict[str, Any] = {"__builtins__": {}, **_FUNCTIONS}
-TEXT_NAMES = frozenset({"packing", "dtype", "attention"})
+TEXT_NAMES = frozenset({"packing", "dtype", "attention", "device"})
 
 
 class ConstraintError(ValueError):

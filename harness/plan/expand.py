@@ -19,6 +19,7 @@ from harness.plan.rules.table import RULES, rejections, world_size_rule
 from harness.plan.select_parse import KEY
 from harness.plan.selection import Candidate, Forbidden, choose
 from harness.plan.turns import in_turns
+from harness.words.attention import KERNELS
 from harness.words.cell import CellConfig, cell_id
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.words.stack import DEFAULT
@@ -117,7 +118,8 @@ def _group(config: CellConfig) -> str:
 
     A stack is compared with itself: releases may compute other numbers, and a broken one must not accuse another.
     """
-    parts = (config.dtype, config.variant, "" if config.stack == DEFAULT else config.stack)
+    device = "" if config.device == "auto" else config.device
+    parts = (config.dtype, config.variant, device, "" if config.stack == DEFAULT else config.stack)
     return "-".join(part for part in parts if part)
 
 
@@ -128,13 +130,11 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         groups.setdefault(_group(cell.config), []).append(cell)
     result: list[PlannedCell] = []
     for group, members in groups.items():
-        # "auto" where any member uses it: the control runs the attention that its group runs.
-        attention = min(cell.config.attention for cell in members)
         known_ids = {cell.id for cell in members}
         controls: dict[CellConfig, Candidate] = {}
-        references = _references(members, attention, controls)
+        references = _references(members, controls)
         added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
-        references |= _references(added, attention, controls)
+        references |= _references(added, controls)
         held_against = set(references.values())
         for cell in [*added, *members]:
             extra, reference = cell.id not in known_ids, references[cell.id]
@@ -158,25 +158,26 @@ def alone(config: CellConfig) -> list[PlannedCell]:
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
 
 
-def _references(cells: Iterable[Candidate], attention: str, controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Id of each cell of a group -> id of its control. Those whose rows do not matter have one in common."""
-    common = ""
+def _references(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
+    """Id of each cell of a group -> id of its control. Those whose rows do not matter have one per attention."""
+    common: dict[str, str] = {}
     references: dict[str, str] = {}
     for cell in cells:
-        if cell.config.by_rows:
-            references[cell.id] = _reference(cell.config, attention, controls)
+        attention = cell.config.attention
+        if cell.config.by_rows or attention in KERNELS:
+            references[cell.id] = _reference(cell.config, controls)
         else:
-            common = common or _reference(cell.config, attention, controls)
-            references[cell.id] = common
+            common[attention] = common.get(attention) or _reference(cell.config, controls)
+            references[cell.id] = common[attention]
     return references
 
 
-def _reference(config: CellConfig, attention: str, controls: dict[CellConfig, Candidate]) -> str:
+def _reference(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
     """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
-    control = reference_config(config, attention)
+    control = reference_config(config)
     if control not in controls:
         if control != config:
-            _reference(control, attention, controls)
+            _reference(control, controls)
         controls.setdefault(control, Candidate(cell_id(control), control, None))
     return controls[control].id
 

@@ -16,7 +16,7 @@ from harness.words.timing import NOT_TIMED
 from harness.words.tolerances import ToleranceOverrides
 
 _PLAIN = CellConfig(layout=Layout(), data_path="reference")
-_AXES = ("micro_batch_size", "dtype", "attention", "forbidden")
+_AXES = ("micro_batch_size", "dtype", "attention", "device", "forbidden")
 
 
 def one_cell(

@@ -12,6 +12,7 @@ from harness.plan.axes import DOTTED, Row
 from harness.plan.matrix import Matrix
 from harness.plan.model_section import PARTS, model_problems, shown_part
 from harness.plan.problems import Problems
+from harness.words.attention import KERNELS
 from harness.words.cell import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
@@ -28,6 +29,7 @@ _DEFAULTS |= {
     "micro_batch_size": 1,
     "dtype": "fp32",
     "attention": "auto",
+    "device": "auto",
     "stack": DEFAULT,
     "forbidden": "",
     "timed": True,
@@ -35,7 +37,7 @@ _DEFAULTS |= {
 # Axis -> its resolved value in a cell.
 _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
-    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "stack", "forbidden")},
+    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "device", "stack", "forbidden")},
     **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
     **{name: attrgetter(name) for name in DOTTED},
     "model.moe": lambda config: shown_part(config.model.moe),
@@ -79,6 +81,7 @@ class Resolver:
             micro_batch_size=values["micro_batch_size"],
             dtype=values["dtype"],
             attention=values["attention"],
+            device=values["device"],
             stack=values["stack"],
             forbidden=values["forbidden"],
             model=model,
@@ -162,19 +165,28 @@ def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
     return {name: _AXIS_VALUES[name](config) for name in names}
 
 
-def reference_config(config: CellConfig, attention: str) -> CellConfig:
+def reference_config(config: CellConfig) -> CellConfig:
     """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
 
     Where gradients depend on the rows, a cell with rows of the harness's own is held against one rank with the same
     rows. That control is a cell like others: packed on one rank, it is held against the unpacked one in turn.
+
+    A control runs the attention of its cells, whose noise it measures; one of another kernel than the harness's own is
+    held against the same cell with the reference attention.
     """
+    control = _control(config)
+    if control == config and config.attention in KERNELS:
+        return dataclasses.replace(control, attention="reference")
+    return control
+
+
+def _control(config: CellConfig) -> CellConfig:
     control = dataclasses.replace(
         config,
         layout=Layout(),
         data_path="unpacked",
         forbidden="",
         micro_batch_size=1,
-        attention=attention,
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,

@@ -17,14 +17,16 @@ from harness.plan.section import SAFE_NAME, Count, Section, one_of
 from harness.plan.select_section import SelectSection
 from harness.plan.stacks import StackLayer
 from harness.plan.throughput_section import ThroughputSection
+from harness.words.attention import ATTENTIONS
 from harness.words.cell import CANARIES, DATA_PATHS, DEFAULT_CANARIES, FORBIDDEN, TrainConfig
+from harness.words.devices import DEVICES
 from harness.words.documents import MIXES
 from harness.words.outcomes import Lane
 from harness.words.packing_options import PackingOptions
 from harness.words.stack import DEFAULT
 from harness.words.tolerances import DEFAULTS
 
-ATTENTIONS = ("auto", "reference")
+DTYPES = (*DEFAULTS, "fp8")  # fp8 is known, and refused by a rule
 
 
 def _auto_to_none(value: Any) -> Any:
@@ -47,8 +49,9 @@ AutoCount = Annotated[
 ]
 Packing = Annotated[str, one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
 Forbidden = Annotated[str, one_of("", *FORBIDDEN), Field(json_schema_extra={"enum": ["", *FORBIDDEN]})]
-Dtype = Annotated[str, one_of(*DEFAULTS), Field(json_schema_extra={"enum": [*DEFAULTS]})]
+Dtype = Annotated[str, one_of(*DTYPES), Field(json_schema_extra={"enum": [*DTYPES]})]
 Attention = Annotated[str, one_of(*ATTENTIONS), Field(json_schema_extra={"enum": [*ATTENTIONS]})]
+DeviceName = Annotated[str, one_of(*DEVICES), Field(json_schema_extra={"enum": [*DEVICES]})]
 Mix = Annotated[str, one_of(*MIXES), Field(json_schema_extra={"enum": [*MIXES]})]
 _TRAIN, _OPTIONS = TrainConfig(), PackingOptions()
 
@@ -142,7 +145,8 @@ class AxisRow(OptionsSection):
     micro_batch_size: Count = Field(default=1, description="Rows per micro-batch.")
     packing: Packing = Field(default="reference", description="Data path under test.")
     dtype: Dtype = Field(default="fp32", description="Compute dtype.")
-    attention: Attention = Field(default="auto", description="Attention kernel.")
+    attention: Attention = Field(default="auto", description="Attention kernel; auto: the best that is there.")
+    device: DeviceName = Field(default="auto", description="Where ranks compute; auto: on GPUs where there are any.")
     forbidden: Forbidden = Field(
         default="", description="With packing `rules`: the combination that upstream must refuse."
     )

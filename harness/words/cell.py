@@ -67,7 +67,8 @@ class CellConfig:
     data_path: str  # the `packing` axis
     micro_batch_size: int = 1
     dtype: str = "fp32"
-    attention: str = "auto"  # auto | reference; resolved on the node by what is there
+    attention: str = "auto"  # one of words.attention.ATTENTIONS; resolved on the node by what is there
+    device: str = "auto"  # one of words.devices.DEVICES; likewise
     stack: str = DEFAULT
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -145,7 +146,7 @@ def cell_name(config: CellConfig) -> str:
     parts += config.options.name_parts()
     parts += [config.variant] if config.variant else []
     parts += [config.dtype] if config.dtype != "fp32" else []
-    parts += [config.attention] if config.attention != "auto" else []
+    parts += [value for value in (config.attention, config.device) if value != "auto"]
     parts += [config.stack] if config.stack != DEFAULT else []
     parts += [config.fault] if config.fault else []
     return "-".join(parts + ([_rows_name(config.rows_of)] if config.rows_of else []))
@@ -168,6 +169,7 @@ def cell_id(config: CellConfig) -> str:
         config.fault,
     )
     rest += (config.forbidden,) if config.forbidden else ()
+    rest += (f"device {config.device}",) if config.device != "auto" else ()
     if config.timing != NOT_TIMED:
         timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
         rest += (timed,) if timed.asked else ()

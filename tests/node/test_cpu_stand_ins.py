@@ -37,6 +37,27 @@ assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
+def test_a_rank_on_cuda_refuses_to_run_beside_stand_ins() -> None:
+    """Whoever put them there: those that `install` forgot are found by the file that they come from."""
+    program = """
+import torch
+from harness.node import cpu_stand_ins
+cpu_stand_ins.refuse()
+assert cpu_stand_ins.installed() == []
+cpu_stand_ins.install()
+assert set(cpu_stand_ins._installed) <= set(cpu_stand_ins.installed())
+cpu_stand_ins._installed.clear()
+try:
+    cpu_stand_ins.refuse()
+except RuntimeError as error:
+    assert "CPU stand-ins are installed in a rank that computes on CUDA" in str(error), error
+    assert "torch.cuda.synchronize" in cpu_stand_ins.installed(), cpu_stand_ins.installed()
+else:
+    raise AssertionError("stand-ins were not noticed")
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
 def test_stand_ins_are_told_apart_by_torch_dynamo() -> None:
     """Dynamo files torch's functions by identity and refuses one that has two names with different rules."""
     program = """

@@ -59,10 +59,34 @@ def test_the_reference_of_the_matrix_is_used_and_a_missing_one_is_added() -> Non
 
 
 def test_the_added_reference_runs_the_attention_of_its_group() -> None:
-    for attentions, expected in ((["reference"], "reference"), (["reference", "auto"], "auto")):
-        made = expand_axes({"packing": "sft", "attention": attentions})
-        assert made.cells[0].role == "reference"
-        assert made.cells[0].config.attention == made.cells[0].axes["attention"] == expected
+    made = expand_axes({"packing": "sft", "attention": ["reference", "auto"]})
+    by_id = {cell.id: cell for cell in made.cells}
+    held = [(cell, by_id[cell.reference]) for cell in made.cells if cell.reference]
+    assert [cell.config.attention for cell, _ in held] == ["reference", "auto"]
+    for cell, control in held:
+        assert (control.role, control.reference) == ("reference", None)
+        assert control.config.attention == control.axes["attention"] == cell.config.attention
+
+
+def test_a_control_with_another_kernel_is_held_against_the_reference_attention() -> None:
+    made = expand_axes({"packing": ["unpacked", "sft"], "attention": ["te", "varlen"], "dtype": "bf16"})
+    by_id = {cell.id: cell for cell in made.cells}
+    chains = []
+    for cell in (cell for cell in made.cells if cell.config.data_path == "sft"):
+        chain = [cell]
+        while chain[-1].reference:
+            chain.append(by_id[chain[-1].reference])
+        chains.append([(item.config.data_path, item.config.attention) for item in chain])
+        assert all(NOISE in item.config.canaries for item in chain[1:])
+    assert chains == [[("sft", kind), ("unpacked", kind), ("unpacked", "reference")] for kind in ("te", "varlen")]
+    assert added(made) == [made.cells[0].id]
+    assert made.cells[0].config.attention == "reference"
+
+
+def test_cells_on_other_devices_are_another_group() -> None:
+    made = expand_axes({"packing": "sft", "device": ["auto", "cpu", "cuda"]})
+    assert {cell.group for cell in made.cells} == {"fp32", "fp32-cpu", "fp32-cuda"}
+    assert len(added(made)) == 3
 
 
 def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_reference() -> None:

@@ -24,7 +24,9 @@ from harness.words.workload import Workload, sums
 _FIRST = ("tokens", "position_ids")
 _LAST = ("labels", "loss_mask")
 _DTYPES = {"loss_mask": torch.float32, "padding_mask": torch.bool}
-_SAMPLES = "tokens_per_sample" in inspect.signature(PackedSeqParams).parameters  # from 0.19
+_FIELDS_OF_PARAMS = inspect.signature(PackedSeqParams).parameters
+_SAMPLES = "tokens_per_sample" in _FIELDS_OF_PARAMS  # from 0.19
+TELLS_PADDING = "pad_between_seqs" in _FIELDS_OF_PARAMS  # likewise
 
 
 class ReferencePath:
@@ -104,6 +106,8 @@ def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqPar
     if torch.equal(real, padded):
         padded = real  # Transformer Engine takes its fast path only when both are the same object
     longest = int((padded[1:] - padded[:-1]).max())
+    # Else Transformer Engine guesses, wrongly up to 2.16.
+    more: dict[str, Any] = {"pad_between_seqs": True} if TELLS_PADDING and padded is not real else {}
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=real,
@@ -112,5 +116,6 @@ def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqPar
         cu_seqlens_kv_padded=padded,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        **more,
         **({} if row_length is None else {"tokens_per_sample": row_length}),
     )

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.node.device import Device
+from harness.node.probe.attention_kinds import attention_fields
 from harness.node.probe.model_parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.norm import RMSNorm
 from harness.words.cell import CellConfig
@@ -74,6 +75,7 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
+        **attention_fields(config.attention),
         **part_fields(config),
     }
     upstream = config_class(config)

@@ -1,7 +1,8 @@
 """Experts, multi-token prediction and latent attention: upstream's settings and layer specs for them.
 
 Experts run one after the other (SequentialMLP): grouped products need a GPU. Norms are the probe's own, since torch's
-refuse sequence parallel, and core attention is the reference attention.
+refuse sequence parallel, and core attention is what attention_kinds.py says. All else is the same for all kinds of it,
+so that parameters have the same names and values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from harness.node.probe.attention import ReferenceAttention
+from harness.node.probe.attention_kinds import core_attention
 from harness.node.probe.norm import RMSNorm
 from harness.words.cell import CellConfig
 
@@ -70,7 +71,7 @@ def layer_spec(config: CellConfig) -> Any:
     latent = {"multi_latent_attention": True, "qk_layernorm": True} if model.mla else {}
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", **experts, **latent)
     attention = spec.submodules.self_attention.submodules
-    attention.core_attention = ReferenceAttention
+    attention.core_attention = core_attention(config.attention)
     if model.mla:
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
     spec.submodules.input_layernorm = RMSNorm

@@ -16,7 +16,7 @@ from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
 from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes, processor
 from harness.node.faults import fault_named
-from harness.node.probe import model
+from harness.node.probe import attention_kinds, model
 from harness.node.probe.canaries import CanaryLegs
 from harness.node.probe.imports import import_proof
 from harness.node.probe.metadata import metadata_leg
@@ -37,11 +37,14 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     begin = time.perf_counter()
     torch.set_num_threads(1)
     neighbours = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours)
+    device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours, config.device)
+    config = attention_kinds.resolved(config, device)
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         recorder.record.stand_ins = cpu_stand_ins.install()
         recorder.record.environment["memory_limit_bytes"] = str(limit_memory(neighbours))
+    else:
+        cpu_stand_ins.refuse()
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
@@ -59,6 +62,8 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     training.run()
     canaries.run()
     recorder.record.peak_memory_bytes = peak_memory_bytes(device)
+    if backend := attention_kinds.chosen_backend(config.attention):
+        recorder.record.environment["attention_backend"] = backend
     TimingLeg(training.passes).run()
     dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.progress("end", config.train.steps, 0, "done")
@@ -113,6 +118,7 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "processor": processor(),
         "torch_device": str(device.torch_device),
         "backend": device.backend,
-        "attention": "harness reference attention",
+        "placed": f"{device}, asked for {config.device}",
+        "attention": attention_kinds.described(config.attention),
         "dtype": config.dtype,
     }

@@ -86,7 +86,7 @@ class FaultSpec:
     @property
     def reference(self) -> CellConfig:
         """The control of both: the same documents on one rank, unpacked, or in the same rows where those matter."""
-        return measuring(reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name), "auto"))
+        return measuring(reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name)))
 
 
 CLASSES = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.plan.rules import layout, loss, model, packing
+from harness.plan.rules import attention, layout, loss, model, packing
 from harness.plan.rules.rule import Rule
 from harness.words.cell import CellConfig
 from harness.words.outcomes import Rejection
 
-RULES: tuple[Rule, ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
+RULES: tuple[Rule, ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES + attention.RULES
 
 
 def world_size_rule(max_ranks: int) -> Rule:

@@ -1,0 +1,24 @@
+"""Why this node cannot run a cell, asked before it starts: the agent's last look, beside the rules of the plan."""
+
+from __future__ import annotations
+
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device import gpus
+from harness.node.probe import attention_kinds, model_parts
+from harness.words.cell import CellConfig
+from harness.words.devices import place, unplaced
+from harness.words.outcomes import Rejection
+
+_STACK = "the stack under test"
+
+
+def refusal(config: CellConfig, ranks_here: int) -> Rejection | None:
+    """The first thing that the stack or the node lacks for a cell with so many ranks on this node; None: it can run."""
+    if reason := DATA_PATHS[config.data_path].unavailable(config):
+        return Rejection(rule="stack.data_path", reason=reason, source=_STACK)
+    if reason := model_parts.lacking(config):
+        return Rejection(rule="stack.model", reason=reason, source=_STACK)
+    there = gpus()
+    if refused := unplaced(config, there, ranks_here):
+        return refused
+    return attention_kinds.lacking(config, place(config.device, there, 0, ranks_here))

@@ -1,0 +1,64 @@
+"""Rules of attention kernels and compute dtypes: the limits of words/attention.py, and those of pinned stacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from harness.plan.rules.rule import Rule
+from harness.words.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
+from harness.words.cell import CellConfig
+from harness.words.stack import DEFAULT, Stack
+
+_PINNED = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
+_TELLS_PADDING = (0, 19)  # megatron-core from which PackedSeqParams has pad_between_seqs, set by the reference path
+_CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
+
+
+def fp8(config: CellConfig) -> str | None:
+    """Which of its needs is missing first; the last one is the probe's own."""
+    if config.dtype != "fp8":
+        return None
+    if config.device == "cpu":
+        return "dtype fp8 needs a GPU of compute capability 8.9 or more, and device is cpu"
+    if config.attention not in TE_KINDS:
+        return f"dtype fp8 needs Transformer Engine, and attention is {config.attention}"
+    multiple = 16 * config.layout.cp
+    if config.style.packed and config.style.document_multiple % multiple:
+        return (
+            f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and "
+            f"{config.style.document_multiple} is none"
+        )
+    return "dtype fp8 needs an fp8 recipe for every linear layer, which the probe of this version does not set"
+
+
+def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
+    """For stacks whose packages pin Transformer Engine; what is installed elsewhere only the node knows."""
+
+    def predicate(config: CellConfig) -> str | None:
+        if config.attention not in TE_KINDS or config.stack == DEFAULT or config.stack not in stacks:
+            return None
+        packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
+        engine, core = _pinned(_PINNED, packages), _pinned(_CORE, packages)
+        if engine is None:
+            return None
+        told = config.data_path == "reference" and core is not None and core[:2] >= _TELLS_PADDING
+        return te_auto_padding(engine, config, told)
+
+    return Rule(*TE_PADDING, predicate)
+
+
+def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The version that the first matching requirement names."""
+    found = next((match for item in packages if (match := pattern.match(item.replace(" ", "")))), None)
+    return tuple(int(part) for part in found.group(1).split(".")) if found else None
+
+
+def _of_kernels(limit: Limit) -> Callable[[CellConfig], str | None]:
+    return lambda config: limit.predicate(config) if config.attention in KERNELS else None
+
+
+RULES = (
+    *(Rule(limit.id, limit.source, _of_kernels(limit)) for limit in LIMITS),
+    Rule("dtype.fp8", "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness", fp8),
+)

@@ -1,0 +1,153 @@
+"""Attention kernels that a cell may ask for, and what each of them cannot compute. Pure.
+
+| kind | kernel | needs |
+|---|---|---|
+| reference | the harness's own, exact, any dtype (harness/node/probe/attention.py) | nothing |
+| varlen | torch.nn.attention.varlen.varlen_attn: FlashAttention or cuDNN inside torch | CUDA, torch 2.10, bf16 |
+| te | Transformer Engine, which chooses among its back ends | CUDA, transformer-engine |
+| te-flash | Transformer Engine with FlashAttention alone | that, flash-attn, bf16 |
+| te-fused | Transformer Engine with cuDNN alone | CUDA, transformer-engine, bf16 |
+| auto | te-fused and te-flash by Transformer Engine's choice, else varlen, else reference | nothing |
+
+Limits give a reason with the arithmetic, or None. Those that only the node can know are in
+harness/node/probe/attention_kinds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.words.cell import CellConfig
+
+TE_KINDS = ("te", "te-flash", "te-fused")
+KERNELS = (*TE_KINDS, "varlen")  # of others, that need CUDA
+ATTENTIONS = ("auto", "reference", *KERNELS)
+HALF_ONLY = ("te-flash", "te-fused", "varlen")
+HEAD_MULTIPLE, HEAD_MOST = 8, 256  # elements of one head
+IGNORED_TAIL = (2, 16)  # the last Transformer Engine that finds no padding behind the last document by itself
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`predicate` returns why a cell with an attention of KERNELS cannot be computed, or None."""
+
+    id: str
+    source: str
+    predicate: Callable[[CellConfig], str | None]
+
+
+def kernel_device(config: CellConfig) -> str | None:
+    if config.device != "cpu":
+        return None
+    return f"attention {config.attention} has CUDA kernels only, and device is cpu; use attention: reference"
+
+
+def kernel_dtype(config: CellConfig) -> str | None:
+    if config.attention not in HALF_ONLY or config.dtype != "fp32":
+        return None
+    return f"attention {config.attention} computes in 16 bits, and dtype fp32 has 32; use dtype: bf16"
+
+
+def kernel_head_size(config: CellConfig) -> str | None:
+    if config.attention not in HALF_ONLY or config.model.mla:
+        return None
+    size = config.model.hidden // config.model.heads
+    said = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
+    if size % HEAD_MULTIPLE:
+        return f"{said}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
+    return f"{said}, more than {HEAD_MOST}" if size > HEAD_MOST else None
+
+
+def kernel_latent(config: CellConfig) -> str | None:
+    mla = config.model.mla
+    if mla is None:
+        return None
+    query = mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    return (
+        f"latent attention has queries of {mla.qk_head_dim} + {mla.qk_pos_emb_head_dim} = {query} and values of "
+        f"{mla.v_head_dim} per head, and which kernels take two sizes depends on the hardware; use attention: reference"
+    )
+
+
+def kernel_context_parallel(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1:
+        return None
+    if config.attention == "varlen":
+        return f"cp {cp}: torch's varlen_attn sees the 1/{cp} of each document that is on its rank, and no more"
+    if config.attention == "te" and config.dtype == "fp32":
+        return f"cp {cp} with dtype fp32: Transformer Engine computes fp32 unfused, which has no context parallelism"
+    return None
+
+
+def kernel_padding_fp32(config: CellConfig) -> str | None:
+    if config.attention != "te" or config.dtype != "fp32" or not (found := first_padded(config)):
+        return None
+    return f"{found}, and Transformer Engine computes fp32 unfused, which takes no padding between documents"
+
+
+def first_padded(config: CellConfig) -> str:
+    """Where metadata tell offsets of real tokens that are not those of slots: with the numbers, or empty."""
+    style = config.style
+    if not style.packed or not style.real_lengths:
+        return ""
+    for step in range(config.train.steps):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+        except ValueError:  # no rows for this layout: a rule of its own says so
+            return ""
+        for number, batch in enumerate(batches):
+            params = batch.params()
+            if params is None or params.cu_seqlens_q_padded in (None, params.cu_seqlens_q):
+                continue
+            real, slots = params.cu_seqlens_q[-1], (params.cu_seqlens_q_padded or (0,))[-1]
+            return f"micro-batch {number} of step {step} holds {real} real tokens in {slots} slots"
+    return ""
+
+
+def te_auto_padding(version: tuple[int, ...], config: CellConfig, told: bool) -> str | None:
+    """Why a Transformer Engine of this version would compute padded documents wrongly.
+
+    `told`: metadata set pad_between_seqs, so that it need not find out by itself.
+    """
+    if config.attention not in TE_KINDS or told or version[:2] > IGNORED_TAIL or not (found := first_padded(config)):
+        return None
+    return (
+        f"{found} without pad_between_seqs, and Transformer Engine {'.'.join(map(str, version))} <= "
+        f"{'.'.join(map(str, IGNORED_TAIL))} overlooks padding behind the last document (issue 3331)"
+    )
+
+
+TE_PADDING = ("attention.te-padding", "Transformer Engine issue 3331: pad_between_seqs is guessed, up to 2.16")
+LIMITS: tuple[Limit, ...] = (
+    Limit("attention.kernel-device", "Transformer Engine and torch varlen_attn: CUDA kernels", kernel_device),
+    Limit(
+        "attention.kernel-dtype",
+        "torch varlen.py: float16 or bfloat16; Transformer Engine get_attention_backend: FP16/BF16",
+        kernel_dtype,
+    ),
+    Limit(
+        "attention.kernel-head-size",
+        "FlashAttention and cuDNN: head sizes divisible by 8, up to 256",
+        kernel_head_size,
+    ),
+    Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
+    Limit(
+        "attention.kernel-cp",
+        "torch varlen_attn has no context parallelism; Transformer Engine: none in UnfusedDotProductAttention",
+        kernel_context_parallel,
+    ),
+    Limit(
+        "attention.te-padding-fp32",
+        "Transformer Engine get_attention_backend: no UnfusedDotProductAttention with pad_between_seqs",
+        kernel_padding_fp32,
+    ),
+)
+
+
+def limits(config: CellConfig) -> list[tuple[Limit, str]]:
+    """Every limit that the cell's attention meets, with the reason; none for `auto` and `reference`."""
+    if config.attention not in KERNELS:
+        return []
+    return [(limit, reason) for limit in LIMITS if (reason := limit.predicate(config)) is not None]

@@ -1,0 +1,77 @@
+"""Who computes where: the device and back end of each rank, from what is asked and what is there. Pure.
+
+| asked | GPUs of the node | ranks compute | collectives |
+|---|---|---|---|
+| cpu | any | on the CPU | gloo |
+| auto | none | on the CPU | gloo |
+| auto, cuda | at least one per rank of the node | on a GPU each | NCCL |
+| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors, where it has the collectives |
+| cuda | none | not at all: REJECTED | |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.words.attention import TE_KINDS
+from harness.words.cell import CellConfig
+from harness.words.outcomes import Rejection
+
+DEVICES = ("auto", "cuda", "cpu")
+# torch 2.15's ProcessGroupGloo has work on CUDA tensors for broadcast, all_reduce, all_gather, all_to_all, reduce,
+# gather and scatter; reduce_scatter is made of all_reduce. send and recv hand gloo the tensor's address, which it reads
+# as host memory.
+_NO_P2P = "gloo has no send and recv of CUDA tensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one rank computes."""
+
+    kind: str  # cuda | cpu
+    backend: str  # nccl | gloo
+    index: int | None = None  # of the GPU on its node
+    sharing: int = 1  # ranks on that GPU, this one included
+
+    def __str__(self) -> str:
+        """E.g. "cuda with nccl", "cuda with gloo, 2 ranks on one GPU", "cpu with gloo"."""
+        shared = f", {self.sharing} ranks on one GPU" if self.sharing > 1 else ""
+        return f"{self.kind} with {self.backend}{shared}"
+
+
+def place(asked: str, gpus: int, local_rank: int, local_world_size: int) -> Place:
+    """The place of one of `local_world_size` ranks of a node with `gpus` GPUs. ValueError where there is none."""
+    if asked == "cpu" or (asked == "auto" and gpus == 0):
+        return Place(kind="cpu", backend="gloo")
+    if gpus == 0:
+        raise ValueError("device is cuda, and this machine has no GPU that torch can use")
+    if gpus >= local_world_size:
+        return Place(kind="cuda", backend="nccl", index=local_rank)
+    index = local_rank % gpus
+    return Place(kind="cuda", backend="gloo", index=index, sharing=len(range(index, local_world_size, gpus)))
+
+
+def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | None:
+    """Why a cell's ranks cannot compute on a node as the cell asks; None when they can."""
+    try:
+        found = place(config.device, gpus, 0, local_world_size)
+    except ValueError as error:
+        return Rejection(rule="device.no-gpu", reason=str(error), source="harness: device asks for a GPU")
+    if found.kind == "cpu" or found.backend == "nccl":
+        return None
+    reason = f"pp {config.layout.pp} sends activations from stage to stage" if config.layout.pp > 1 else None
+    reason = reason or ring_needs_p2p(config, found)
+    if reason is None:
+        return None
+    counted = f"{local_world_size} ranks on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, so not NCCL but gloo"
+    hint = "device: cpu runs the cell on the CPU"
+    source = "torch ProcessGroupGloo: send and recv use host memory"
+    return Rejection(rule="device.shared-gpu", reason=f"{counted}; {reason}, and {_NO_P2P}; {hint}", source=source)
+
+
+def ring_needs_p2p(config: CellConfig, where: Place) -> str | None:
+    """Why gloo cannot serve the context parallelism of Transformer Engine; None when it need not, or NCCL does."""
+    cp = config.layout.cp
+    if cp == 1 or config.attention not in TE_KINDS or where.backend == "nccl":
+        return None
+    return f"cp {cp} with attention {config.attention} sends keys and values around a ring"

@@ -1,0 +1,79 @@
+"""Rules of attention and dtype, and of what stacks pin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan.rules.attention import te_version_rule
+from harness.plan.rules.table import rejections
+from harness.words.cell import CellConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.packing_options import PackingOptions
+from harness.words.stack import Stack
+from tests.plan.helpers import expand_axes, names
+
+
+def cell(**more: Any) -> CellConfig:
+    documents = DocumentsConfig(mode="file", lengths=(5,))
+    return CellConfig(layout=Layout(), data_path="reference", documents=documents, **more)
+
+
+PADDED = PackingOptions(pad_seq_to_mult=8)
+
+
+def test_limits_of_kernels_are_rules_with_their_source() -> None:
+    [found] = rejections(cell(attention="varlen"))
+    assert (found.rule, found.source) == (
+        "attention.kernel-dtype",
+        "torch varlen.py: float16 or bfloat16; Transformer Engine get_attention_backend: FP16/BF16",
+    )
+    assert rejections(cell(attention="varlen", dtype="bf16")) == ()
+
+
+def test_a_matrix_over_kernels_runs_what_can_run_and_rejects_the_rest() -> None:
+    made = expand_axes({"packing": "reference", "attention": ["te", "varlen", "reference"], "dtype": ["fp32", "bf16"]})
+    assert [cell.rejections[0].rule for cell in made.rejected] == ["attention.kernel-dtype"]
+    assert "varlen" in made.rejected[0].id
+    assert len(names(made)) == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (cell(dtype="fp8", device="cpu"), "needs a GPU of compute capability 8.9 or more, and device is cpu"),
+        (cell(dtype="fp8"), "needs Transformer Engine, and attention is auto"),
+        (cell(dtype="fp8", attention="te", options=PADDED), "a multiple of 16 x cp 1 = 16, and 8 is none"),
+        (
+            cell(dtype="fp8", attention="te", options=PackingOptions(pad_seq_to_mult=16)),
+            "which the probe of this version does not set",
+        ),
+    ],
+)
+def test_fp8_is_rejected_for_the_first_need_that_is_missing(config: CellConfig, expected: str) -> None:
+    assert expected in next(item.reason for item in rejections(config) if item.rule == "dtype.fp8")
+
+
+@pytest.mark.parametrize(
+    ("packages", "no_deps", "refused"),
+    [
+        (("transformer-engine==2.16.0", "megatron-core==0.18.2"), (), True),
+        (("transformer_engine[pytorch]==2.12", "megatron-core==0.18.2"), (), True),
+        (("torch==2.9.0",), ("transformer-engine-torch==2.16.0",), True),
+        (("transformer-engine-cu12 == 2.16",), (), True),
+        (("transformer-engine==2.16.0", "megatron-core==0.19.2"), (), False),  # the reference path tells padding
+        (("transformer-engine==2.17.0", "megatron-core==0.18.2"), (), False),
+        (("transformer-engine",), (), False),  # which version, only the node knows
+    ],
+)
+def test_a_stack_that_pins_an_engine_that_overlooks_padding_is_rejected(
+    packages: tuple[str, ...], no_deps: tuple[str, ...], refused: bool
+) -> None:
+    rule = te_version_rule({"pinned": Stack(name="pinned", packages=packages, no_deps=no_deps)})
+    padded = cell(attention="te", dtype="bf16", stack="pinned", options=PADDED)
+    assert (rule.predicate(padded) is not None) == refused
+    assert rule.predicate(cell(attention="te", dtype="bf16", stack="pinned")) is None
+    assert rule.predicate(cell(attention="varlen", dtype="bf16", stack="pinned", options=PADDED)) is None
+    assert rule.predicate(cell(attention="te", dtype="bf16", options=PADDED)) is None
