@@ -102,6 +102,7 @@ class RanksSeen:
         self.devices: set[str] = set()
         self.processors: set[str] = set()
         self.attention: set[str] = set()
+        self.placed: set[str] = set()
         self.stand_ins: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
@@ -114,6 +115,7 @@ class RanksSeen:
             self.devices.add(record.environment.get("device", "unknown"))
             self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
+            self.placed.update({record.environment["placed"]} if "placed" in record.environment else ())
             self.stand_ins.update(record.stand_ins)
         return evidence
 
@@ -125,6 +127,7 @@ class RanksSeen:
         self.devices |= other.devices
         self.processors |= other.processors
         self.attention |= other.attention
+        self.placed |= other.placed
         self.stand_ins |= other.stand_ins
 
     def facts(self) -> dict[str, Any]:
@@ -134,5 +137,6 @@ class RanksSeen:
             "devices": sorted(self.devices),
             "processors": sorted(self.processors),
             "attention": sorted(self.attention),
+            "placed": sorted(self.placed),
             "stand_ins": sorted(self.stand_ins),
         }

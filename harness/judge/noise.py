@@ -30,11 +30,18 @@ def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
     if not legs or not record.steps:
         return {}
     floors: dict[str, NoiseFloor] = {}
+    where = _where(record)
     for leg in legs:
         for name, value in _differences(record, leg):
             if math.isfinite(value) and (name not in floors or value > floors[name].value):
-                floors[name] = NoiseFloor(value=value, by=NOISE_LEGS[leg.leg])
+                floors[name] = NoiseFloor(value=value, by=NOISE_LEGS[leg.leg] + where)
     return floors
+
+
+def _where(record: RankRecord) -> str:
+    """With which attention on which device the noise was measured: another kernel rounds otherwise."""
+    facts = record.environment
+    return f"; {facts['attention']} on {facts['device']}" if {"attention", "device"} <= facts.keys() else ""
 
 
 def _differences(record: RankRecord, leg: LegSeen) -> Iterator[tuple[str, float]]:
