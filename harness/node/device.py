@@ -43,6 +43,7 @@ def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
     else:
         torch.cuda.set_device(found.index)
+        torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, and fp32 is held to bounds of fp32
     return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
 
 

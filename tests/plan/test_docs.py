@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from harness.plan.cluster import ClusterFile, ClusterProfile, ContainerSection
 from harness.plan.model_section import MODEL_ALIASES, ModelSection
 from harness.plan.projects import PROJECTS
+from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
@@ -111,6 +112,6 @@ def test_every_example_of_the_matrix_page_loads(root: Path) -> None:
 
 def test_the_rules_page_has_every_rule_with_its_source_in_order(root: Path) -> None:
     rows = rows_of((root / "docs" / "rules.md").read_text())
-    rules = (*RULES, world_size_rule(64), nodes_rule(ClusterProfile()), container_rule({}))
+    rules = (*RULES, world_size_rule(64), nodes_rule(ClusterProfile()), container_rule({}), te_version_rule({}))
     assert list(rows) == [rule.id for rule in rules]
     assert [row[2] for row in rows.values()] == [rule.source for rule in rules]

@@ -23,6 +23,7 @@ CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
         ({}, "tp2-pp4-cp1-sft"),
         ({"layout": Layout(tp=2, dp=2, vpp=3, ep=2)}, "tp2-pp1-cp1-dp2-ep2-vpp3-nosp-sft"),
         ({"micro_batch_size": 2, "dtype": "bf16", "attention": "reference"}, "tp2-pp4-cp1-sft-mbs2-bf16-reference"),
+        ({"attention": "te-fused", "device": "cuda"}, "tp2-pp4-cp1-sft-te-fused-cuda"),
         ({"options": PackingOptions(pad_seq_to_mult=8, pad_to_max_length=True)}, "tp2-pp4-cp1-sft-pad8-padmax"),
         (
             {"options": PackingOptions(pad_cu_seqlens=True, metadata=True, average_in_collective=True)},
@@ -57,6 +58,7 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "micro_batch_size": 2,
         "dtype": "bf16",
         "attention": "reference",
+        "device": "cuda",
         "stack": "main",
         "model": ModelConfig(rope_base=1),
         "train": TrainConfig(seed=5),

@@ -45,6 +45,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
         recorder.record.environment["memory_limit_bytes"] = str(limit_memory(neighbours))
     else:
         cpu_stand_ins.refuse()
+        recorder.record.environment["stand_ins"] = "none in this process, looked for before the first collective"
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
