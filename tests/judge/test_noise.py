@@ -59,7 +59,7 @@ def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
 
 
 def test_a_floor_says_with_which_attention_and_where_it_was_measured() -> None:
-    reference = next(iter(bf16_run().values()))
+    reference = next(iter(bf16_run(losses=1e-3).values()))
     [record] = reference.records.values()
     record.environment |= {"attention": "torch varlen_attn 2.15.0", "device": "NVIDIA H200"}
     said = {floor.by for floor in noise_floors(reference.records).values()}
