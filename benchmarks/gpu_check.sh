@@ -41,18 +41,24 @@ work=$(mktemp -d build/gpu-check.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 log=$out/log.txt
 deadline=$((SECONDS + minutes * 60 - 15)) # the summary comes last
+reserve=0                                   # s that the next part must leave
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
 unset PYTHONDONTWRITEBYTECODE # else every part compiles Megatron anew, for 8 s
 exec 3>&1
 
 say() { printf 'gpu_check: %s\n' "$*" | tee -a "$log" >&3; }
 
-# NAME EXIT-CODE SECONDS LIMIT WHY: what became of a part.
-note() { printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"; }
+summary() { "${python:-python3}" benchmarks/gpu_summary.py "$out" "$work"; }
+
+# NAME EXIT-CODE SECONDS LIMIT WHY: what became of a part. Summed up at once: whoever kills this leaves a summary.
+note() {
+  printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"
+  summary >/dev/null 2>&1
+}
 
 # NAME LIMIT COMMAND...: run a part within its limit (of nine minutes) and what is left of the whole. Its exit code.
 part() {
-  local name=$1 limit=$(($2 * minutes / 9)) begin=$SECONDS code=0 left=$((deadline - SECONDS)) why=
+  local name=$1 limit=$(($2 * minutes / 9)) begin=$SECONDS code=0 left=$((deadline - reserve - SECONDS)) why=
   shift 2
   ((limit > left)) && limit=$left
   if ((limit < 5)); then
@@ -85,11 +91,14 @@ cells() {
     sed 's/device: cuda/device: cpu/' "$file" >"$work/$name.yaml"
     file=$work/$name.yaml
   fi
+  reserve=30 # to judge what there is then
   part "$name" "$limit" "$python" -W ignore -m harness run "$file" --run-dir "$runs"
+  reserve=0
   for run in "$runs"/*/plan.json; do
     [[ -f $run ]] || return
     run=${run%/plan.json}
     [[ -f $run/report.json ]] || part "$name-judged" 60 "$python" -W ignore -m harness report "$run"
+    [[ -f $run/report.json ]] || continue
     cp "$run/report.json" "$out/$report.json"
     cp "$run/report.html" "$out/$report.html"
     "$python" -W ignore -m harness logs "$run" 2>/dev/null | tail -n 60 >>"$log"
@@ -97,7 +106,7 @@ cells() {
 }
 
 finish() {
-  "${python:-python3}" benchmarks/gpu_summary.py "$out" "$work" | tee -a "$log" >&3
+  summary | tee -a "$log" >&3
   exit "${PIPESTATUS[0]}"
 }
 
