@@ -1,0 +1,22 @@
+"""Metadata that the reference data path makes, as Transformer Engine reads them."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.node.data_paths.reference import TELLS_PADDING, _packed_seq_params
+
+
+def test_without_padding_both_offsets_are_one_tensor_and_nothing_is_said_of_padding() -> None:
+    params = _packed_seq_params(torch.tensor([[0, 3, 8], [0, 3, 8]]), None)
+    assert params.cu_seqlens_q_padded is params.cu_seqlens_q
+    assert params.cu_seqlens_kv_padded is params.cu_seqlens_kv
+    assert getattr(params, "pad_between_seqs", None) is None
+
+
+def test_padding_is_told_where_the_release_can_be_told() -> None:
+    params = _packed_seq_params(torch.tensor([[0, 3, 8], [0, 4, 10]]), None)
+    assert params.cu_seqlens_q.tolist() == [0, 3, 8]
+    assert params.cu_seqlens_q_padded.tolist() == [0, 4, 10]
+    assert (params.max_seqlen_q, type(params.max_seqlen_q)) == (6, int)
+    assert getattr(params, "pad_between_seqs", None) is (True if TELLS_PADDING else None)
