@@ -87,8 +87,8 @@ cells() {
     skip "$name" "there is no $file"
     return
   fi
-  if [[ -n $on_cpu ]]; then # what needs a GPU is rejected by the rules then
-    sed 's/device: cuda/device: cpu/' "$file" >"$work/$name.yaml"
+  if [[ -n $on_cpu ]]; then # what needs a GPU is rejected by the rules then, and the rest is made small
+    sed 's/device: cuda/device: cpu/; s/seq_length: [0-9]*/seq_length: 128/' "$file" >"$work/$name.yaml"
     file=$work/$name.yaml
   fi
   reserve=30 # to judge what there is then
