@@ -148,6 +148,6 @@ fi
 if [[ -n $on_cpu && -z $throughput ]]; then
   skip throughput "no CUDA device, and the suite is far too large without one; --throughput names another"
 else
-  cells throughput 270 "${throughput:-matrices/throughput_gpu.yaml}" throughput
+  cells throughput 330 "${throughput:-matrices/throughput_gpu.yaml}" throughput
 fi
 finish
