@@ -15,17 +15,19 @@ from harness.words.outcomes import Finding, Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 section 2.2, Char
 _MESSAGE_LENGTH = 500
+_FACTS = ("harness", "harness_commit", "host")  # of the provenance
 
 
 def render_junit(report: Report) -> str:
     suites = Element("testsuites")
     suite = SubElement(suites, "testsuite", name=legal(report.matrix))
+    _describe(suite, report)
     for cell in report.cells:
         _cell(suite, report, cell)
     for rejected in report.rejected:
         _rejected(suite, report, rejected)
     counts = {
-        "tests": len(suite),
+        "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("testcase/failure")),
         "errors": len(suite.findall("testcase/error")),
         "skipped": len(suite.findall("testcase/skipped")),
@@ -36,6 +38,18 @@ def render_junit(report: Report) -> str:
         element.set("time", f"{report.timing.get('wall_s', 0.0):.3f}")
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _describe(suite: Element, report: Report) -> None:
+    """When the run was, and which: what CI systems keep beside the counts."""
+    started = report.provenance.get("started")
+    if started:
+        suite.set("timestamp", legal(str(started)))
+    facts = {"run_id": report.run_id, "verdict": report.verdict}
+    facts |= {name: str(report.provenance[name]) for name in _FACTS if name in report.provenance}
+    properties = SubElement(suite, "properties")
+    for name, value in facts.items():
+        SubElement(properties, "property", name=name, value=legal(value))
 
 
 def legal(text: str) -> str:
@@ -61,14 +75,19 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
         problem.set("type", legal((lead.fault_class if lead else "infrastructure") or "unclassified"))
         problem.text = legal(_details(cell))
     elif cell.outcome is Outcome.XFAIL:
-        SubElement(case, "skipped", message=_message(f"expected failure: {cell.reason}"))
+        _skipped(case, f"expected failure: {cell.reason}")
     elif cell.outcome is not Outcome.PASS:
         SubElement(case, "system-out").text = legal(f"{cell.outcome.value}: {cell.reason}")
 
 
 def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
     case = _testcase(suite, report, rejected, 0.0)
-    SubElement(case, "skipped", message=_message(f"rejected by {rejected.rule}: {rejected.reason}"))
+    _skipped(case, f"rejected by {rejected.rule}: {rejected.reason}")
+
+
+def _skipped(case: Element, reason: str) -> None:
+    """With the reason as message, which Jenkins shows, and as text, which GitLab shows."""
+    SubElement(case, "skipped", message=_message(reason)).text = legal(reason)
 
 
 def _message(text: str) -> str:

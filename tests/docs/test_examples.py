@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +16,11 @@ from cronsim import CronSim
 from ruamel.yaml import YAML
 
 from tests.docs.crontabs import read_crontab
+from tests.docs.projects import BIN, settings, small_project
 
-BIN = Path(sys.executable).parent
 GITHUB = ["--builtin-schema", "vendor.github-workflows"]
 GITLAB = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
 OPTIONS = {"job-name", "partition", "time", "cpus-per-task", "mem", "output", "open-mode"}  # of sbatch
-TINY = "name: nightly\nmodel: {layers: 1}\ntrain: {steps: 1}\nmatrix: {packing: reference}\nchecks: {canaries: none}\n"
 
 
 @pytest.fixture(scope="module")
@@ -120,23 +117,16 @@ def test_what_cron_would_misread_is_found(line: str, slurm: bool, said: str) -> 
     assert said in wrong
 
 
-def night(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the script of a small copy of the project, whose matrix has one cell beside its reference."""
-    env = {**os.environ, "RUN_DIR": str(home / "runs"), "HOME": str(home), "SLURM_JOB_ID": "7", **settings}
-    script = home / "harness" / "docs" / "examples" / "nightly.sh"
-    return subprocess.run([script, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def night(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of a small copy of the project."""
+    command = [home / "harness" / "docs" / "examples" / "nightly.sh", *arguments]
+    env = settings(home, **more)
+    return subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture
-def home(tmp_path: Path, examples: Path) -> Path:
-    project = tmp_path / "harness"
-    (project / "matrices").mkdir(parents=True)
-    (project / "matrices" / "nightly.yaml").write_text(TINY)
-    (project / "docs" / "examples").mkdir(parents=True)
-    shutil.copy(examples / "nightly.sh", project / "docs" / "examples")
-    (project / ".venv").mkdir()
-    (project / ".venv" / "bin").symlink_to(BIN)
-    (tmp_path / "runs").mkdir()
+def home(tmp_path: Path, root: Path) -> Path:
+    small_project(tmp_path, root)
     return tmp_path
 
 
