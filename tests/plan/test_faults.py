@@ -36,7 +36,7 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 
 
 def test_every_check_is_demanded_by_a_fault() -> None:
-    # `slower_than_history` needs runs before it: tests/app/test_run.py holds it to histories that were faster.
+    # `slower_than_history` needs earlier runs, which no fault has: tests/app/test_baselines.py makes them.
     of_histories = {"slower_than_history"}
     assert {check for spec in FAULTS for check in spec.checks} | of_histories == {check.name for check in CHECKS}
 

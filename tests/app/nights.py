@@ -1,0 +1,64 @@
+"""Many nights of one small matrix in one process: each is planned, trained, judged and recorded as `harness run` does.
+
+    python -m tests.app.nights MATRIX FAULT...       a night for each FAULT; "clean" is a night without one
+
+torch and Megatron are loaded once, and every night forks an agent from here, so that a night takes a second instead
+of five. Run directories and history lie in `reports` beside the matrix. A fault is written into what the ranks read
+alone: plan, judge and history know nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from harness.app import stages
+from harness.app.ending import Finish, judge_and_report
+from harness.edge.local_launcher import write_order
+from harness.edge.run_dir import RunDir, write_json
+from harness.node import agent
+from harness.words.jsonable import loads
+from harness.words.run_plan import RunPlan
+
+CLEAN = "clean"
+
+
+def night(matrix: Path, fault: str) -> int:
+    """The exit code of the verdict."""
+    planned = stages.plan_run(stages.Request(matrix=matrix))
+    run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
+    stages.write_plan(run, planned.plan, planned.matrix)
+    if fault != CLEAN:
+        for cell in planned.plan.expansion.cells:
+            file = run.attempt(cell.id).config
+            write_json(file, {**loads(file.read_text()), "fault": fault})
+    _train(run, planned.plan)
+    return judge_and_report(run, planned.plan, Finish())
+
+
+def _train(run: RunDir, plan: RunPlan) -> None:
+    for allocation in plan.allocations:
+        write_order(run, allocation, attempt=1, parallel_ranks=1)
+        child = os.fork()
+        if child == 0:
+            os._exit(agent_of(run, allocation.name))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, run.root
+
+
+def agent_of(run: RunDir, allocation: str) -> int:
+    sys.argv = ["harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getppid())]
+    return agent.main()
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    agent.load()
+    matrix, *faults = sys.argv[1:]
+    for fault in faults:
+        print(f"{fault}: exit code {night(Path(matrix), fault)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
