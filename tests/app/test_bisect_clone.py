@@ -23,6 +23,14 @@ train: {steps: 2}
 documents: {mode: file, lengths: [16, 8, 24, 4, 12, 32, 20, 28]}
 matrix: {tp: 2, pp: 4, packing: sft}
 """
+# Two rows in a micro-batch, so that each counts half in the auxiliary loss.
+ROWS = """\
+name: rows
+model: {layers: 2, moe: {aux_loss: seq_aux_loss}}
+train: {steps: 2, global_batch: 8, seq_length: 64}
+documents: {mode: file, lengths: [16, 8, 24, 4, 12, 32, 20, 28]}
+matrix: {packing: unpacked, micro_batch_size: 2}
+"""
 
 
 def bisect(folder: Path, matrix: Path, *options: str) -> Bisection:
@@ -58,3 +66,19 @@ def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_
     leading = found.findings[0]
     assert (leading.check, "gradients of aux_loss in layer 1" in leading.message) == ("aux_loss", True)
     assert "the ratio is x 1/cp" in leading.message
+
+
+def test_the_commit_that_broke_the_scale_of_the_auxiliary_loss_is_found(tmp_path: Path) -> None:
+    """It counts padding out, and on the way takes the tokens of one row for those of all; releases 0.16 to 0.18 have it.
+
+    Its first attempt had been reverted four days before, and e3fe5508c9 mended it half a year later.
+    """
+    matrix = write_matrix(tmp_path, ROWS)
+    found = bisect(tmp_path, matrix, "--good", "71c49b56da~12", "--bad", "50132f2531")
+    assert found.found is not None
+    assert found.found.name.startswith("71c49b56da")
+    assert [parent.state for parent in found.found.parents] == ["good"]
+    leading = found.findings[0]
+    assert (leading.check, "gradients of seq_aux_loss in layer 1" in leading.message) == ("aux_loss", True)
+    assert "the ratio is 0.5" in leading.message
+    assert len(found.points) - len(found.skipped) <= 5 + 2  # 18 commits, and both ends
