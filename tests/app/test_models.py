@@ -86,6 +86,11 @@ def faults(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, An
             "tp1-pp1-cp1-reference-mbs2-padmax-moe4x2-seq_aux_loss-core0192",
             None,
         ),
+        (
+            "tp1-pp1-cp1-unpacked-mbs2-moe4x2-seq_aux_loss-core0182",
+            "tp1-pp1-cp1-unpacked-mbs2-moe4x2-seq_aux_loss-core0192",
+            None,
+        ),
     ],
 )
 def test_a_bad_release_fails_in_the_router_and_its_mended_one_passes(
