@@ -69,7 +69,7 @@ def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_
 
 
 def test_the_commit_that_broke_the_scale_of_the_auxiliary_loss_is_found(tmp_path: Path) -> None:
-    """It counts padding out, and on the way takes the tokens of one row for those of all; releases 0.16 to 0.18 have it.
+    """It counts padding out, and on the way takes the tokens of one row for those of all: in releases 0.16 to 0.18.
 
     Its first attempt had been reverted four days before, and e3fe5508c9 mended it half a year later.
     """
