@@ -12,6 +12,7 @@ from pathlib import Path
 # What a rank's process may import, and what therefore runs inside somebody else's container on Python 3.10.
 NODE_SIDE = ("harness/words/", "harness/node/", "harness/edge/run_dir.py")
 NODE_PACKAGES = {
+    "pynvml",
     "torch",
     "numpy",
     "megatron",

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.judge.report_model import (
     FailureView,
+    LoadRate,
     LossCurve,
     RankView,
     Report,
@@ -19,6 +20,7 @@ from harness.words.cell import CellConfig, cell_id
 from harness.words.documents import adversarial_mix
 from harness.words.layout import Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity
+from harness.words.timing import GpuState
 from harness.words.tolerances import Bound, NoiseFloor
 
 STEPS = 4
@@ -124,7 +126,32 @@ def _throughput(spec: _Spec, name: str) -> Throughput:
         step_p95_s=0.047,
         step_busy_s=0.029,
         peak_memory_bytes=412 * 2**20,
+        peak_reserved_bytes=640 * 2**20,
+        memory_limit_bytes=139 * 2**30,
+        mfu=rate * efficiency * 1.5e6 / 1e12 / 989.5,
+        peak_tflops=989.5,
+        peak_origin="H200 data sheet, SXM",
+        warmup_rounds=3,
+        gpu_states=[_STATE] if spec.path == "sft" else [],
+        loads=[_load("packed", 0.021), _load("full", 0.024), _load("step", 0.009)] if spec.path == "sft" else [],
     )
+
+
+_STATE = GpuState(
+    when="before",
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    power_w=412.0,
+    power_limit_w=700.0,
+    temperature_c=45,
+    slowed_by=["software power cap"],
+)
+
+
+def _load(name: str, seconds: float) -> LoadRate:
+    documents = 256 if name == "step" else 0
+    rates = {"real_tokens_per_s": 350 / seconds, "slots_per_s": 400 / seconds, "tflops_per_s": 4.2e6 / seconds / 1e12}
+    return LoadRate(load=name, documents=documents, seconds=seconds, mfu=0.413, **rates)
 
 
 def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:

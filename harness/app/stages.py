@@ -82,6 +82,7 @@ def plan_run(request: Request) -> Planned:
         plan,
         tolerances=matrix.tolerances,
         history=matrix.history,
+        peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
         cluster=request.cluster,
         max_attempts=matrix.launch.max_attempts,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grids, rank_picture
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.summaries import canary_counts
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
@@ -84,6 +85,10 @@ def render_html(report: Report) -> str:
             pictures=pictures,
             undrawn=undrawn,
             timed=[(cell, ratio) for cell in report.cells for ratio in cell.throughput.ratios],
+            loads=[(cell, load) for cell in report.cells for load in cell.throughput.loads],
+            with_mfu=any(cell.throughput.mfu is not None for cell in report.cells),
+            peaks=peak_texts(report),
+            gpus=gpu_texts(report),
             canaries=canary_counts(report),
             fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
             detailed={detail.cell.id for detail in details},
@@ -108,6 +113,7 @@ def _environment() -> Environment:
         show=show,
         seconds=_seconds,
         rate=_rate,
+        share=share_text,
         tail=_tail,
     )
     environment.globals.update(

@@ -72,6 +72,7 @@ class CellEvidence:
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
     before: Baseline | None = None  # times of earlier runs; None: not asked for
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
 
     @property
     def layout(self) -> Layout:
@@ -211,8 +212,13 @@ class CellEvidence:
 
     @cached_property
     def first_step_whole(self) -> bool:
-        """Whether every rank finished step 0, so that what it recorded of gradients and activations is all there."""
+        """Whether every rank finished step 0, so that what it recorded of it is all there."""
         return sum(1 for _ in self.step_records(0)) == self.layout.world_size
+
+    @property
+    def fingerprinted(self) -> bool:
+        """Whether gradients and activations of step 0 are all there."""
+        return self.cell.config.fingerprints and self.first_step_whole
 
     @cached_property
     def document_losses(self) -> dict[int, dict[int, DocumentLoss]]:
@@ -294,5 +300,6 @@ def _evidence(
         later=tolerances_for(cell.config.dtype, plan.tolerances),
         noise=own,
         stack=plan.stacks.get(cell.config.stack),
+        peak_tflops=plan.peak_tflops,
         **vars(found),
     )

@@ -55,8 +55,9 @@ GPU_MEMORY = Pattern(
     role=ROOT,
     retry=NEVER,
     advice="Make the cell smaller (layers, sequence length, micro-batch) or split it over more ranks.",
-    exception=r"CUDA out of memory|CUDA error: out of memory|^(torch\.(cuda\.)?)?OutOfMemoryError:",
-    log=r"CUDA out of memory|CUDA error: out of memory",
+    exception=r"CUDA out of memory|CUDA error: out of memory|^(torch\.(cuda\.)?)?OutOfMemoryError:|"
+    r"CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
+    log=r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
 )
 HOST_MEMORY = Pattern(
     name="host-out-of-memory",

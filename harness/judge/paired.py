@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEVEL = 0.01  # one-sided: the chance that an end of the interval lies beyond the true median
 
@@ -23,6 +23,11 @@ class PairedRatio:
     low: float
     high: float
     rounds: int
+
+    def times(self, factor: float) -> PairedRatio:
+        """The same of times that are each divided by their own amount of work."""
+        low, high = self.low * factor, self.high * factor
+        return replace(self, median=self.median * factor, low=low, high=high)
 
     def above(self, bound: float) -> bool:
         """Beyond the bound in size and significantly so: the whole interval lies above it."""

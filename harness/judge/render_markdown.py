@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.judge.report_model import Report, ReportCell
+from harness.judge.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.summaries import canary_counts
 from harness.words.outcomes import Outcome, Severity
 
@@ -158,8 +159,8 @@ def _times(report: Report) -> Iterator[str]:
         return
     yield from ("",) if report.rejected else ()
     yield from ("## Throughput", "", "Medians per rank. Judged are the ratios below, if any.", "")
-    yield "| cell | real tokens/s | slots/s | real / slots | TFLOP/s | step p50 | step p95 | peak memory |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| cell | real tokens/s | slots/s | real / slots | TFLOP/s | MFU | step p50 | step p95 | peak memory |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for cell in cells:
         speed = cell.throughput
         numbers = (
@@ -167,11 +168,24 @@ def _times(report: Report) -> Iterator[str]:
             _number(speed.slots_per_s),
             _number(speed.efficiency),
             _number(speed.tflops_per_s),
+            share_text(speed.mfu),
             _number(speed.step_p50_s, " ms", 1000),
             _number(speed.step_p95_s, " ms", 1000),
             _number(speed.peak_memory_bytes, " MiB", 2**-20),
         )
         yield f"| {text(cell.id)} | {' | '.join(numbers)} |"
+    peaks = peak_texts(report)
+    yield from ("", *(text(line) for line in peaks)) if peaks else ()
+    loads = [(cell, load) for cell in cells for load in cell.throughput.loads]
+    if loads:
+        yield from ("", "| cell | pass of the timing leg | median | real tokens/s | slots/s | TFLOP/s | MFU |")
+        yield "|---|---|---|---|---|---|---|"
+    for cell, load in loads:
+        name = f"{load.load}, {load.documents} documents" if load.documents else load.load
+        rates = (load.real_tokens_per_s, load.slots_per_s, load.tflops_per_s)
+        shown = [_number(load.seconds, " ms", 1000), *map(_number, rates), share_text(load.mfu)]
+        yield f"| {text(cell.id)} | {name} | {' | '.join(shown)} |"
+    yield from ("", *(f"- {text(line)}" for line in gpu_texts(report))) if gpu_texts(report) else ()
     ratios = [(cell, ratio) for cell in cells for ratio in cell.throughput.ratios]
     yield from ("",) if ratios else ()
     for cell, ratio in ratios:

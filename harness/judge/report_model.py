@@ -9,6 +9,7 @@ from harness.words.layout import Coordinates, Layout
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
 from harness.words.records import SCHEMA_VERSION
 from harness.words.run_plan import Selection
+from harness.words.timing import GpuState
 from harness.words.tolerances import Bound, NoiseFloor
 
 
@@ -45,6 +46,19 @@ class TimedRatio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadRate:
+    """One load of the timing leg that is a pass of the model, forward and backward. Rates are per rank."""
+
+    load: str  # packed | unpacked | full | step | turn
+    documents: int  # per pack, of `step`; else 0
+    seconds: float  # median of the rounds
+    real_tokens_per_s: float
+    slots_per_s: float
+    tflops_per_s: float
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Medians over the timed steps. Rates are per rank (GPU or CPU process), times in seconds."""
 
@@ -52,10 +66,18 @@ class Throughput:
     slots_per_s: float | None = None
     efficiency: float | None = None  # real tokens / slots
     tflops_per_s: float | None = None  # 1e12 operations on real tokens per second, forward and backward
+    mfu: float | None = None  # tflops_per_s over peak_tflops
+    peak_tflops: float | None = None  # of the device for the cell's dtype, without sparsity
+    peak_origin: str = ""  # where peak_tflops is from, or why it is not known
     step_p50_s: float | None = None
     step_p95_s: float | None = None
     step_busy_s: float | None = None  # as step_p50_s, on a CPU without waiting: what runs of other days compare with
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of the rank with most: allocated on a GPU, resident on a CPU
+    peak_reserved_bytes: int | None = None  # likewise, what torch's allocator held of a GPU
+    memory_limit_bytes: int | None = None  # of a rank: its GPU's memory, or its share of the machine's
+    warmup_rounds: int = 0  # of the timing leg
+    gpu_states: list[GpuState] = field(default_factory=list)  # of rank 0's GPU, beside the timing leg
+    loads: list[LoadRate] = field(default_factory=list)  # of the timing leg
     ratios: list[TimedRatio] = field(default_factory=list)  # of the timing leg
     step_times_s: list[float] = field(default_factory=list)  # of the steps after the first; wall clock
     rounds_s: dict[str, list[float]] = field(default_factory=dict)  # of the timing leg, by load

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 from harness.judge.evidence import CellEvidence
-from harness.judge.paired import paired_ratio
-from harness.judge.report_model import Throughput, TimedRatio
-from harness.judge.timings import Load, against_history, busy_step, documents_of, ratio_of, times_of, turns_of
+from harness.judge.out_of_memory import memory_limit
+from harness.judge.paired import PairedRatio, paired_ratio
+from harness.judge.report_model import LoadRate, Throughput, TimedRatio
+from harness.judge.timings import Load, Times, against_history, busy_step, documents_of, ratio_of, times_of, turns_of
 from harness.words.flops import train_flops
+from harness.words.peak_flops import PeakFound, mfu, peak_of
+from harness.words.timed_loads import load_config, work_of
 from harness.words.tolerances import Bound
+
+FULL_ROWS = "packed per real token over full rows per slot"
+FULL_BOUND = Bound(value=1 / 0.9, unit="factor", origin="nine tenths of the tokens per second of full rows; not judged")
+FUSION_BOUND = Bound(value=1.1, unit="factor", origin="shown, not judged")
 
 
 def throughput(evidence: CellEvidence) -> Throughput:
@@ -31,25 +39,75 @@ def throughput(evidence: CellEvidence) -> Throughput:
         slots.append(sum(item.slots for item in heads))
         config = evidence.cell.config
         flops.append(train_flops(config.model, (document.length for document in config.documents_of(step))))
-    peak = max((record.peak_memory_bytes for record in evidence.records.values()), default=0) or None
-    ratios = timed_ratios(evidence)
-    rounds = rounds_of(evidence)
+    whole = _of_the_cell(evidence)
     if not times:
-        return Throughput(peak_memory_bytes=peak, ratios=ratios, rounds_s=rounds)
+        return whole
     world = evidence.layout.world_size
-    return Throughput(
+    tflops = statistics.median(count / time / world / 1e12 for count, time in zip(flops, times))
+    return replace(
+        whole,
         real_tokens_per_s=statistics.median(count / time / world for count, time in zip(real, times)),
         slots_per_s=statistics.median(count / time / world for count, time in zip(slots, times)),
         efficiency=sum(real) / sum(slots) if sum(slots) else None,
-        tflops_per_s=statistics.median(count / time / world / 1e12 for count, time in zip(flops, times)),
+        tflops_per_s=tflops,
+        mfu=mfu(tflops, peak_for(evidence)),
         step_p50_s=statistics.median(times),
         step_p95_s=_percentile(times, 0.95),
         step_busy_s=busy_step(evidence),
-        peak_memory_bytes=peak,
-        ratios=ratios,
         step_times_s=times,
-        rounds_s=rounds,
     )
+
+
+def _of_the_cell(evidence: CellEvidence) -> Throughput:
+    """What does not need a timed step: memory, the device and its peak, and the timing leg."""
+    records = list(evidence.records.values())
+    peak = peak_for(evidence)
+    first = evidence.records.get(0)
+    return Throughput(
+        peak_tflops=peak.tflops,
+        peak_origin=peak.origin,
+        peak_memory_bytes=max((record.peak_memory_bytes for record in records), default=0) or None,
+        peak_reserved_bytes=max((record.peak_reserved_bytes or 0 for record in records), default=0) or None,
+        memory_limit_bytes=memory_limit(records),
+        warmup_rounds=max((record.warmup_rounds for record in records), default=0),
+        gpu_states=first.gpu_states if first else [],
+        loads=load_rates(evidence),
+        ratios=timed_ratios(evidence),
+        rounds_s=rounds_of(evidence),
+    )
+
+
+def peak_for(evidence: CellEvidence) -> PeakFound:
+    """The peak of the ranks' devices for the cell's dtype; none where they are not all alike."""
+    devices = sorted({record.environment.get("device", "") for record in evidence.records.values()})
+    if len(devices) > 1:
+        return PeakFound(tflops=None, origin=f"ranks ran on different devices: {', '.join(devices)}")
+    return peak_of(devices[0] if devices else "", evidence.cell.config.dtype, evidence.peak_tflops)
+
+
+def load_rates(evidence: CellEvidence) -> list[LoadRate]:
+    """Rates of the loads of the timing leg that are passes of the model, from the medians of their rounds."""
+    config, world, peak = evidence.cell.config, evidence.layout.world_size, peak_for(evidence)
+    found = []
+    for (load, documents), rounds in times_of(evidence).items():
+        ran = load_config(config, load, documents)
+        seconds = statistics.median(rounds.values())
+        if ran is None or seconds <= 0:
+            continue
+        work = work_of(ran)
+        tflops = work.flops / seconds / world / 1e12
+        found.append(
+            LoadRate(
+                load=load,
+                documents=documents,
+                seconds=seconds,
+                real_tokens_per_s=work.real_tokens / seconds / world,
+                slots_per_s=work.slots / seconds / world,
+                tflops_per_s=tflops,
+                mfu=mfu(tflops, peak),
+            )
+        )
+    return found
 
 
 def rounds_of(evidence: CellEvidence) -> dict[str, list[float]]:
@@ -78,26 +136,46 @@ def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
         if len(documents) > 1:
             most, least = documents[-1], documents[0]
             pairs.append((f"{title}, {most} documents over {least}", (part, most), (part, least), bound))
+    pairs += _fused(evidence, documents_of(times, "rotary_other"))
     pairs.append(("packed over unpacked", ("packed", 0), ("unpacked", 0), tolerances.packed_slower))
     compared = [(what, ratio_of(times, load, base), bound) for what, load, base, bound in pairs]
+    compared.append((FULL_ROWS, _over_full_rows(evidence, times), FULL_BOUND))
     if evidence.base is not None:
         what = f"over stack {evidence.base.cell.config.stack}, in turns"
         compared.append((what, paired_ratio(*turns_of(evidence)), tolerances.slower_than))
-    found = _over_history(evidence)
-    for what, ratio, bound in compared:
-        if ratio is not None:
-            found.append(
-                TimedRatio(
-                    what=what,
-                    median=ratio.median,
-                    low=ratio.low,
-                    high=ratio.high,
-                    rounds=ratio.rounds,
-                    bound=bound,
-                    verdict=ratio.verdict(bound.value),
-                )
-            )
-    return found
+    shown = [_shown(what, ratio, bound) for what, ratio, bound in compared if ratio is not None]
+    return [*_over_history(evidence), *shown]
+
+
+def _shown(what: str, ratio: PairedRatio, bound: Bound) -> TimedRatio:
+    return TimedRatio(
+        what=what,
+        median=ratio.median,
+        low=ratio.low,
+        high=ratio.high,
+        rounds=ratio.rounds,
+        bound=bound,
+        verdict=ratio.verdict(bound.value),
+    )
+
+
+def _fused(evidence: CellEvidence, documents: list[int]) -> list[tuple[str, Load, Load, Bound]]:
+    """The rotary function unfused over fused, with fewest and with most documents."""
+    own, other = "rotary", "rotary_other"
+    unfused, fused = (other, own) if evidence.cell.config.model.rope_fusion else (own, other)
+    return [
+        (f"rotary function, unfused over fused, {count} documents", (unfused, count), (fused, count), FUSION_BOUND)
+        for count in dict.fromkeys([*documents[:1], *documents[-1:]])
+    ]
+
+
+def _over_full_rows(evidence: CellEvidence, times: Times) -> PairedRatio | None:
+    """Time for a real token of packed rows over time for a slot of full rows."""
+    ratio, config = ratio_of(times, ("packed", 0), ("full", 0)), evidence.cell.config
+    full = load_config(config, "full", 0) if ratio else None
+    if ratio is None or full is None:
+        return None
+    return ratio.times(work_of(full).slots / work_of(config).real_tokens)
 
 
 def _over_history(evidence: CellEvidence) -> list[TimedRatio]:

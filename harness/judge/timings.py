@@ -11,12 +11,13 @@ from harness.judge.paired import PairedRatio, paired_ratio
 from harness.words.outcomes import Finding, Lane, Severity
 
 Load = tuple[str, int]  # name, documents per pack
+Times = dict[Load, dict[int, float]]  # load -> round -> seconds
 TURN: Load = ("turn", 0)
 
 
-def times_of(evidence: CellEvidence) -> dict[Load, dict[int, float]]:
+def times_of(evidence: CellEvidence) -> Times:
     """Load -> round -> seconds: a round takes as long as its slowest rank. Loads in ascending order of documents."""
-    times: dict[Load, dict[int, float]] = {}
+    times: Times = {}
     for record in evidence.records.values():
         for seen in record.timings:
             rounds = times.setdefault((seen.load, seen.documents), {})
@@ -24,7 +25,7 @@ def times_of(evidence: CellEvidence) -> dict[Load, dict[int, float]]:
     return dict(sorted(times.items()))
 
 
-def ratio_of(times: dict[Load, dict[int, float]], load: Load, base: Load) -> PairedRatio | None:
+def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
     """Of the rounds that both have."""
     over, under = times.get(load, {}), times.get(base, {})
     rounds = sorted(over.keys() & under.keys())

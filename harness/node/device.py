@@ -80,8 +80,18 @@ def processor() -> str:
     return f"{found.group(1) if found else platform.machine()} x {os.cpu_count()}"
 
 
+def memory_bytes(device: Device) -> int:
+    """All memory of a rank's GPU."""
+    return int(torch.cuda.get_device_properties(device.torch_device).total_memory)
+
+
 def peak_memory_bytes(device: Device) -> int:
     """Peak of allocated GPU memory, or of this process's resident memory on the CPU."""
     if device.kind == "cuda":
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(device.torch_device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_reserved_bytes(device: Device) -> int | None:
+    """Peak of what torch's allocator held of the GPU, allocated or not; None on the CPU."""
+    return torch.cuda.max_memory_reserved(device.torch_device) if device.kind == "cuda" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.node.data_paths.table import DATA_PATHS
 from harness.node.device import gpus
-from harness.node.probe import attention_kinds, model_parts
+from harness.node.probe import attention_kinds, kernels, model_parts
 from harness.words.cell import CellConfig
 from harness.words.devices import place, unplaced
 from harness.words.outcomes import Rejection
@@ -21,4 +21,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | None:
     there = gpus()
     if refused := unplaced(config, there, ranks_here):
         return refused
-    return attention_kinds.lacking(config, place(config.device, there, 0, ranks_here))
+    found = place(config.device, there, 0, ranks_here)
+    if reason := kernels.lacking(config, found.kind):
+        return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
+    return attention_kinds.lacking(config, found)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from harness.plan.problems import KeyPath, Problems
 from harness.plan.section import SECRET_WORDS, Count, Section, is_secret_name
 from harness.plan.sections import Name
+from harness.plan.throughput_section import PeakTflops
 
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _SECRET_NAME = rf"[A-Za-z0-9_]*(?:{'|'.join(SECRET_WORDS)})[A-Za-z0-9_]*"
@@ -107,6 +108,9 @@ class ClusterFile(Section):
     mem: Memory | None = Field(default=None, description="sbatch --mem; 0: all memory of a node.")
     cpus_per_task: Count | None = Field(default=None, description="Cores of a node for its ranks together.")
     time: Count = Field(default=60, description="Most minutes that one job may take.")
+    peak_tflops: PeakTflops = Field(
+        default_factory=dict, description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
+    )
     signal: Signal | None = Field(default=None, description="sbatch --signal.")
     requeue: bool = Field(default=False, description="Slurm may start a job again by itself.")
     container: dict[str, Any] | None = Field(default=None, description="The container that agents run in.")
@@ -150,6 +154,7 @@ class ClusterProfile:
     mem: str | None = None
     cpus_per_task: int | None = None
     time: int = 60
+    peak_tflops: dict[str, float] = field(default_factory=dict)
     signal: str | None = None
     requeue: bool = False
     container: Container | None = None

@@ -77,11 +77,13 @@ class Matrix:
     launch: Launch
     tolerances: ToleranceOverrides
     canaries: tuple[str, ...]
+    fingerprints: bool
     timing: TimingConfig
     base: str  # the stack that cells of the other are timed against, in turns; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     history: HistoryAsked | None = None  # earlier runs to compare times with
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where it is stated
     covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
@@ -140,9 +142,11 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
     return {
         "tolerances": ToleranceOverrides(numerics=overrides_of(checks.numerics), throughput=throughput.bounds()),
         "canaries": tuple(checks.canaries),
+        "fingerprints": checks.fingerprints,
         "timing": throughput.timing(),
         "base": throughput.base(),
         "history": throughput.asked_history(),
+        "peak_tflops": throughput.peak_tflops,
     }
 
 
@@ -276,6 +280,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
     result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
     result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
+    result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}
     result["checks"]["throughput"] = _resolved_throughput(matrix)
     result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
     return result
@@ -284,10 +289,14 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
 def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
     bounds, timing = matrix.tolerances.throughput, matrix.timing
     result: dict[str, Any] = {"rounds": timing.rounds}
+    result |= {"warmup": timing.warmup} if timing.warmup else {}
+    result |= {"full_rows": True} if timing.full_rows else {}
+    result |= {"peak_tflops": dict(matrix.peak_tflops)} if matrix.peak_tflops else {}
     if "segment_slope" in bounds:
         names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
         result["segment_slope"] = {key: bounds[name] for key, name in names.items()}
         result["segment_slope"]["documents"] = list(timing.documents)
+        result["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
     if matrix.base:
         result["slower_than"] = {"stack": matrix.base, "bound": bounds["slower_than"]}
     if "packed_slower" in bounds:

@@ -77,6 +77,12 @@ class ModelSection(Section):
     vocab: Annotated[int, Field(ge=8)] = Field(default=_MODEL.vocab, description="Vocabulary size.")
     rope_base: Count = Field(default=_MODEL.rope_base, description="Base of the rotary positions.")
     tied: bool = Field(default=_MODEL.tied, description="Embedding and output layer share their weights.")
+    rope_fusion: bool = Field(
+        default=_MODEL.rope_fusion, description="Rotary positions by Transformer Engine's fused kernels (GPU)."
+    )
+    cuda_graphs: bool = Field(
+        default=_MODEL.cuda_graphs, description="Layers run as CUDA graphs; every cell is rejected, with the reason."
+    )
     moe: MoeSection | None = Field(default=None, description="Experts; absent: dense feed-forward blocks.")
     mtp: MtpSection | None = Field(default=None, description="Multi-token prediction; absent: none.")
     mla: MlaSection | None = Field(default=None, description="Multi-latent attention; absent: heads and kv_heads.")
@@ -91,6 +97,7 @@ MODEL_ALIASES = {
     "vocab_size": "vocab",
     "padded_vocab_size": "vocab",
     "rotary_base": "rope_base",
+    "apply_rope_fusion": "rope_fusion",
     "share_embeddings_and_output_weights": "tied",
 }
 MOE_ALIASES = {

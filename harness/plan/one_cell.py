@@ -40,6 +40,7 @@ def one_cell(
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
     written["launch"] = {"deadline_s": config.deadline_s}
     written["checks"] = {"canaries": list(config.canaries)}
+    written["checks"] |= {} if config.fingerprints else {"fingerprints": False}
     written["checks"] |= {"numerics": as_written(bounds.numerics)} if bounds.numerics else {}
     written["checks"] |= {"throughput": _throughput(config, bounds)} if config.timing != NOT_TIMED else {}
     return written
@@ -77,10 +78,13 @@ def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any
     """What is timed in the cell alone: nothing is left of taking turns with another stack."""
     timing, values = config.timing, bounds.throughput
     found: dict[str, Any] = {"rounds": timing.rounds}
+    found |= {"warmup": timing.warmup} if timing.warmup else {}
+    found |= {"full_rows": True} if timing.full_rows else {}
     if timing.documents:
         slopes = {"bound": values.get("segment_slope"), "rotary_bound": values.get("rotary_slope")}
         found["segment_slope"] = {key: value for key, value in slopes.items() if value is not None}
         found["segment_slope"]["documents"] = list(timing.documents)
+        found["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
     if timing.unpacked:
         bound = values.get("packed_slower")
         found["packed_slower"] = True if bound is None else {"bound": bound}

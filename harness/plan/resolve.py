@@ -91,6 +91,7 @@ class Resolver:
             variant=variant,
             deadline_s=self.matrix.launch.deadline_s,
             canaries=self.matrix.canaries,
+            fingerprints=self.matrix.fingerprints,
             timing=self._timing(values),
         )
 
@@ -126,7 +127,7 @@ class Resolver:
         """What the matrix asks for; rows of one document can only take turns."""
         timing = self.matrix.timing if values["timed"] else NOT_TIMED
         alone = timing != NOT_TIMED and values["packing"] in UNPACKED
-        return dataclasses.replace(timing, documents=(), unpacked=False) if alone else timing
+        return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
         key = tuple([values[name] for name in _LAYOUT])
@@ -183,6 +184,7 @@ def reference_config(config: CellConfig) -> CellConfig:
 def _control(config: CellConfig) -> CellConfig:
     control = dataclasses.replace(
         config,
+        model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False),
         layout=Layout(),
         data_path="unpacked",
         forbidden="",
@@ -212,7 +214,7 @@ def _control(config: CellConfig) -> CellConfig:
 
 def measuring(config: CellConfig) -> CellConfig:
     """A control that measures the noise of its dtype beside; bounds of fp32 are fixed."""
-    if config.dtype == "fp32" or NOISE in config.canaries:
+    if config.dtype == "fp32" or NOISE in config.canaries or not config.fingerprints:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
 

@@ -206,6 +206,11 @@ class ChecksSection(Section):
         default=list(DEFAULT_CANARIES), description="Canaries that every cell runs: passes beyond its training."
     )
 
+    fingerprints: bool = Field(
+        default=True,
+        description="Gradients and activations of step 0 are compared; false: losses, counts and gradient norms alone.",
+    )
+
     numerics: Bounds = Field(
         default_factory=dict,
         description="Name of a bound -> largest allowed distance, or a mapping of value, unit and direction.",

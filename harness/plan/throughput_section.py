@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.plan.section import Section
+from harness.words.peak_flops import DTYPES
 from harness.words.run_plan import HistoryAsked
 from harness.words.timing import DOCUMENTS, ROUNDS, TimingConfig
 from harness.words.tolerances import DEFAULTS
@@ -17,6 +18,17 @@ LEAST_RUNS = 5  # fewer are no baseline: harness/judge/baseline.py
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
 _Bound = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+_MOST_TOKENS = 2**20
+
+
+def _dtypes(values: dict[str, float]) -> dict[str, float]:
+    for name in values:
+        if name not in DTYPES:
+            raise ValueError(f"{name} is no dtype of cells; allowed: {', '.join(DTYPES)}")
+    return values
+
+
+PeakTflops = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], AfterValidator(_dtypes)]
 
 
 def _dividing(values: list[int]) -> list[int]:
@@ -49,6 +61,9 @@ class SlopeSection(Section):
     documents: Annotated[
         list[Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]], Field(min_length=2), AfterValidator(_dividing)
     ] = Field(default=list(DOCUMENTS), description="Documents per pack.")
+    tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = Field(
+        default=None, description="Tokens of a pack, about; absent: 4096 for the rotary function, 1024 for the step."
+    )
 
 
 class PackedSlowerSection(Section):
@@ -113,6 +128,16 @@ class ThroughputSection(Section):
     rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
         default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
     )
+    warmup: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        default=None, description="Rounds before those that are recorded; absent: 1 on a CPU, 3 on a GPU."
+    )
+    full_rows: bool = Field(
+        default=False, description="Time rows of one document of full length too, and show packed rows beside them."
+    )
+    peak_tflops: PeakTflops = Field(
+        default_factory=dict,
+        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name.",
+    )
 
     def timing(self) -> TimingConfig:
         """What cells of the matrix time; turns.py names their pairs."""
@@ -120,7 +145,10 @@ class ThroughputSection(Section):
         return TimingConfig(
             documents=documents,
             unpacked=self.packed_slower is not None,
+            full_rows=self.full_rows,
             rounds=self.rounds,
+            warmup=self.warmup or 0,
+            tokens=(self.segment_slope.tokens or 0) if self.segment_slope else 0,
             turns=TO_BE_PAIRED if self.slower_than else "",
         )
 

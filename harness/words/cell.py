@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -78,6 +78,7 @@ class CellConfig:
     variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
     canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
+    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries no part of what the cell is
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
     rows_of: Layout | None = None  # of a control: its rows are those of a cell of this layout
@@ -184,7 +185,17 @@ def _text(part: Any) -> str:
 
     Kinds of model that a cell does not have leave no trace, so that a new kind changes no id of a cell without it.
     """
-    plain = to_jsonable(part)
+    if isinstance(part, tuple):
+        later = ("full_rows", "warmup", "tokens")
+        part = [_without_defaults(item, *later) if isinstance(item, TimingConfig) else item for item in part]
     if isinstance(part, ModelConfig):
-        plain = {name: value for name, value in plain.items() if value is not None}
-    return dumps(plain)
+        plain = _without_defaults(part, "rope_fusion", "cuda_graphs")
+        part = {name: value for name, value in plain.items() if value is not None}
+    return dumps(part)
+
+
+def _without_defaults(part: Any, *names: str) -> dict[str, Any]:
+    """The fields of a dataclass; those in `names`, which came later than ids, only where they say something."""
+    later = {item.name: item.default for item in fields(part) if item.name in names}
+    plain = to_jsonable(part).items()
+    return {name: value for name, value in plain if name not in later or value != later[name]}

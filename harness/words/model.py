@@ -72,6 +72,8 @@ class ModelConfig:
     vocab: int = 128
     rope_base: int = 10000
     tied: bool = False  # embedding and output layer share weights
+    rope_fusion: bool = False  # apply_rope_fusion: Transformer Engine's rotary kernels
+    cuda_graphs: bool = False  # cuda_graph_impl; no cell is allowed it: harness/plan/rules/model.py
     moe: MoeConfig | None = None
     mtp: MtpConfig | None = None
     mla: MlaConfig | None = None

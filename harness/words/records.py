@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from harness.words.layout import Coordinates
 from harness.words.outcomes import Rejection
-from harness.words.timing import Timed
+from harness.words.timing import GpuState, Timed
 
 SCHEMA_VERSION = 1
 
@@ -262,7 +262,10 @@ class RankRecord:
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
     untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
-    peak_memory_bytes: int = 0  # before the timing leg
+    warmup_rounds: int = 0  # of the timing leg, before those in `timings`
+    gpu_states: list[GpuState] = field(default_factory=list)  # beside the timing leg, on a GPU
+    peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU what torch's tensors took
+    peak_reserved_bytes: int | None = None  # on a GPU: what torch's allocator held for them
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 

@@ -126,6 +126,7 @@ class RunPlan:
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
     history: HistoryAsked | None = None
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.judge.simulator import config_of, evidence_for
+from harness.words.outcomes import Outcome
+from tests.judge.simulator import config_of, evidence_for, judge
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2, "pp": 2, "cp": 2}, {"tp": 2, "sp": False}, {"dp": 2, "cp": 2}], ids=str)
@@ -42,3 +45,16 @@ def test_documents_know_their_home() -> None:
 def test_every_unpacked_document_is_first_in_its_row() -> None:
     homes = evidence_for(config_of("unpacked", micro_batch_size=2)).homes[0]
     assert all(home.first for home in homes.values())
+
+
+@pytest.mark.parametrize("fingerprints", [True, False])
+def test_gradients_and_activations_that_nobody_asked_for_are_not_missed(fingerprints: bool) -> None:
+    evidence = evidence_for(replace(config_of("sft", tp=2, pp=2), fingerprints=fingerprints))
+    assert evidence.reference is not None
+    for record in (*evidence.records.values(), *evidence.reference.records.values()):
+        record.parameters, record.activations = [], []
+    assert evidence.fingerprinted == fingerprints
+    verdict = judge(evidence)
+    assert (verdict.outcome is Outcome.PASS) != fingerprints
+    missed = {"parameter_gradients", "activations"} if fingerprints else set()
+    assert {finding.check for finding in verdict.findings} == missed

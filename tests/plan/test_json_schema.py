@@ -44,6 +44,7 @@ def _keyword(keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root
         "const": lambda: value == wanted,
         "enum": lambda: value in wanted,
         "minimum": lambda: value >= wanted,
+        "maximum": lambda: value <= wanted,
         "exclusiveMinimum": lambda: value > wanted,
         "minLength": lambda: len(value) >= wanted,
         "pattern": lambda: re.search(wanted, value) is not None,

@@ -44,6 +44,12 @@ CELLS = {
         PLAIN, documents=DocumentsConfig(mode="distribution", min_seq_len=2, max_seq_len=40, mean_seq_len=9)
     ),
     "timed": replace(PLAIN, timing=TimingConfig(documents=(4, 16), unpacked=True, rounds=9)),
+    "timed on a GPU": replace(
+        PLAIN,
+        timing=TimingConfig(documents=(4, 1024), tokens=8192, full_rows=True, warmup=5),
+        model=ModelConfig(rope_fusion=True),
+        fingerprints=False,
+    ),
 }
 
 
@@ -55,7 +61,7 @@ def test_a_cell_comes_back_from_its_file(name: str) -> None:
     matrix = matrix_of(one_cell(config, name="smallest", tolerances=bounds))
     (cell,) = [cell for cell in expand(matrix).cells if cell.role == "cell"]
     assert cell.id == cell_id(config)
-    assert cell.config.canaries == config.canaries
+    assert (cell.config.canaries, cell.config.fingerprints) == (config.canaries, config.fingerprints)
     assert matrix.tolerances.numerics == bounds.numerics
     assert matrix.timing == config.timing
 

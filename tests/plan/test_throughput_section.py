@@ -36,6 +36,13 @@ def test_a_mapping_says_what_differs() -> None:
     assert matrix.tolerances.throughput == {"segment_slope": 1.25, "rotary_slope": 3.0}
 
 
+def test_a_gpu_suite_says_how_it_warms_up_how_long_packs_are_and_what_the_peak_is() -> None:
+    slope = {"documents": [4, 1024], "tokens": 8192}
+    matrix = of(segment_slope=slope, full_rows=True, warmup=5, peak_tflops={"bf16": 700})
+    assert matrix.timing == TimingConfig(documents=(4, 1024), tokens=8192, full_rows=True, warmup=5)
+    assert matrix.peak_tflops == {"bf16": 700.0}
+
+
 def test_a_history_to_compare_with_is_not_there_unless_it_is_asked_for() -> None:
     assert of(segment_slope=True).history is None
     assert of(history=True).history == HistoryAsked(runs=20)
@@ -57,6 +64,8 @@ def test_only_packed_cells_are_timed() -> None:
         {"segment_slope": True, "packed_slower": {"bound": 2.0}},
         {"slower_than": "default"},
         {"rounds": 21},
+        {"full_rows": True, "warmup": 2, "peak_tflops": {"bf16": 989.5, "fp32": 67}},
+        {"segment_slope": {"documents": [4, 1024], "tokens": 8192}},
         {"history": True},
         {"history": {"slower": 1.3, "since": "2026-08-01"}},
     ],
@@ -65,7 +74,7 @@ def test_the_resolved_matrix_asks_for_the_same(throughput: dict[str, Any]) -> No
     matrix = of(**throughput)
     again = load(resolved(matrix), file="t.yaml", lines={}, read_lengths=lambda path: ())
     assert (again.timing, again.tolerances, again.base) == (matrix.timing, matrix.tolerances, matrix.base)
-    assert again.history == matrix.history
+    assert (again.history, again.peak_tflops) == (matrix.history, matrix.peak_tflops)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,9 @@ def test_the_resolved_matrix_asks_for_the_same(throughput: dict[str, Any]) -> No
         ({"segment_slope": {"documents": [16, 4]}}, "segment_slope.documents", "must rise"),
         ({"packed_slower": {"bound": 1}}, "packed_slower.bound", "must be above 1.0"),
         ({"rounds": 3}, "rounds", "must be at least 7"),
+        ({"warmup": 0}, "warmup", "must be at least 1"),
+        ({"peak_tflops": {"fp8": 1}}, "peak_tflops", "fp8 is no dtype of cells; allowed: bf16, fp32"),
+        ({"peak_tflops": {"bf16": 0}}, "peak_tflops.bf16", "must be above 0.0"),
         ({"history": {"runs": 3}}, "history.runs", "must be at least 5"),
         ({"history": {"since": "last week"}}, "history.since", "must be a date like 2026-08-01, in quotes"),
     ],

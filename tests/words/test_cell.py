@@ -47,7 +47,7 @@ def test_an_id_is_stable() -> None:
 
 
 # What an id leaves out: deadline and canaries change no number, and the variant repeats what model and train say.
-_NOT_HASHED = {"deadline_s", "canaries", "variant"}
+_NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "variant"}
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(CellConfig) if item.name not in _NOT_HASHED])
@@ -77,6 +77,20 @@ def test_kinds_of_model_that_a_cell_does_not_have_leave_no_trace_in_its_id() -> 
     assert _text(ModelConfig()).endswith('"rope_base": 10000, "tied": false}')
     for more in (ModelConfig(moe=MoeConfig()), ModelConfig(mtp=MtpConfig()), ModelConfig(mla=MlaConfig())):
         assert cell_id(replace(CELL, model=more))[-8:] != cell_id(CELL)[-8:]
+
+
+def test_settings_that_came_later_leave_no_trace_at_their_defaults() -> None:
+    """So that a cell of an older version keeps its id, and its history."""
+    plain = CellConfig(layout=Layout(tp=2, pp=2, sp=True), data_path="sft")
+    assert cell_id(plain) == "tp2-pp2-cp1-sft-4c97527e"
+    timed = replace(plain, timing=TimingConfig(documents=(4, 16), unpacked=True, rounds=9))
+    assert cell_id(timed) == "tp2-pp2-cp1-sft-7c60ab4f"
+    ids = {cell_id(timed)} | {
+        cell_id(replace(timed, timing=replace(timed.timing, **one)))
+        for one in ({"full_rows": True}, {"warmup": 4}, {"tokens": 8192})
+    }
+    models = (ModelConfig(rope_fusion=True), ModelConfig(cuda_graphs=True))
+    assert len(ids | {cell_id(replace(timed, model=model)) for model in models}) == 6
 
 
 def test_the_deadline_does_not_change_the_id() -> None:

@@ -13,6 +13,12 @@ def test_nothing_is_timed_unless_it_is_asked_for() -> None:
     assert not NOT_TIMED.asked
     assert TimingConfig(documents=(4, 16)).asked
     assert TimingConfig(unpacked=True).asked
+    assert TimingConfig(full_rows=True).asked
+
+
+def test_a_gpu_warms_up_longer_unless_the_matrix_says_how_long() -> None:
+    assert (TimingConfig().warmup_on("cpu"), TimingConfig().warmup_on("cuda")) == (1, 3)
+    assert (TimingConfig(warmup=5).warmup_on("cpu"), TimingConfig(warmup=5).warmup_on("cuda")) == (5, 5)
 
 
 def test_the_usual_sizes() -> None:

@@ -13,7 +13,7 @@ from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    if evidence.reference is None or not evidence.first_step_whole:
+    if evidence.reference is None or not evidence.fingerprinted:
         return []
     found = first_layer_off(evidence, evidence.reference)
     return [] if found is None else [_finding(evidence, evidence.reference, found)]

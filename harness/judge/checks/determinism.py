@@ -20,7 +20,7 @@ _Difference = tuple[str, dict[str, Any], float, Bound]
 
 def check(evidence: CellEvidence) -> list[Finding]:
     leg = evidence.legs.get("determinism")
-    if leg is None or not evidence.first_step_whole:
+    if leg is None or not evidence.fingerprinted:
         return []
     differences = [*_activations(evidence, leg), *_losses(evidence, leg), *_gradients(evidence, leg)]
     if not differences:

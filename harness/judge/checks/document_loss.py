@@ -89,7 +89,7 @@ def _finding(
 
 def _landmarks(evidence: CellEvidence, reference: CellEvidence, document: int, token: int | None) -> Landmarks:
     """What lies at the token; and the output layer, when no layer before it is off."""
-    through = evidence.first_step_whole and first_layer_off(evidence, reference) is None
+    through = evidence.fingerprinted and first_layer_off(evidence, reference) is None
     lies = landmarks.of_output() if through else landmarks.NOTHING
     return lies + token_landmarks(evidence, document, token)
 

@@ -6,6 +6,7 @@ from harness.judge import fault_classes
 from harness.judge.compare import exactly
 from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
+from harness.judge.out_of_memory import memory_text, out_of_memory
 from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane
 
@@ -17,12 +18,18 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ending = cause.ending
     others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
     progress = ending.progress
+    fault_class, message = fault_classes.CRASH, cause.message
+    if ending.ended == "deadline":
+        fault_class = fault_classes.HANG
+    elif out_of_memory(ending.failure):
+        fault_class = fault_classes.OUT_OF_MEMORY
+        message = f"{memory_text(evidence.records[ending.rank])}: {message}"
     return [
         Finding(
             lane=Lane.NUMERICS,
             check="ended",
-            fault_class=fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH,
-            message=f"{cause.message}{others}",
+            fault_class=fault_class,
+            message=f"{message}{others}",
             where=where_of(
                 ending.place,
                 rank=ending.rank,

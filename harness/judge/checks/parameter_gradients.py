@@ -15,7 +15,7 @@ from harness.words.outcomes import Finding, Lane
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
-    if evidence.reference is None or not evidence.same_rows or not evidence.first_step_whole:
+    if evidence.reference is None or not evidence.same_rows or not evidence.fingerprinted:
         return []
     measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient

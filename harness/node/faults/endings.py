@@ -13,6 +13,8 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
 from harness.node.probe.model import unwrap
 
+_GARBAGE = 2**44  # positions: more than any machine has room for
+
 
 class RankEntersACollectiveAlone(Fault):
     def on_step(self, context: RankContext, step: int) -> None:
@@ -31,6 +33,16 @@ class ExceptionAtStep1(Fault):
         super().on_step(context, step)
         if step == 1 and context.place.tp == 1:
             raise TypeError("injected: forward() got an unexpected keyword argument 'max_seqlen'")
+
+
+class RotaryTableOfGarbageLength(Fault):
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        self.table = unwrap(chunks[0]).rotary_pos_emb
+
+    def on_step(self, context: RankContext, step: int) -> None:
+        super().on_step(context, step)
+        if step == 1:
+            self.table(_GARBAGE)
 
 
 class DocumentShorterThanTheAlignment(Fault):

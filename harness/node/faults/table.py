@@ -71,6 +71,7 @@ FAULTS: dict[str, type[Fault]] = {
     "rank-enters-a-collective-alone": endings.RankEntersACollectiveAlone,
     "micro-batch-counts-differ": endings.MicroBatchCountsDiffer,
     "exception-at-step-1": endings.ExceptionAtStep1,
+    "rotary-table-of-garbage-length": endings.RotaryTableOfGarbageLength,
     "document-shorter-than-the-alignment": endings.DocumentShorterThanTheAlignment,
     "native-crash-in-a-kernel": endings.NativeCrashInAKernel,
     "static-pipeline-shapes": endings.StaticPipelineShapes,

@@ -61,7 +61,7 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "bias_activation_fusion": False,
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
-        "apply_rope_fusion": False,
+        "apply_rope_fusion": config.model.rope_fusion,
         # Rows differ in length between micro-batches, so stages must exchange shapes.
         "variable_seq_lengths": True,
         # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.

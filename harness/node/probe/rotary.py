@@ -12,6 +12,7 @@ All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); m
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,15 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from harness.node.probe.kernels import no_rope_fusion
 from harness.words.timing import ROTARY_HEADS, ROTARY_SIZE
+
+
+def other_rotary(config: Any, device: str) -> Any:
+    """Upstream's configuration with rope fusion the other way round; a text where the stack cannot run that."""
+    other = copy.copy(config)
+    other.apply_rope_fusion = not config.apply_rope_fusion
+    return (no_rope_fusion(device) if other.apply_rope_fusion else None) or other
 
 
 def rotary_load(

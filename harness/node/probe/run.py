@@ -14,11 +14,12 @@ import torch.distributed as dist
 from harness.node import cpu_stand_ins
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, choose_device, limit_memory, peak_memory_bytes, processor
+from harness.node.device import Device, choose_device, limit_memory, memory_bytes, processor
 from harness.node.faults import fault_named
 from harness.node.probe import attention_kinds, model
 from harness.node.probe.canaries import CanaryLegs
 from harness.node.probe.imports import import_proof
+from harness.node.probe.memory import note_peaks, peaks_noted
 from harness.node.probe.metadata import metadata_leg
 from harness.node.probe.passes import Passes
 from harness.node.probe.timing import TimingLeg
@@ -42,15 +43,25 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         recorder.record.stand_ins = cpu_stand_ins.install()
-        recorder.record.environment["memory_limit_bytes"] = str(limit_memory(neighbours))
     else:
         cpu_stand_ins.refuse()
         recorder.record.environment["stand_ins"] = "none in this process, looked for before the first collective"
+    limit = limit_memory(neighbours) if device.kind == "cpu" else memory_bytes(device)
+    recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
     model.initialize_parallel(config)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
+    with peaks_noted(recorder.record, device):
+        _legs(context, recorder, begin)
+    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
+    recorder.progress("end", config.train.steps, 0, "done")
+
+
+def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
+    """All legs in turn; `begin` is when the rank began, by time.perf_counter."""
+    config, place = context.config, context.place
     fault = fault_named(config.fault)
     recorder.progress("metadata", 0, 0, "setup")  # from here on, what raises is the code under test
     path = DATA_PATHS[config.data_path](context)
@@ -62,12 +73,10 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
     canaries.run()
-    recorder.record.peak_memory_bytes = peak_memory_bytes(device)
+    note_peaks(recorder.record, context.device)
     if backend := attention_kinds.chosen_backend(config.attention):
         recorder.record.environment["attention_backend"] = backend
     TimingLeg(training.passes).run()
-    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
-    recorder.progress("end", config.train.steps, 0, "done")
 
 
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:

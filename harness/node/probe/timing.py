@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, DataPath
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, synchronize
+from harness.node.device import synchronize
+from harness.node.gpu_state import gpu_state
 from harness.node.probe.model import DTYPES, transformer_config
 from harness.node.probe.passes import Passes, forward
-from harness.node.probe.rotary import rotary_load
+from harness.node.probe.rotary import other_rotary, rotary_load
+from harness.node.probe.stopwatch import stopwatch
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.turns import Turns, turns_of
 from harness.words.cell import CellConfig
-from harness.words.documents import DocumentsConfig
-from harness.words.packing import row_multiple
-from harness.words.packing_options import DEFAULT_OPTIONS
-from harness.words.timing import NOT_TIMED, Timed, rotary_tokens, step_tokens
+from harness.words.timed_loads import load_config, slope_config
+from harness.words.timing import Timed, rotary_tokens
 
 SHARE = 0.4  # of the deadline, that the rounds may take
 
@@ -50,47 +50,78 @@ class TimingLeg:
     def __init__(self, passes: Passes) -> None:
         self.chunks, self.path = passes.chunks, passes.path
         self.context, self.recorder = passes.context, passes.recorder
+        self.stopwatch = stopwatch(self.context.device)
+        self.warmup = self.context.config.timing.warmup_on(self.context.device.kind)
 
     def run(self) -> None:
-        """Time every load `rounds` times, after one round that warms up and is not recorded. Collective."""
+        """Time every load `rounds` times, after rounds that warm up and are not recorded. Collective."""
         timing = self.context.config.timing
         if not timing.asked:
             return
-        self.recorder.progress("timing", 0, 0, "start")
-        for chunk in self.chunks:
-            _take_hooks_off(chunk)
+        self.prepare()
         if timing.alone:
             self._rounds([*self._slope(), *self._packing()])
         if timing.turns:
             self._turns()
         self.recorder.flush()
 
+    def prepare(self) -> None:
+        """Leave nothing of the probe on the model. Loads come after this."""
+        self.recorder.progress("timing", 0, 0, "start")
+        self.recorder.record.warmup_rounds = self.warmup
+        for chunk in self.chunks:
+            _take_hooks_off(chunk)
+
     def _rounds(self, loads: list[Load]) -> None:
         rounds = self.context.config.timing.rounds
         gc.collect()
         gc.disable()  # else a collection falls into some load or other
         try:
-            for number in range(-1, rounds):
+            for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
                 begin = time.perf_counter()
-                for load in loads if number % 2 else reversed(loads):
-                    self._time(load, number)
-                if number < 0 and not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
-                    return
+                self.one_round(loads if number % 2 else loads[::-1], number)
+                if number == -1:
+                    if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
+                        return
+                    self._note_gpu("before")
+            self._note_gpu("after")
         finally:
             gc.enable()
 
+    def one_round(self, loads: Sequence[Load], number: int) -> None:
+        """Run loads one after the other, then read their times; a round below 0 is not recorded.
+
+        Each load starts on an idle device: else it could be launched behind the kernels of the one before, and what
+        it takes to launch many kernels, or to wait for the host, would not show.
+        """
+        device, readings = self.context.device, []
+        for load in loads:
+            synchronize(device)
+            dist.barrier()
+            if load.run is not None:
+                readings.append((load, self.stopwatch(load.run)))
+        synchronize(device)
+        if number >= 0:
+            self.recorder.record.timings += [
+                Timed(load=load.name, documents=load.documents, round=number, seconds=read()) for load, read in readings
+            ]
+
+    def _note_gpu(self, when: str) -> None:
+        if self.context.device.kind == "cuda":
+            self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
+
     def _turns(self) -> None:
-        """The step of this cell, in turns with the same cell in another stack; the first round warms up."""
+        """The step of this cell, in turns with the same cell in another stack; the first rounds warm up."""
         config = self.context.config
-        turns, load = Turns(self.context), self._pass("turn", 0, config, self.path)
-        for number, turn in turns_of(config.timing.rounds + 1, config.timing.first):
+        turns, load = Turns(self.context), self.load_of("turn", 0, config, self.path)
+        for number, turn in turns_of(config.timing.rounds + self.warmup, config.timing.first):
             if not turns.wait(turn):
                 self.recorder.record.untimed["turn"] = f"the other stack did not come to its turn {turn - 1}"
                 return
             begin = time.perf_counter()
-            self._time(load, number - 1)
-            if number == 0 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
+            self.one_round([load], number - self.warmup)
+            if number == self.warmup - 1 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
                 turns.give_up(turn)
                 return
             turns.over(turn)
@@ -107,54 +138,51 @@ class TimingLeg:
         self.recorder.record.untimed.update(dict.fromkeys(names, why))
         return False
 
-    def _time(self, load: Load, number: int) -> None:
-        """Run a load once; a round below 0 is not recorded."""
-        seconds = self._seconds(load)
-        if number >= 0 and seconds is not None:
-            self.recorder.record.timings.append(
-                Timed(load=load.name, documents=load.documents, round=number, seconds=seconds)
-            )
-
-    def _seconds(self, load: Load) -> float | None:
-        device = self.context.device
-        synchronize(device)
-        dist.barrier()
-        if load.run is None:
-            return None
-        begin = _clock(device)
-        load.run()
-        synchronize(device)
-        return _clock(device) - begin
-
     def _slope(self) -> Iterator[Load]:
         """Packs of the same tokens in more and more documents; the rotary function alone on one rank only."""
-        config, device = self.context.config, self.context.device.torch_device
+        config = self.context.config
         if not config.timing.documents:
             return
-        upstream, tokens = transformer_config(config), rotary_tokens(config.timing, config.layout)
+        upstream = transformer_config(config)
+        yield from self._rotary("rotary", upstream)
+        other = other_rotary(upstream, self.context.device.kind)
+        if isinstance(other, str):
+            self.recorder.record.untimed["rotary_other"] = other
+        else:
+            yield from self._rotary("rotary_other", other)
+        for documents in config.timing.documents:
+            yield self.load_of("step", documents, slope_config(config, documents))
+
+    def _rotary(self, name: str, upstream: Any) -> Iterator[Load]:
+        config, device = self.context.config, self.context.device.torch_device
+        tokens = rotary_tokens(config.timing, config.layout)
         for documents in config.timing.documents:
             alone = None
             if self.context.is_rank_zero:
                 alone = rotary_load(upstream, documents, tokens, device, DTYPES[config.dtype])
-            yield Load(name="rotary", documents=documents, run=alone)
-        for documents in config.timing.documents:
-            yield self._pass("step", documents, slope_config(config, documents))
+            yield Load(name=name, documents=documents, run=alone)
 
     def _packing(self) -> Iterator[Load]:
-        """The documents of step 0 as the data path packs them, and one per row in the same layout."""
+        """The documents of step 0 as the data path packs them; one per row, and full rows, in the same layout."""
         config = self.context.config
-        if not config.timing.unpacked:
-            return
-        unpacked = replace(config, data_path="unpacked", options=DEFAULT_OPTIONS, timing=NOT_TIMED)
-        try:
-            unpacked.micro_batches(0)
-        except ValueError as error:
-            self.recorder.record.untimed["unpacked"] = str(error)
-            return
-        yield self._pass("packed", 0, config, self.path)
-        yield self._pass("unpacked", 0, unpacked)
+        asked = [name for name, wanted in self._unpacked_loads().items() if wanted]
+        made = {}
+        for name in asked:
+            try:
+                made[name] = load_config(config, name, 0)
+            except ValueError as error:
+                self.recorder.record.untimed[name] = str(error)
+        if made:
+            yield self.load_of("packed", 0, config, self.path)
+        for name, other in made.items():
+            assert other is not None
+            yield self.load_of(name, 0, other)
 
-    def _pass(self, name: str, documents: int, config: CellConfig, path: DataPath | None = None) -> Load:
+    def _unpacked_loads(self) -> dict[str, bool]:
+        timing = self.context.config.timing
+        return {"unpacked": timing.unpacked, "full": timing.full_rows}
+
+    def load_of(self, name: str, documents: int, config: CellConfig, path: DataPath | None = None) -> Load:
         """Forward and backward over the micro-batches of step 0 of `config`, fetched now."""
         path = path or DATA_PATHS[config.data_path](replace(self.context, config=config))
         truth = StepTruth(config, 0, self.context.place.dp)
@@ -179,21 +207,6 @@ class TimingLeg:
         )
 
 
-def slope_config(config: CellConfig, documents: int) -> CellConfig:
-    """The cell with other documents: packs of `documents` equal ones, as few packs as the layout allows."""
-    tokens = step_tokens(config.timing, config.layout)
-    packs = row_multiple(config.layout, 1)
-    return replace(
-        config,
-        data_path="reference",
-        micro_batch_size=1,
-        options=DEFAULT_OPTIONS,
-        train=replace(config.train, seq_length=tokens, global_batch=documents * packs),
-        documents=DocumentsConfig(mode="file", lengths=(tokens // documents,)),
-        timing=NOT_TIMED,
-    )
-
-
 def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
     """Megatron's forward_step_func, as in the training leg but for the records."""
     batch = next(iterator)
@@ -204,11 +217,6 @@ def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tenso
     assert batch.loss_mask is not None
     loss, tokens = (output.float() * batch.loss_mask.float()).sum(), batch.loss_mask.sum().to(torch.int)
     return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
-
-
-def _clock(device: Device) -> float:
-    """Seconds; on a CPU those that its ranks computed, since other processes may share it and gloo sleeps in waits."""
-    return time.perf_counter() if device.kind == "cuda" else time.process_time()
 
 
 def _take_hooks_off(chunk: Any) -> None:

@@ -36,7 +36,7 @@ class TrainingLeg:
         count = self.fault.micro_batches(len(truth.plans), self.context, step)
         iterators = passes.begin(truth, "training", keep_tokens=step == 0)
         note_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
-        passes.position.fingerprints = step == 0
+        passes.position.fingerprints = step == 0 and self.context.config.fingerprints
         synchronize(self.context.device)
         begin, busy = time.perf_counter(), time.process_time()
         self.optimizer.zero_grad()
@@ -65,9 +65,10 @@ class TrainingLeg:
     def _observe(self, seen: StepSeen) -> None:
         """After reduction, before the optimizer: gradient norm every step, fingerprints at step 0, global loss."""
         seen.grad_norm = _gradient_norm(list(self.passes.named_parameters()), self.context)
-        if seen.step == 0:
+        if seen.step == 0 and self.context.config.fingerprints:
             self.recorder.record.parameters = self.passes.parameters_seen()
             self.recorder.record.activations = self.passes.witness.taken()
+        if seen.step == 0:
             self.recorder.record.aux_scale = aux_scale() if self.context.config.model.balanced else None
         self._global_loss(seen)
 

@@ -50,6 +50,18 @@ CRASH: tuple[FaultSpec, ...] = (
         deadline_s=HANG_DEADLINE_S,
     ),
     FaultSpec(
+        name="rotary-table-of-garbage-length",
+        fault_class="crash",
+        summary="in the second step a rotary table is asked for a garbage max_seqlen, which no memory holds",
+        modelled_on="A4: NVIDIA/Megatron-LM issue 4092, an uninitialised max_seqlen that sizes the rotary table",
+        layout=Layout(),
+        why="one rank: it has no more memory than its share",
+        lane=Lane.NUMERICS,
+        checks=("ended",),
+        where={"rank": 0, "leg": "training", "step": 1},
+        deadline_s=HANG_DEADLINE_S,
+    ),
+    FaultSpec(
         name="document-shorter-than-the-alignment",
         fault_class="crash",
         summary="the packer of cp rank 1 cannot expand a document shorter than 2 * cp",

@@ -8,6 +8,31 @@ from harness.words.cell import CellConfig
 _OWN_ROWS = ("unpacked", "reference")
 
 
+def cuda_graphs_of_packed_rows(config: CellConfig) -> str | None:
+    if not config.model.cuda_graphs or not config.style.packed:
+        return None
+    return (
+        f"model.cuda_graphs is true and packing {config.data_path} packs: a graph is replayed with the addresses and "
+        "sizes of its capture and takes tensors alone, while cu_seqlens and max_seqlen differ in every micro-batch"
+    )
+
+
+def cuda_graphs_under_the_probe(config: CellConfig) -> str | None:
+    if not config.model.cuda_graphs or config.style.packed:
+        return None
+    return (
+        "model.cuda_graphs is true: the probe reads what every layer receives and puts out, on the host, which the "
+        "capture of a graph does not allow"
+    )
+
+
+def rope_fusion_of_plain_rope(config: CellConfig) -> str | None:
+    mla = config.model.mla
+    if not config.model.rope_fusion or mla is None or mla.rope == "yarn":
+        return None
+    return f"model.rope_fusion is true and model.mla.rope is {mla.rope}: fused rotary positions of MLA need rope yarn"
+
+
 def ep_needs_experts(config: CellConfig) -> str | None:
     if config.layout.ep == 1 or config.model.moe:
         return None
@@ -117,6 +142,17 @@ def latent_ranks_by_tp(config: CellConfig) -> str | None:
 
 
 RULES = (
+    Rule(
+        "packing.cuda-graphs",
+        "Megatron-LM TransformerLayer._te_cuda_graph_replay (0.19): only tensors, packed_seq_params must be None",
+        cuda_graphs_of_packed_rows,
+    ),
+    Rule("probe.cuda-graphs", "harness: hooks of the probe read values on the host", cuda_graphs_under_the_probe),
+    Rule(
+        "mla.rope-fusion",
+        "Megatron-LM MLATransformerConfig: apply_rope_fusion for MLA only works with YARN RoPE",
+        rope_fusion_of_plain_rope,
+    ),
     Rule(
         "layout.ep-needs-experts",
         "Megatron-LM TransformerConfig: expert parallel without num_moe_experts",

@@ -142,3 +142,19 @@ def test_a_crash_in_a_canary_leg_is_attributed_to_it_and_hides_nothing_of_the_tr
     assert [finding.check for finding in findings] == ["grad_norm", "ended"]
     assert "raised in the canary leg isolation, step 0, micro-batch 1, forward: RuntimeError" in findings[1].message
     assert place_of(findings[1], "rank", "leg") == (0, "isolation")
+
+
+def test_a_rank_without_memory_is_its_own_class_with_what_was_tried_and_the_peak() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "raised")
+    told = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 139.00 GiB"
+    for rank, record in evidence.records.items():
+        lost = Failure(type="RuntimeError", message="[gloo] Connection closed by peer", traceback="", time=6.0)
+        record.failure = Failure(type="OutOfMemoryError", message=told, traceback="", time=5.0) if rank == 1 else lost
+        record.peak_memory_bytes, record.peak_reserved_bytes = 125 * 2**30, 130 * 2**30
+        record.environment["memory_limit_bytes"] = str(139 * 2**30)
+    finding = the_only_finding(evidence, "ended")
+    assert finding.fault_class == fault_classes.OUT_OF_MEMORY
+    start = "tried to allocate 20 GiB in one piece; peak 125 GiB, 130 GiB reserved, of 139 GiB: rank 1 "
+    assert finding.message.startswith(start)
+    assert place_of(finding, "rank", "tp") == (1, 1)

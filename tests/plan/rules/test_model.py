@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,3 +121,21 @@ def test_a_rule_rejects_with_its_arithmetic_and_lets_its_neighbour_pass(
     assert found is not None
     assert expected in found
     assert reason(rule, right) is None
+
+
+def test_cuda_graphs_are_rejected_with_the_reason() -> None:
+    for path, rule, reason in (
+        ("sft", "packing.cuda-graphs", "cu_seqlens and max_seqlen differ in every micro-batch"),
+        ("unpacked", "probe.cuda-graphs", "the capture of a graph does not allow"),
+    ):
+        asked = CellConfig(layout=Layout(), data_path=path, model=ModelConfig(cuda_graphs=True))
+        (rejected,) = rejections(asked)
+        assert (rejected.rule, reason in rejected.reason) == (rule, True)
+        assert rejections(replace(asked, model=ModelConfig())) == ()
+
+
+def test_fused_rotary_positions_of_latent_attention_are_yarn() -> None:
+    for rope, rules in (("rope", ["mla.rope-fusion"]), ("yarn", [])):
+        model = ModelConfig(rope_fusion=True, mla=MlaConfig(rope=rope))
+        cell = CellConfig(layout=Layout(), data_path="unpacked", model=model)
+        assert [item.rule for item in rejections(cell)] == rules

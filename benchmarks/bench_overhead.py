@@ -1,0 +1,182 @@
+"""What the harness adds to a step that it times: its timing leg against a bare Megatron loop, in one process.
+
+    .venv/bin/python benchmarks/bench_overhead.py [--rounds 41] [--hidden 256 ...]
+
+Two models with the same weights' shapes: one went through the probe (witness and fingerprint hooks, taken off as before
+every timing leg) and runs as the timing leg runs it, with barrier, clock and record; the other never saw the probe and
+runs Megatron's forward_backward_func on the same batches. They take turns, the first one changing from round to round.
+Prints the paired ratio of times with its interval; exit code 1 when all of the interval lies above the limit of 1.01.
+Times are of the processor on a CPU, of the wall clock between synchronisations on a GPU. Sizes unless said: on a GPU a
+slice of 1.9 billion weights at 8,192 tokens in bf16, else a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from harness.judge.paired import paired_ratio
+from harness.node import cpu_stand_ins
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device import Device, choose_device, synchronize
+from harness.node.faults import fault_named
+from harness.node.probe import attention_kinds, model
+from harness.node.probe.passes import Passes
+from harness.node.probe.timing import TimingLeg
+from harness.node.probe.truth import StepTruth
+from harness.node.recorder import Recorder
+from harness.words.cell import CellConfig, ModelConfig, TrainConfig
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Coordinates, Layout
+from harness.words.records import RankRecord
+from harness.words.timed_loads import work_of
+from harness.words.timing import TimingConfig
+
+LIMIT = 1.01
+SIZES = {  # of a model on each kind of device
+    "cpu": {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "vocab": 1024, "seq_length": 512},
+    "cuda": {
+        "layers": 4,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn": 14336,
+        "vocab": 131072,
+        "seq_length": 8192,
+    },
+}
+
+
+def cell(sizes: dict[str, int], dtype: str) -> CellConfig:
+    """One rank, its own packer, a lognormal mix of documents."""
+    seq_length = sizes["seq_length"]
+    return CellConfig(
+        layout=Layout(),
+        data_path="reference",
+        dtype=dtype,
+        model=ModelConfig(**{name: size for name, size in sizes.items() if name != "seq_length"}),
+        train=TrainConfig(seq_length=seq_length),
+        documents=DocumentsConfig(mode="distribution", max_seq_len=seq_length, mean_seq_len=seq_length / 4),
+        timing=TimingConfig(unpacked=True),
+    )
+
+
+def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
+    """A round of the timing leg with the packed documents as its only load."""
+    recorder = Recorder(RankRecord(cell="overhead", rank=0, place=context.place), folder / "rank-0.json")
+    path = DATA_PATHS[context.config.data_path](context)
+    chunks = model.build_chunks(context.config, model.transformer_config(context.config), context.device)
+    leg = TimingLeg(Passes(chunks, path, context, fault_named(None), recorder))
+    leg.prepare()
+    load = leg.load_of("packed", 0, context.config, path)
+    return lambda: leg.one_round([load], 0)
+
+
+def bare_step(context: RankContext) -> Callable[[], None]:
+    """The same pass as a training script runs it."""
+    config, device = context.config, context.device
+    (chunk,) = model.build_chunks(config, model.transformer_config(config), device)
+    path = DATA_PATHS[config.data_path](context)
+    truth = StepTruth(config, 0, 0)
+    iterator = path.iterator(truth, 0)
+    batches = [path.fetch(iterator, 0) for _ in truth.plans]
+    run = get_forward_backward_func()
+
+    def step() -> None:
+        chunk.zero_grad_buffer()
+        run(
+            forward_step_func=_forward_step,
+            data_iterator=iter(batches),
+            model=chunk,
+            num_microbatches=len(batches),
+            seq_length=config.train.seq_length,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+
+    return step
+
+
+def _forward_step(iterator: Iterator[Batch], chunk: Any) -> tuple[Any, Any]:
+    batch = next(iterator)
+    output = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params)
+    return output, partial(_loss, batch.loss_mask)
+
+
+def _loss(loss_mask: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
+    loss, tokens = (output.float() * loss_mask).sum(), loss_mask.sum().to(torch.int)
+    return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
+
+
+def seconds(step: Callable[[], None], device: Device) -> float:
+    clock = time.process_time if device.kind == "cpu" else time.perf_counter
+    synchronize(device)
+    begin = clock()
+    step()
+    synchronize(device)
+    return clock() - begin
+
+
+def measure(steps: dict[str, Callable[[], None]], device: Device, rounds: int, warmup: int) -> dict[str, list[float]]:
+    """Seconds of each round; who goes first changes."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    gc.collect()
+    gc.disable()
+    for number in range(-warmup, rounds):
+        order = list(steps) if number % 2 else list(reversed(steps))
+        for name in order:
+            spent = seconds(steps[name], device)
+            times[name] += [spent] if number >= 0 else []
+    gc.enable()
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--dtype", choices=list(model.DTYPES))
+    for name in SIZES["cpu"]:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, dest=name)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    device = choose_device(0, 1)
+    if device.kind == "cpu":
+        cpu_stand_ins.install()
+    sizes = {name: getattr(arguments, name) or size for name, size in SIZES[device.kind].items()}
+    config = cell(sizes, arguments.dtype or {"cpu": "fp32", "cuda": "bf16"}[device.kind])
+    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+    model.initialize_parallel(config)
+    config = attention_kinds.resolved(config, device)
+    with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
+        place = Coordinates(tp=0, cp=0, dp=0, pp=0)
+        context = RankContext(config=config, place=place, device=device, folder=Path(folder))
+        steps = {"probe": probe_step(context, Path(folder)), "bare": bare_step(context)}
+        times = measure(steps, device, arguments.rounds, arguments.warmup)
+    dist.destroy_process_group()
+    work = work_of(config)
+    print(f"{device.kind}, {config.dtype}, {sizes}: {work.real_tokens} real tokens in {work.slots} slots")
+    for name, found in times.items():
+        print(f"{name}: median {1000 * statistics.median(found):.4g} ms")
+    ratio = paired_ratio(times["probe"], times["bare"])
+    assert ratio is not None
+    print(f"probe over bare: {ratio.median:.4f} times ({ratio.low:.4f} to {ratio.high:.4f} in {ratio.rounds} rounds)")
+    print(f"limit {LIMIT}: {'passed over' if ratio.above(LIMIT) else 'kept' if ratio.high <= LIMIT else 'not decided'}")
+    return 1 if ratio.above(LIMIT) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The state of a GPU: names of reasons; and that a machine without one says why it tells nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.node.device import Device
+from harness.node.gpu_state import gpu_state, reasons_of
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (0x0, []),
+        (0x1, []),  # idle
+        (0x4, ["software power cap"]),
+        (0x68, ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown"]),
+        (0x1004, ["software power cap", "unknown 0x1000"]),
+    ],
+)
+def test_reasons_for_lower_clocks_have_names(mask: int, names: list[str]) -> None:
+    assert reasons_of(mask) == names
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: tests/gpu asks it")
+def test_without_a_gpu_every_field_is_absent_and_the_reason_is_told() -> None:
+    state = gpu_state(Device(kind="cuda", backend="nccl", index=0), "before")
+    assert state.missing
+    assert (state.when, state.sm_clock_mhz, state.power_w, state.slowed_by) == ("before", None, None, None)

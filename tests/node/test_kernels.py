@@ -1,0 +1,29 @@
+"""Kernels that a model asks for, on a node without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron.core.models.common.embeddings import rope_utils
+
+from harness.node.probe.kernels import lacking, no_rope_fusion
+from harness.words.model import ModelConfig
+from tests.node.conftest import config
+
+PLAIN = config()
+
+
+def test_a_model_that_asks_for_nothing_lacks_nothing() -> None:
+    assert lacking(PLAIN, "cpu") is None
+
+
+def test_fused_rotary_positions_are_rejected_on_a_cpu() -> None:
+    assert lacking(replace(PLAIN, model=ModelConfig(rope_fusion=True)), "cpu") == (
+        "model.rope_fusion is true: fused rotary kernels (apply_rope_fusion) are CUDA kernels, "
+        "and the ranks compute on the CPU"
+    )
+
+
+def test_on_a_gpu_fused_rotary_positions_need_transformer_engine() -> None:
+    there = rope_utils.fused_apply_rotary_pos_emb_thd is not None
+    assert (no_rope_fusion("cuda") is None) == there
