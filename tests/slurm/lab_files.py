@@ -55,6 +55,7 @@ TCPTimeout=2
 MaxJobCount=20000
 MaxArraySize=2001
 GresTypes=gpu
+ScronParameters=enable
 NodeName=n[1-4] NodeHostname=n[1-4] NodeAddr=127.0.0.1 Port=[{node_ports}] CPUs=8 Boards=1 SocketsPerBoard=1 \
 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10 OverSubscribe=NO
