@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.plan.faults.spec import FaultSpec
+from harness.plan.faults.spec import TIMED_DEADLINE_S, FaultSpec
 from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.outcomes import Lane
@@ -20,6 +20,7 @@ THROUGHPUT: tuple[FaultSpec, ...] = (
         layout=Layout(),
         why="one rank; packs of 2 and of 8 documents",
         timing=_SLOPE,
+        deadline_s=TIMED_DEADLINE_S,
         lane=Lane.THROUGHPUT,
         checks=("segment_slope",),
         where={"leg": "timing", "part": "rotary"},
@@ -32,6 +33,7 @@ THROUGHPUT: tuple[FaultSpec, ...] = (
         layout=Layout(),
         why="one rank; its documents packed and one per row",
         timing=TimingConfig(unpacked=True),
+        deadline_s=TIMED_DEADLINE_S,
         lane=Lane.THROUGHPUT,
         checks=("packed_slower",),
         where={"leg": "timing"},
@@ -45,6 +47,7 @@ THROUGHPUT: tuple[FaultSpec, ...] = (
         why="one rank, in turns with its clean twin: beside itself it is slow alike, packed or not",
         documents=DocumentsConfig(mode="file", lengths=(31, 8, 25, 17, 12, 30, 5, 28)),
         timing=TimingConfig(turns="attention-by-a-slower-kernel"),
+        deadline_s=TIMED_DEADLINE_S,
         lane=Lane.THROUGHPUT,
         checks=("slower_than",),
         where={"leg": "timing", "base": "default"},
