@@ -50,13 +50,25 @@ def kernel_dtype(config: CellConfig) -> str | None:
 
 
 def kernel_head_size(config: CellConfig) -> str | None:
-    if config.attention not in HALF_ONLY or config.model.mla:
+    return _head_size(config) if config.attention in HALF_ONLY else None
+
+
+def _head_size(config: CellConfig) -> str | None:
+    """Why neither FlashAttention nor cuDNN takes heads of this size."""
+    if config.model.mla:
         return None
     size = config.model.hidden // config.model.heads
     said = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
     if size % HEAD_MULTIPLE:
         return f"{said}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
     return f"{said}, more than {HEAD_MOST}" if size > HEAD_MOST else None
+
+
+def _unfused(config: CellConfig) -> str | None:
+    """Why Transformer Engine is left with UnfusedDotProductAttention, which takes any dtype and size."""
+    if config.attention != "te":
+        return None
+    return "dtype fp32" if config.dtype == "fp32" else _head_size(config)
 
 
 def kernel_latent(config: CellConfig) -> str | None:
@@ -76,15 +88,15 @@ def kernel_context_parallel(config: CellConfig) -> str | None:
         return None
     if config.attention == "varlen":
         return f"cp {cp}: torch's varlen_attn sees the 1/{cp} of each document that is on its rank, and no more"
-    if config.attention == "te" and config.dtype == "fp32":
-        return f"cp {cp} with dtype fp32: Transformer Engine computes fp32 unfused, which has no context parallelism"
+    if why := _unfused(config):
+        return f"cp {cp} with {why}: Transformer Engine computes that unfused, which has no context parallelism"
     return None
 
 
-def kernel_padding_fp32(config: CellConfig) -> str | None:
-    if config.attention != "te" or config.dtype != "fp32" or not (found := first_padded(config)):
+def kernel_padding(config: CellConfig) -> str | None:
+    if not (why := _unfused(config)) or not (found := first_padded(config)):
         return None
-    return f"{found}, and Transformer Engine computes fp32 unfused, which takes no padding between documents"
+    return f"{found}, and {why}: Transformer Engine computes that unfused, which takes no padding between documents"
 
 
 def first_padded(config: CellConfig) -> str:
@@ -139,9 +151,9 @@ LIMITS: tuple[Limit, ...] = (
         kernel_context_parallel,
     ),
     Limit(
-        "attention.te-padding-fp32",
+        "attention.te-padding-unfused",
         "Transformer Engine get_attention_backend: no UnfusedDotProductAttention with pad_between_seqs",
-        kernel_padding_fp32,
+        kernel_padding,
     ),
 )
 

@@ -59,10 +59,22 @@ def heads(hidden: int, number: int) -> ModelConfig:
         ("kernel-cp", cell("varlen", cp=2), "cp 2: torch's varlen_attn sees the 1/2", cell("te", cp=2)),
         ("kernel-cp", cell("te", cp=2, dtype="fp32"), "cp 2 with dtype fp32", cell("te", dtype="fp32")),
         (
-            "te-padding-fp32",
+            "kernel-cp",
+            cell("te", cp=2, model=heads(60, 10)),
+            "cp 2 with model.hidden 60 / model.heads 10 = 6 per head, not divisible by 8",
+            cell("te", cp=2, model=heads(80, 10)),
+        ),
+        (
+            "te-padding-unfused",
             cell("te", dtype="fp32", lengths=(15,), options=PackingOptions(pad_seq_to_mult=16)),
-            "micro-batch 0 of step 0 holds 60 real tokens in 64 slots, and Transformer Engine computes fp32 unfused",
+            "micro-batch 0 of step 0 holds 60 real tokens in 64 slots, and dtype fp32: Transformer Engine computes",
             cell("te", dtype="fp32", lengths=(16,), options=PackingOptions(pad_seq_to_mult=16)),
+        ),
+        (
+            "te-padding-unfused",
+            cell("te", lengths=(15,), options=PackingOptions(pad_seq_to_mult=16), model=heads(528, 2)),
+            "528 / model.heads 2 = 264 per head, more than 256: Transformer Engine computes that unfused",
+            cell("te", lengths=(15,), options=PackingOptions(pad_seq_to_mult=16), model=heads(512, 2)),
         ),
     ],
 )
