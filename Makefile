@@ -39,11 +39,11 @@ slurm: browser # one after the other: both write to the same place
 compiler: slurm
 	@scripts/setup --compiler
 
-# Side by side, in two halves of about equal length: tests on a cluster mostly wait, so the fast ones go with them.
-# What each printed comes when it has ended.
+# Side by side, in two halves of about equal length: tests on a cluster mostly wait, so the fast ones, and searches for
+# guilty commits, go with them. What each printed comes when it has ended.
 .PHONY: pytest-training pytest-rest
 pytest-training:
-	$(BIN)/pytest -m "(train or browser) and not slurm" --durations 15
+	$(BIN)/pytest -m "(train or browser) and not (slurm or bisect)" --durations 15
 
 pytest-rest:
-	$(BIN)/pytest -m "slurm or not (train or browser)" --durations 15
+	$(BIN)/pytest -m "slurm or bisect or not (train or browser)" --durations 15

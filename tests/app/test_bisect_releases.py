@@ -10,7 +10,7 @@ from harness.judge.bisection import Bisection
 from harness.words.jsonable import from_jsonable, loads
 from tests.app.conftest import harness
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.bisect]
 LIMIT_S = 1800  # environments are made when this machine has none
 
 
