@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,3 +182,35 @@ def test_the_matrix_is_red_when_a_known_bug_is_gone(ran: Ran, tmp_path: Path) ->
     cell = judged_again(ran, tmp_path, "tp2-pp4-cp1-sft-core0182", ran.entries[SFT])
     assert cell["outcome"] == "FAIL"
     assert "passed, though the matrix expects a failure" in cell["reason"]
+
+
+def engine(ran: Ran, root: Path, what: str) -> list[dict[str, Any]]:
+    """What tests/app/engine.py says in an environment with Transformer Engine."""
+    python = ran.report["provenance"]["stacks"]["bridge062"]["interpreter"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+    done = subprocess.run(
+        [python, "-W", "ignore", root / "tests" / "app" / "engine.py", what],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("engine: ")]
+
+
+def test_the_rules_of_attention_refuse_just_what_transformer_engine_has_no_back_end_for(ran: Ran, root: Path) -> None:
+    cells = engine(ran, root, "choice")
+    assert {item["theirs"] for item in cells} == {True, False}
+    assert [item for item in cells if item["theirs"] == bool(item["ours"])] == []
+
+
+def test_transformer_engine_is_called_with_the_metadata_of_the_reference_path(ran: Ran, root: Path) -> None:
+    plain, padded, unpacked = engine(ran, root, "call")
+    assert all(item["layers"] == [1, 2, 3, 4] and item["kv_heads"] == 4 for item in (plain, padded, unpacked))
+    real, slots = padded["offsets"]
+    assert [len(real), real == slots, padded["pad_between_seqs"]] == [len(slots), False, True]
+    assert all(offset % 16 == 0 for offset in slots)
+    # One object for both, or Transformer Engine looks for padding on the host.
+    assert (plain["one_object"], plain["pad_between_seqs"], plain["offsets"][0]) == (True, None, plain["offsets"][1])
+    assert [plain["mask"], unpacked["mask"], unpacked["offsets"]] == ["padding_causal", "causal", [None, None]]
