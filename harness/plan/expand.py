@@ -15,7 +15,7 @@ from harness.plan.matrix import Matrix
 from harness.plan.problems import KeyPath, Problems
 from harness.plan.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
 from harness.plan.rules.rule import Rule
-from harness.plan.rules.table import RULES, Rulebook, world_size_rule
+from harness.plan.rules.table import RULES, rejections, world_size_rule
 from harness.plan.select_parse import KEY
 from harness.plan.selection import Candidate, Forbidden, choose
 from harness.plan.turns import in_turns
@@ -39,7 +39,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
     resolver.check_models(rows, problems)
     problems.raise_any()
-    rules = Rulebook((*RULES, world_size_rule(matrix.launch.max_ranks), *more_rules))
+    rules = (*RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
     cells, rejected, forbidden = _judge_rows(rows, resolver, rules, shown)
     if not cells:
@@ -91,7 +91,7 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judge_rows(
-    rows: list[Row], resolver: Resolver, rules: Rulebook, shown: list[str]
+    rows: list[Row], resolver: Resolver, rules: tuple[Rule, ...], shown: list[str]
 ) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
     """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged."""
     cells: dict[str, Candidate] = {}
@@ -104,7 +104,7 @@ def _judge_rows(
             cells[name] = cells[name]._replace(included=True)
         if name in cells or name in rejected:
             continue
-        if reasons := rules.rejections(config):
+        if reasons := rejections(config, rules):
             axes = axes_of(config, shown)
             rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)
             forbidden.append(Forbidden(config, reasons[0].rule))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from harness.words.documents import Document
 from harness.words.layout import Layout
@@ -41,7 +40,6 @@ class PackingStyle:
         return align_up(document.length + self.last_token_slots, self.document_multiple)
 
 
-@lru_cache(maxsize=65536)
 def packing_style(
     data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
 ) -> PackingStyle:

@@ -3,12 +3,13 @@
     python engine.py choice     rules against get_attention_backend on a Hopper GPU: a line of JSON per cell
     python engine.py call       what DotProductAttention is called with in the probe's model: a line of JSON per cell
 
-Of the GPU only its name is pretended, and of cuDNN the head sizes that its documentation promises. The kernel of `call`
-is the harness's reference attention.
+The GPU is pretended. So are cuDNN's answers, which need a driver: they take the head sizes that the rules say, so that
+`choice` tells nothing of those sizes themselves. The kernel of `call` is the harness's reference attention.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from harness.node import cpu_stand_ins
-from harness.words.attention import limits
+from harness.words.attention import HEAD_MOST, HEAD_MULTIPLE, limits
 from harness.words.cell import CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import adversarial_mix
 from harness.words.layout import Coordinates, Layout
@@ -66,7 +67,7 @@ def choice() -> Iterator[dict[str, Any]]:
             continue
         for name, value in zip(("FLASH", "FUSED", "UNFUSED"), SWITCHES[kind]):
             os.environ[f"NVTE_{name}_ATTN"] = value
-        engine.tex = _Cudnn(real, takes=size % 8 == 0 and size <= 256)
+        engine.tex = _Cudnn(real, takes=size % HEAD_MULTIPLE == 0 and size <= HEAD_MOST)
         config = cell(kind, dtype, size, padded, cp, path)
         left = engine.get_attention_backend(_parameters(engine, config, size))[-1]
         yield {
@@ -132,8 +133,6 @@ def call() -> Iterator[dict[str, Any]]:
 
 
 def _recorded(real: Any, calls: list[dict[str, Any]]) -> Any:
-    import inspect
-
     from megatron.core.packed_seq_params import PackedSeqParams
 
     from harness.node.probe.attention import ReferenceAttention

@@ -211,6 +211,6 @@ def test_transformer_engine_is_called_with_the_metadata_of_the_reference_path(ra
     real, slots = padded["offsets"]
     assert [len(real), real == slots, padded["pad_between_seqs"]] == [len(slots), False, True]
     assert all(offset % 16 == 0 for offset in slots)
-    # One object for both, or Transformer Engine looks for padding on the host.
+    # Transformer Engine takes its fast path only when both are the same object.
     assert (plain["one_object"], plain["pad_between_seqs"], plain["offsets"][0]) == (True, None, plain["offsets"][1])
     assert [plain["mask"], unpacked["mask"], unpacked["offsets"]] == ["padding_causal", "causal", [None, None]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from harness.plan.rules.rule import Rule
-from harness.words.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, te_auto_padding
+from harness.words.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
 from harness.words.cell import CellConfig
 from harness.words.stack import DEFAULT, Stack
 
@@ -36,7 +36,7 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
     """For stacks whose packages pin Transformer Engine; what is installed elsewhere only the node knows."""
 
     def predicate(config: CellConfig) -> str | None:
-        if config.stack == DEFAULT or config.stack not in stacks:
+        if config.attention not in TE_KINDS or config.stack == DEFAULT or config.stack not in stacks:
             return None
         packages = (*stacks[config.stack].packages, *stacks[config.stack].no_deps)
         engine, core = _pinned(_PINNED, packages), _pinned(_CORE, packages)
@@ -45,7 +45,7 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
         told = config.data_path == "reference" and core is not None and core[:2] >= _TELLS_PADDING
         return te_auto_padding(engine, config, told)
 
-    return Rule(*TE_PADDING, predicate, attentions=TE_KINDS)
+    return Rule(*TE_PADDING, predicate)
 
 
 def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -54,7 +54,11 @@ def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, .
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 
+def _of_kernels(limit: Limit) -> Callable[[CellConfig], str | None]:
+    return lambda config: limit.predicate(config) if config.attention in KERNELS else None
+
+
 RULES = (
-    *(Rule(limit.id, limit.source, limit.predicate, attentions=KERNELS) for limit in LIMITS),
+    *(Rule(limit.id, limit.source, _of_kernels(limit)) for limit in LIMITS),
     Rule("dtype.fp8", "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness", fp8),
 )

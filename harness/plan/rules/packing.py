@@ -83,7 +83,7 @@ def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
 
 def skyrl_pads_by_itself(config: CellConfig) -> str | None:
     options = config.options
-    if options.pad_seq_to_mult is None and not options.pad_to_max_length:
+    if config.data_path != "skyrl" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
         return None
     name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
     return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
@@ -91,7 +91,7 @@ def skyrl_pads_by_itself(config: CellConfig) -> str | None:
 
 def skyrl_packs_for_cp(config: CellConfig) -> str | None:
     cp = config.layout.cp
-    if cp == 1 or config.options.remove_microbatch_padding:
+    if config.data_path != "skyrl" or cp == 1 or config.options.remove_microbatch_padding:
         return None
     return (
         f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context ranks only where it "
@@ -107,7 +107,7 @@ def only_skyrl_may_not_pack(config: CellConfig) -> str | None:
 
 def in_batch_pads_by_itself(config: CellConfig) -> str | None:
     options = config.options
-    if options.pad_seq_to_mult is None and not options.pad_to_max_length:
+    if config.data_path != "bridge_in_batch" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
         return None
     name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
     return (
@@ -116,7 +116,7 @@ def in_batch_pads_by_itself(config: CellConfig) -> str | None:
 
 
 def in_batch_merges_rows(config: CellConfig) -> str | None:
-    if config.micro_batch_size > 1:
+    if config.data_path != "bridge_in_batch" or config.micro_batch_size > 1:
         return None
     return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
 
@@ -130,13 +130,13 @@ def forbidden_with_rules(config: CellConfig) -> str | None:
 
 
 def rules_alone(config: CellConfig) -> str | None:
-    if config.layout.world_size == 1 and config.micro_batch_size == 1:
+    if config.data_path != "rules" or (config.layout.world_size == 1 and config.micro_batch_size == 1):
         return None
     return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
 
 
 def offline_rows_alone(config: CellConfig) -> str | None:
-    if config.micro_batch_size == 1:
+    if config.data_path != "bridge_offline" or config.micro_batch_size == 1:
         return None
     size = config.micro_batch_size
     return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
@@ -145,7 +145,7 @@ def offline_rows_alone(config: CellConfig) -> str | None:
 def offline_rows_split(config: CellConfig) -> str | None:
     """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
     needed, multiple = config.layout.alignment, config.style.tail_multiple
-    if config.options.pad_to_max_length or multiple % needed == 0:
+    if config.data_path != "bridge_offline" or config.options.pad_to_max_length or multiple % needed == 0:
         return None
     return (
         f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
@@ -173,13 +173,13 @@ def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
 
 def scheduler_makes_micro_batches(config: CellConfig) -> str | None:
     size = config.micro_batch_size
-    if size == 1:
+    if config.data_path != "scheduler" or size == 1:
         return None
     return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
 
 
 def scheduler_leaves_rows_as_they_are(config: CellConfig) -> str | None:
-    if not config.options.pad_to_max_length:
+    if config.data_path != "scheduler" or not config.options.pad_to_max_length:
         return None
     return "pad_to_max_length is true, and the scheduler does not pad rows"
 
@@ -193,56 +193,40 @@ RULES = (
         "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
         documents_aligned,
     ),
-    Rule(
-        "packing.scheduler-micro-batch",
-        "Megatron-LM DpBalancedScheduler",
-        scheduler_makes_micro_batches,
-        paths=("scheduler",),
-    ),
-    Rule(
-        "packing.scheduler-rows",
-        "Megatron-LM DpBalancedScheduler",
-        scheduler_leaves_rows_as_they_are,
-        paths=("scheduler",),
-    ),
+    Rule("packing.scheduler-micro-batch", "Megatron-LM DpBalancedScheduler", scheduler_makes_micro_batches),
+    Rule("packing.scheduler-rows", "Megatron-LM DpBalancedScheduler", scheduler_leaves_rows_as_they_are),
     Rule(
         "packing.skyrl-alignment",
         "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
         skyrl_pads_by_itself,
-        paths=("skyrl",),
     ),
     Rule(
         "packing.skyrl-cp",
         "SkyRL validate_megatron_cfg and remove_left_padding: context parallel is only supported with packing",
         skyrl_packs_for_cp,
-        paths=("skyrl",),
     ),
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", only_skyrl_may_not_pack),
     Rule(
         "packing.in-batch-alignment",
         "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
         in_batch_pads_by_itself,
-        paths=("bridge_in_batch",),
     ),
     Rule(
         "packing.in-batch-micro-batch",
         "Megatron-Bridge ConfigContainer.validate: in-batch packing requires micro_batch_size above 1",
         in_batch_merges_rows,
-        paths=("bridge_in_batch",),
     ),
     Rule("rules.case", "harness: a case for packing rules, and for nothing else", forbidden_with_rules),
-    Rule("rules.one-rank", "harness: validators are asked on one rank", rules_alone, paths=("rules",)),
+    Rule("rules.one-rank", "harness: validators are asked on one rank", rules_alone),
     Rule(
         "packing.offline-micro-batch",
         "Megatron-Bridge ConfigContainer.validate: offline packing requires micro_batch_size 1",
         offline_rows_alone,
-        paths=("bridge_offline",),
     ),
     Rule(
         "packing.offline-rows-split",
         "Megatron-Bridge GPTSFTPackedDataset.collate_fn: pad_seq_length_to_mult 16",
         offline_rows_split,
-        paths=("bridge_offline",),
     ),
     Rule(
         "packing.pad-cu-seqlens-max-length",

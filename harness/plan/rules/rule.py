@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.words.attention import ATTENTIONS
-from harness.words.cell import DATA_PATHS, CellConfig
+from harness.words.cell import CellConfig
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`predicate` returns None when the cell is allowed, else the reason with the arithmetic in the user's numbers.
-
-    It is asked for cells of these data paths and kinds of attention only.
-    """
+    """`predicate` returns None when the cell is allowed, else the reason with the arithmetic in the user's numbers."""
 
     id: str
     source: str
     predicate: Callable[[CellConfig], str | None]
-    paths: tuple[str, ...] = DATA_PATHS
-    attentions: tuple[str, ...] = ATTENTIONS
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

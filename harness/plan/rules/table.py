@@ -23,27 +23,7 @@ def world_size_rule(max_ranks: int) -> Rule:
     return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
 
 
-class Rulebook:
-    """Rules, sorted once by the data paths and kinds of attention that they concern: a matrix has 100,000 cells."""
-
-    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
-        self._rules = rules
-        self._concerning: dict[tuple[str, str], list[Rule]] = {}
-
-    def rejections(self, config: CellConfig) -> tuple[Rejection, ...]:
-        """Every rule that forbids the cell, with its reason."""
-        kind = (config.data_path, config.attention)
-        concerning = self._concerning.get(kind)
-        if concerning is None:
-            concerning = [rule for rule in self._rules if kind[0] in rule.paths and kind[1] in rule.attentions]
-            self._concerning[kind] = concerning
-        broken = [(rule, reason) for rule in concerning if (reason := rule.predicate(config)) is not None]
-        return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])
-
-
-_ALWAYS = Rulebook()
-
-
-def rejections(config: CellConfig) -> tuple[Rejection, ...]:
-    """Every rule that forbids the cell whatever the matrix and the cluster."""
-    return _ALWAYS.rejections(config)
+def rejections(config: CellConfig, rules: tuple[Rule, ...] = RULES) -> tuple[Rejection, ...]:
+    """Every rule that forbids the cell, with its reason."""
+    broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
+    return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])
