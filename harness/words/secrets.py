@@ -1,0 +1,192 @@
+"""Secrets in texts: what looks like one, and a text without them. Pure.
+
+A secret is known by its name (a variable DB_PASSWORD, a header Authorization, a query parameter signature), by its
+shape (a GitHub token, a JSON web token, a private key), by its place (user and password of a URL, the path of a chat
+webhook), or by its value, when the caller knows it from the environment. No value spans a quote, a backslash or a
+space, so the result of `redacted` on JSON, YAML, HTML or XML is still that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+HIDDEN = "***"
+NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
+_LEAST_VALUE = 8  # characters of a value of the environment; a shorter one occurs by chance
+
+# A part of a name ("DB_PASSWD" has two) that ends so is secret. Plurals of TOKEN and KEY are counts and lists of names.
+_ENDINGS = (
+    *("PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "PWD", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "CREDS"),
+    *("TOKEN", "KEY", "APIKEY", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES", "SIGNATURE", "WEBHOOK"),
+)
+_NOT_SECRET = frozenset(("BYPASS", "COMPASS", "PWD", "OLDPWD", "MONKEY"))
+_PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # of queries, beside the names above
+
+_BREAK = r"\s\"'<>\\"  # where a value ends in any of the formats
+_USERINFO = re.compile(rf"://(?P<user>[^{_BREAK}/]*)@|://(?P<odd>[^{_BREAK}/:@]*:(?!\d+/)[^{_BREAK}]{{1,200}})@")
+_WEBHOOK = re.compile(
+    r"((?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|\.webhook\.office\.com|/hooks)/)"
+    rf"([^{_BREAK}?#]{{8,}})"
+)
+_PARAMETER = re.compile(rf"([?&;])([A-Za-z][\w.-]{{0,63}})=([^{_BREAK}&#;]+)")
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,63})=(?!\*\*\*)(\"[^\"\\\n]*\"|'[^'\\\n]*'|(?![\"'$`])[^\s\"'<>\\&;,]+)"
+)
+_OPTION = re.compile(rf"(?<![\w-])(--[a-z][a-z-]{{0,63}}|-u)( +)(?![-$`])([^{_BREAK}]+)")
+_QUOTED = re.compile(r"([\"'])([A-Za-z][\w.-]{0,63})\1(\s?:\s?)([\"'])((?!\*\*\*)[^\"'\\\n]+)\4")
+_HEADER = re.compile(
+    r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie|[\w-]{1,40}-(?:key|token|secret|auth|password))"
+    r"( ?: ?)(?!\*\*\*)((?:(?:bearer|basic|token|negotiate|digest) +)?[^\s\"'<>\\]+)"
+)
+_BEARER = re.compile(r"(?i)\b(bearer +)[A-Za-z0-9._~+/=-]{8,}")
+_PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]{0,30}PRIVATE KEY)-----[^\"'<>]*?(?:-----END \1-----|(?=[\"'<>])|\Z)")
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|gl[a-z]{2,8}-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{20,}|pypi-[\w-]{32,}|npm_[A-Za-z0-9]{30,}"
+    r"|AIza[\w-]{30,}|nvapi-[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+    r")"
+)
+_SHAPE_SIGNS = (
+    "gh",
+    "github_pat_",
+    "gl",
+    "AKIA",
+    "ASIA",
+    "xox",
+    "xapp-",
+    "hf_",
+    "sk-",
+    "pypi-",
+    "npm_",
+    "AIza",
+    "nvapi-",
+    "eyJ",
+)
+
+
+@cache
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, option or key of this name holds a secret: DB_PASSWD, HF_TOKEN, apiKey, X-Auth."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    parts = [part.rstrip("0123456789") for part in re.split(r"[^A-Z0-9]+", spaced.upper())]
+    parts = [part for part in parts if part]
+    if parts == ["PWD"] or not parts:
+        return False
+    secret = [part == "PWD" or (part.endswith(_ENDINGS) and part not in _NOT_SECRET) for part in parts]
+    return any(secret) or parts[-1] == "API"
+
+
+def redacted(text: str, values: Iterable[str] = ()) -> str:
+    """The text with every secret in it replaced by ***; the same text when it has none.
+
+    `values`: texts that are secret wherever they stand, as `secret_values` finds them in an environment.
+    """
+    for value in values:
+        text = text.replace(value, HIDDEN)
+    if "://" in text:
+        text = _USERINFO.sub(_without_user, text)
+        text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
+    if "=" in text:
+        text = _ASSIGNED.sub(_without_assigned, _PARAMETER.sub(_without_parameter, text))
+    if ":" in text:
+        text = _HEADER.sub(rf"\1\2{HIDDEN}", _QUOTED.sub(_without_quoted, text))
+    if " -" in text:
+        text = _OPTION.sub(_without_option, text)
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(HIDDEN, text)
+    if "earer" in text or "EARER" in text:
+        text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    return _SHAPES.sub(HIDDEN, text) if any(sign in text for sign in _SHAPE_SIGNS) else text
+
+
+def holds_secret(text: str) -> bool:
+    """Whether `redacted` would change the text."""
+    return redacted(text) != text
+
+
+def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of variables with secret names, the longest first: one may hold another."""
+    found = {value for name, value in environment.items() if is_secret_name(name) and _is_value(value)}
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+
+def without_secrets(value: T, values: Iterable[str] = ()) -> T:
+    """JSON values or dataclasses with `redacted` applied to every text, and texts under secret names replaced.
+
+    What has nothing to hide is returned as it is, not copied.
+    """
+    known = tuple(values)
+    return _walked(value, known)  # type: ignore[no-any-return]
+
+
+def _walked(value: Any, known: tuple[str, ...]) -> Any:
+    kind = type(value)
+    if kind is str:
+        return redacted(value, known)
+    if isinstance(value, Mapping):
+        new = {key: _named(key, item, known) for key, item in value.items()}
+        return new if any(new[key] is not value[key] for key in new) else value
+    if kind in (list, tuple):
+        items = [_walked(item, known) for item in value]
+        return kind(items) if any(one is not other for one, other in zip(items, value)) else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        old = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+        changed = {name: new for name, item in old.items() if (new := _walked(item, known)) is not item}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
+
+
+def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
+    hidden = isinstance(item, str) and item and isinstance(key, str) and key.lower() != "key" and is_secret_name(key)
+    return HIDDEN if hidden and not item.startswith("$") else _walked(item, known)
+
+
+def _is_value(value: str) -> bool:
+    return len(value) >= _LEAST_VALUE and not value.startswith("/") and not value.isdigit()
+
+
+def _without_user(match: re.Match[str]) -> str:
+    """A user alone stays with ssh and the like ("ssh://git@host"); with http it may be a token."""
+    user = match["user"] if match["user"] is not None else match["odd"]
+    if user == HIDDEN or user.startswith("$"):
+        return match[0]
+    before = match.string[max(match.start() - 5, 0) : match.start()].lower()
+    return f"://{HIDDEN}@" if ":" in user or before.endswith(("http", "https")) else match[0]
+
+
+def _without_parameter(match: re.Match[str]) -> str:
+    sign, name, value = match.groups()
+    secret = is_secret_name(name) or name.upper() in _PARAMETERS
+    return f"{sign}{name}={HIDDEN}" if secret and not value.startswith("$") else match[0]
+
+
+def _without_assigned(match: re.Match[str]) -> str:
+    """NAME=value and --name=value; of lower-case names only unmistakable ones: `token=5` is a place in a document."""
+    dashes, name, value = match.groups()
+    strong = dashes or name.isupper() or re.search(r"(?i)passw|passphrase|secret|credential|api.?key|[_.-]", name)
+    reference = value.strip("\"'").startswith(("$", "`"))
+    if not strong or reference or not is_secret_name(name):
+        return match[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{dashes}{name}={quote}{HIDDEN}{quote}"
+
+
+def _without_option(match: re.Match[str]) -> str:
+    """`--password VALUE` and curl's `-u USER:PASSWORD`."""
+    name, space, value = match.groups()
+    secret = ":" in value if name in ("-u", "--user") else is_secret_name(name)
+    return f"{name}{space}{HIDDEN}" if secret and value != HIDDEN else match[0]
+
+
+def _without_quoted(match: re.Match[str]) -> str:
+    """`"password": "value"`, as JSON and Python write it."""
+    quote, name, colon, other, value = match.groups()
+    if name.lower() == "key" or value.startswith("$") or not is_secret_name(name):
+        return match[0]
+    return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}"
