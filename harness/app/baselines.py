@@ -11,6 +11,8 @@ from harness.words.errors import HarnessError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.run_plan import RunPlan
 
+_DAMAGED = (OSError, TypeError, ValueError, KeyError, AttributeError, RecursionError)
+
 
 def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
     """Write baseline.json, unless it is there or the matrix does not ask. A history that cannot be read is told."""
@@ -38,7 +40,24 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> its baseline; empty when the run has none."""
+    """Cell id -> its baseline; empty when the run has none, or one that baseline_problem speaks of."""
+    try:
+        return _read(run)
+    except _DAMAGED:
+        return {}
+
+
+def baseline_problem(run: RunDir) -> str:
+    """Why the run's baseline cannot be read, so that no cell is held to earlier times; else empty."""
+    try:
+        _read(run)
+    except _DAMAGED as error:
+        hint = "remove it to take the times of earlier runs from the history again"
+        return f"{run.report('baseline.json')} cannot be read: {error}; {hint}"
+    return ""
+
+
+def _read(run: RunDir) -> dict[str, Baseline]:
     path = run.report("baseline.json")
     if not path.exists():
         return {}

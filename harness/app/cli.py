@@ -7,22 +7,22 @@ import gc
 import math
 import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness.app import announce, bisect_options, compare, history
+from harness.app import announce, bisect_options, boundary, compare, history
+from harness.edge.streams import flush_streams, own_streams
 from harness.words.errors import HarnessError, InputError
-from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED
+from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
 
 # Plans and reports make a great many objects that stay: the default of 700 or 2,000 searches them again and again.
 _GARBAGE_AFTER = 100_000
 _EXIT_CODES = """exit codes:
-  0    every cell passed (expected failures allowed)
+  0    every cell that no rule rejects passed, at least one (expected failures allowed)
   1    a check failed
   2    bad input or usage
-  3    could not decide (infrastructure)
+  3    could not decide (infrastructure), or nothing was tested
   130  interrupted
 """
 
@@ -182,20 +182,27 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors are told on stderr."""
     gc.set_threshold(_GARBAGE_AFTER)
+    if argv is None:
+        own_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    return _for_git(words) if "--bisect" in words else _main(words)
+    return _for_git(words) if "--bisect" in words else _flushed(words)
 
 
 def _for_git(words: list[str]) -> int:
     """git takes every code below 125 but 0 as a bad commit: only a failed check may end so."""
     try:
-        code = _main(words)
+        code = _flushed(words)
     except SystemExit as error:  # of argparse
         code = error.code if isinstance(error.code, int) else EXIT_INPUT
-    except Exception:
-        traceback.print_exc()
-        code = EXIT_INPUT
     return {EXIT_INPUT: EXIT_ABORT, EXIT_UNDECIDED: EXIT_SKIP}.get(code, code)
+
+
+def _flushed(words: list[str]) -> int:
+    code = _main(words)
+    if problem := flush_streams():
+        code = code or EXIT_UNDECIDED  # nobody has seen the verdict
+        print(f"harness: {problem}", file=sys.stderr)
+    return code
 
 
 def _main(words: list[str]) -> int:
@@ -214,9 +221,10 @@ def _main(words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"harness: interrupted; run again with: {shlex.join(command)}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of `harness plan | head` left
-        sys.stderr.close()
-        return EXIT_PASS
+    except Exception as error:
+        found = boundary.uncaught(error)
+        print(f"harness: {found}", file=sys.stderr)
+        return _ended(arguments, found)
 
 
 def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:

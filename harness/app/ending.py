@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.baselines import keep_baselines
+from harness.app.boundary import tracebacks_in
 from harness.edge.run_dir import RunDir
 from harness.judge.bisection import git_exit_code
 from harness.words.errors import HarnessError
-from harness.words.outcomes import exit_code
+from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED
 
 if TYPE_CHECKING:
     from harness.judge.report_model import Report
@@ -33,25 +35,52 @@ class Finish:
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
-    """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it."""
+    """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it.
+
+    What cannot be written is told on stderr; the exit code is 3 then, unless a check failed.
+    """
+    with tracebacks_in(directory.root):
+        return _judge_and_report(directory, plan, finish)
+
+
+def _judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     from harness.app import stages
     from harness.app.announce import announce
     from harness.app.past import with_past
-    from harness.edge.ci_systems import tell_ci
-    from harness.edge.console import print_report
 
     file = history_file(finish.history, directory.root.parent)
-    keep_baselines(directory, plan, file)
+    problems = []
+    try:
+        keep_baselines(directory, plan, file)
+    except (HarnessError, OSError) as error:
+        problems.append(str(error))
     report = with_past(directory, plan, stages.judge(directory, plan), file if finish.record else None)
-    print_report(report, [shown(path) for path in stages.write_reports(directory, report)])
-    tell_ci(report, os.environ)
+    paths: list[Path] = []
+    try:
+        paths = stages.write_reports(directory, report)
+    except HarnessError as error:
+        problems.append(f"the reports are not all written: {error}")
     if finish.record:
         record(directory, report, file)
-    code = exit_code(cell.outcome for cell in report.cells)
+    try:
+        _print(report, paths)
+    except OSError as error:
+        problems.append(f"the verdict cannot be printed: {error.strerror}")
+    for problem in problems:
+        print(f"harness: {problem}", file=sys.stderr)
+    code = report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
     if finish.for_git:
         code = git_exit_code(report, {cell.id for cell in plan.expansion.cells})
     announce(finish.notify, report, directory.root, code)
     return code
+
+
+def _print(report: Report, paths: Iterable[Path]) -> None:
+    from harness.edge.ci_systems import tell_ci
+    from harness.edge.console import print_report
+
+    print_report(report, [shown(path) for path in paths])
+    tell_ci(report, os.environ)
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:
@@ -67,7 +96,7 @@ def record(directory: RunDir, report: Report, file: Path) -> bool:
     try:
         with opened(file, write=True) as history:
             history.record(run_row(report), directory.root)
-    except (HarnessError, ValueError) as error:
+    except (HarnessError, ValueError, OSError) as error:
         print(f"harness: {report.run_id} is not in the history: {error}", file=sys.stderr)
         return False
     return True

@@ -12,12 +12,15 @@ from multiprocessing import get_context
 from typing import Any
 
 from harness.app.baselines import read_baselines
+from harness.app.boundary import brief, keep_traceback
 from harness.edge.evidence_files import read_cell
 from harness.edge.job_endings import read_job_endings
 from harness.edge.run_dir import RunDir
 from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.failures import JobEnding
+from harness.judge.noise import noise_floors
 from harness.judge.report_build import Judged, judge_cells
+from harness.words.records import CellResult
 from harness.words.run_plan import PlannedCell, RunPlan
 from harness.words.stack import HEADS
 
@@ -74,12 +77,23 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
     seen = RanksSeen()
     before = read_baselines(run)
 
+    def crashed(cell: str, error: Exception) -> str:
+        """The traceback goes beside the cell's attempts; the reason names it."""
+        file = keep_traceback(error, run.attempt(cell).root.parent)
+        why = f"the harness could not judge this cell: {brief(error)}"
+        return f"{why}; if its files are as the ranks wrote them, please report it with {file}"
+
     def find(cell: str) -> CellFound:
-        return replace(read_cell(run, cell, jobs), before=before.get(cell))
+        try:
+            found = replace(read_cell(run, cell, jobs), before=before.get(cell))
+            noise_floors(found.records)  # asked here, where values that it cannot compute with harm this cell only
+        except Exception as error:
+            return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
+        return found
 
     evidence = map(seen.add, evidence_in_turn(plan, find))
     with _no_collection():
-        return judge_cells(plan, evidence, today=today), seen
+        return judge_cells(plan, evidence, today=today, crashed=crashed), seen
 
 
 @contextmanager

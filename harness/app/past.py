@@ -34,7 +34,7 @@ def with_past(directory: RunDir, plan: RunPlan, report: Report, history: Path | 
         row = run_row(report)
         previous = _kept(directory) or _ask(directory, plan, report, row, history)
         return replace(report, since=since(report, row, previous)) if previous else report
-    except (HarnessError, ValueError, TypeError, KeyError) as error:
+    except (HarnessError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         print(f"harness: {report.run_id}: the past is not told: {error}", file=sys.stderr)
         return report
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.app.baselines import baseline_problem
+from harness.app.boundary import uncaught
 from harness.app.judging import judge_all
 from harness.app.planning import asked_stacks, expand_for
 from harness.app.selection import select
@@ -36,8 +39,8 @@ from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile
 from harness.plan.cost import JobCost, job_costs
 from harness.plan.matrix import Matrix, resolved
-from harness.words.errors import InfrastructureError, InputError
-from harness.words.jsonable import dumps, loads
+from harness.words.errors import HarnessError, InfrastructureError, InputError
+from harness.words.jsonable import dumps
 from harness.words.run_plan import Allocation, Expansion, RunPlan
 from harness.words.stack import ReadyStack
 
@@ -210,6 +213,10 @@ class _Listener:
     def __call__(self, event: dict[str, Any]) -> None:
         if dumps(event) not in self._known:
             append_line(self.run.events, event)
+        with suppress(KeyError, TypeError):  # a damaged event moves the display, never a verdict
+            self._show(event)
+
+    def _show(self, event: dict[str, Any]) -> None:
         if event["event"] == "loaded":
             self.import_s = max(self.import_s, event["import_s"])
         elif event["event"] == "cell_started":
@@ -226,30 +233,39 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     timing = _launch_timing(run)
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
     wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
-    return report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance={**_stacks(plan), **seen.facts()})
+    facts = {**_stacks(plan), **seen.facts()}
+    problems = [one for one in (baseline_problem(run),) if one]
+    return report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:
-    """report.json, junit.xml, report.md and report.html; their paths."""
-    texts = {
-        "report.json": render_json(report),
-        "junit.xml": render_junit(report),
-        "report.md": render_markdown(report),
-        "report.html": render_html(report),
+    """report.json, junit.xml, report.md and report.html; their paths. InfrastructureError, after all were tried."""
+    renderers: dict[str, Callable[[Report], str]] = {
+        "report.json": render_json,
+        "junit.xml": render_junit,
+        "report.md": render_markdown,
+        "report.html": render_html,
     }
     if report.noise:
-        write_json(run.report("noise.json"), report.noise, indent=1)
-    for name, text in texts.items():
-        write_atomic(run.report(name), text)
-    return [run.report(name) for name in texts]
+        renderers["noise.json"] = lambda one: dumps(one.noise, indent=1) + "\n"
+    problems = []
+    for name, render in renderers.items():
+        try:
+            write_atomic(run.report(name), render(report))
+        except Exception as error:
+            problems.append(str(error if isinstance(error, HarnessError) else uncaught(error, run.root)))
+    if problems:
+        raise InfrastructureError("; ".join(dict.fromkeys(problems)))
+    return [run.report(name) for name in renderers if name != "noise.json"]
 
 
 def _launch_timing(run: RunDir) -> dict[str, float]:
-    if not run.events.exists():
+    """As the newest launch noted it; empty when it noted none that can be read."""
+    timings = [event.get("timing") for event in read_events(run.events) if event["event"] == "launched"]
+    found = timings[-1] if timings else None
+    if not isinstance(found, dict) or not all(isinstance(value, (int, float)) for value in found.values()):
         return {}
-    events = [loads(line) for line in run.events.read_text(encoding="utf-8").splitlines()]
-    timings: list[dict[str, float]] = [event["timing"] for event in events if event["event"] == "launched"]
-    return timings[-1] if timings else {}
+    return {name: float(value) for name, value in found.items()}
 
 
 def _stacks(plan: RunPlan) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -284,9 +285,16 @@ def _need_cluster(directory: RunDir) -> None:
         raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(directory.root)))
 
 
+def _changed(folder: Path) -> float:
+    """When a run directory was last changed; 0 of one that has just been removed."""
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
+
+
 def find_run(name: str, run_parent: Path) -> RunDir:
     """A run directory by path, by id under the parent folder, or 'latest'. InputError when there is none."""
-    known = sorted((path.parent for path in run_parent.glob("*/plan.json")), key=lambda path: path.stat().st_mtime)
+    known = sorted((path.parent for path in run_parent.glob("*/plan.json")), key=_changed)
     if name == "latest" and known:
         return RunDir(known[-1].resolve())
     for candidate in (Path(name), run_parent / name):

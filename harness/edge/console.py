@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from harness.judge.report_model import Report, ReportCell, Since
 from harness.judge.summaries import place_text
 from harness.words.errors import InputError
-from harness.words.outcomes import LaneVerdict, Outcome, exit_code
+from harness.words.outcomes import LaneVerdict, Outcome
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -164,6 +164,7 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
         _print_since(console, report.since)
     for path in paths:
         console.print(Text(f"report: {path}"), soft_wrap=True)
+    console.print(Text("\n".join([*map(clean, report.problems), ""]), style="bold yellow"), soft_wrap=True, end="")
     console.print(_verdict(report), soft_wrap=True)
 
 
@@ -266,12 +267,11 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
 def _verdict(report: Report) -> RenderableType:
     from rich.text import Text
 
-    code = exit_code(cell.outcome for cell in report.cells)
     style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold yellow")
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
     return Text(report.verdict.upper(), style=style).append(
-        f": {counts}{wall}; exit code {code}", style="not bold default"
+        f": {counts}{wall}; exit code {report.exit_code}", style="not bold default"
     )
 
 

@@ -25,17 +25,22 @@ def read_plan(run: RunDir) -> RunPlan:
         raise InputError(Problem(message="is not a run directory: no plan.json", file=str(run.root)))
     try:
         values = loads(run.plan.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(Problem(message=f"is not JSON: {error}", file=str(run.plan))) from error
+    if not isinstance(values, dict):
+        raise InputError(Problem(message="is not a plan: a JSON object is needed", file=str(run.plan)))
     if values.get("schema_version") != SCHEMA_VERSION:
         found = str(values.get("schema_version"))
         raise InputError(
             Problem(message="unknown schema_version", file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION))
         )
     try:
-        return from_jsonable(RunPlan, values)
-    except TypeError as error:
-        raise InputError(Problem(message=str(error), file=str(run.plan))) from error
+        plan = from_jsonable(RunPlan, values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(Problem(message=f"is not a plan: {error}", file=str(run.plan))) from error
+    if circular := plan.expansion.circular:
+        raise InputError(Problem(message=f"cell {circular} is its own reference", file=str(run.plan)))
+    return plan
 
 
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:

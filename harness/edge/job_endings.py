@@ -10,6 +10,7 @@ from harness.edge.run_dir import RunDir, read_events
 from harness.edge.run_logs import tail
 from harness.edge.submissions import read_order
 from harness.judge.failures import JobEnding
+from harness.words.errors import HarnessError
 
 
 def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
@@ -18,8 +19,11 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
     endings: dict[str, JobEnding] = {}
     for event in read_events(run.events):
         if event["event"] == "job_ended":
-            ending = _ending(run, event["state"], event["array"], event["job"])
-            order = read_order(run, event["allocation"])
+            try:
+                ending = _ending(run, event["state"], event["array"], event["job"])
+                order = read_order(run, event["allocation"])
+            except (HarnessError, OSError, ValueError, TypeError, KeyError):
+                continue  # a damaged note or order: the cells are judged by what their ranks left
             endings |= {cell: ending for cell, attempt in order.items() if attempts.get(cell) == attempt}
     return endings
 

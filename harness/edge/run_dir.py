@@ -98,22 +98,37 @@ def _end_of_lines(stream: FileIO) -> int:
 
 
 class Journal:
-    """Reads the whole lines that were added since the last call; a line still being written waits for the next."""
+    """Reads the whole lines that were added since the last call; a line still being written waits for the next.
+
+    A line that is not an event (a JSON object with `event`) is passed over: journals drive displays and timings, the
+    verdict rests on records and results.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def new_events(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
+        try:
+            stream = self.path.open("rb")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return
-        with self.path.open("rb") as stream:
+        with stream:
             stream.seek(self.offset)
             for line in stream:
                 if not line.endswith(b"\n"):
                     return
                 self.offset += len(line)
-                yield loads(line.decode("utf-8"))
+                if event := _event(line):
+                    yield event
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = loads(line.decode("utf-8"))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -118,7 +118,10 @@ def _pass_on(one: Following, listener: Listener) -> bool:
         finished |= event["event"] == "finished"
         listener(event)
     heartbeat = one.journal.path.with_suffix(".heartbeat")
-    beat = heartbeat.stat().st_mtime_ns if heartbeat.exists() else 0
+    try:
+        beat = heartbeat.stat().st_mtime_ns
+    except OSError:  # not there yet, or between two names while it is written anew
+        beat = one.last_beat
     if beat != one.last_beat:
         one.last_beat, one.last_word = beat, time.monotonic()
     return finished

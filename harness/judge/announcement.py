@@ -57,6 +57,7 @@ def _cell(cell: ReportCell) -> dict[str, Any]:
 def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     lines = [f"*{report.verdict.upper()}* {report.matrix}: {counts or 'no cells'}"]
+    lines += [f"- {problem}" for problem in report.problems]
     for cell in bad[:_MOST_CELLS]:
         first = cell.findings[0].message if cell.findings else cell.reason
         lines.append(f"- {cell.outcome.value} {cell.id}: {first}")

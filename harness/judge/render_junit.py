@@ -22,6 +22,9 @@ def render_junit(report: Report) -> str:
     suites = Element("testsuites")
     suite = SubElement(suites, "testsuite", name=legal(report.matrix))
     _describe(suite, report)
+    for problem in report.problems:
+        case = SubElement(suite, "testcase", classname=legal(report.matrix), name="run", time="0.000")
+        SubElement(case, "error", message=_message(problem), type="undecided").text = legal(problem)
     for cell in report.cells:
         _cell(suite, report, cell)
     for rejected in report.rejected:

@@ -59,6 +59,8 @@ def _head(report: Report) -> Iterator[str]:
     wall = report.timing.get("wall_s")
     yield f"{counts or 'no cells'}{f' in {wall:.1f} s' if wall is not None else ''}. Run {code(report.run_id)}."
     yield ""
+    for problem in report.problems:
+        yield from (f"**{text(problem)}**", "")
     if report.selection:
         yield from (f"Selected, {text(report.selection.text)}; {report.selection.left_out} cells left out.", "")
 

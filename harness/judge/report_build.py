@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.judge.evidence import CellEvidence
+from harness.judge.failures import JobEnding
 from harness.judge.report_model import Report, ReportCell, ReportRejected
 from harness.judge.speed import throughput
-from harness.judge.verdict import CellVerdict, judge_cell
+from harness.judge.verdict import CellVerdict, judge_cell, undecided
 from harness.judge.views import canaries_view, failure_view, loss_curve, rank_views
-from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection
+from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_tested, verdict_of
 from harness.words.run_plan import PlannedCell, RejectedCell, RunPlan
 from harness.words.tolerances import NoiseFloor
 
@@ -40,39 +41,68 @@ class Judged:
     noise: dict[str, dict[str, NoiseFloor]]
 
 
-def judge_cells(plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str) -> Judged:
-    """Judge the cells of the evidence, each once; references first."""
+Crashed = Callable[[str, Exception], str]  # a cell, what was raised -> the reason of its ERROR
+
+
+def raise_again(cell: str, error: Exception) -> str:
+    """For callers that want to see the exception itself."""
+    raise error
+
+
+def judge_cells(
+    plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed = raise_again
+) -> Judged:
+    """Judge the cells of the evidence, each once; references first.
+
+    `crashed`: asked when judging a cell raises, which touches no other cell.
+    """
     verdicts: dict[str, CellVerdict] = {}  # of cells that others are held against
     needed = {cell.reference for cell in plan.expansion.cells}
     cells: dict[str, ReportCell | ReportRejected] = {}
     noise: dict[str, dict[str, NoiseFloor]] = {}
     for item in evidence:
         cell = item.cell
-        verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
+        try:
+            verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
+            late = verdict.outcome is Outcome.REJECTED
+            shown = _rejected_at_run_time(cell, item, verdict) if late else _cell(plan, cell, item, verdict)
+        except Exception as error:
+            verdict = undecided(crashed(cell.id, error))
+            shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
+        cells[cell.id] = shown
         if cell.id in needed:
             verdicts[cell.id] = verdict
         if item.noise:
             noise[cell.id] = dict(item.noise)
-        late = verdict.outcome is Outcome.REJECTED
-        cells[cell.id] = _rejected_at_run_time(cell, item, verdict) if late else _cell(plan, cell, item, verdict)
     return Judged(cells=cells, noise=noise)
 
 
 def report_of(
-    plan: RunPlan, judged: Judged, *, timing: Mapping[str, float], provenance: Mapping[str, Any] | None = None
+    plan: RunPlan,
+    judged: Judged,
+    *,
+    timing: Mapping[str, float],
+    provenance: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
 ) -> Report:
-    """The report of cells that are judged: all of the plan."""
+    """The report of cells that are judged: all of the plan. `problems`: why the run as a whole proves nothing."""
     found = [judged.cells[cell.id] for cell in plan.expansion.cells]
     cells = [cell for cell in found if isinstance(cell, ReportCell)]
     rejected = [_rejected(cell) for cell in plan.expansion.rejected]
     rejected += [cell for cell in found if isinstance(cell, ReportRejected)]
     counts = {outcome: sum(cell.outcome is outcome for cell in cells) for outcome in Outcome}
     counts[Outcome.REJECTED] = len(rejected)
+    roles = {cell.id: cell.role for cell in plan.expansion.cells}
+    outcomes = [cell.outcome for cell in cells if cell.role == "cell"]
+    outcomes += [Outcome.REJECTED for cell in rejected if roles.get(cell.id, "cell") == "cell"]
+    untested = nothing_tested(outcomes)
+    problems = [*problems, *([untested] if untested else [])]
     return Report(
         run_id=plan.run_id,
         matrix=plan.matrix_name,
         matrix_file=plan.matrix_file,
-        verdict=_verdict(counts),
+        verdict=verdict_of(counts, problems),
+        problems=problems,
         counts=counts,
         provenance={**plan.provenance, **(provenance or {})},
         timing=dict(timing),
@@ -81,13 +111,6 @@ def report_of(
         selection=plan.expansion.selection,
         noise=judged.noise,
     )
-
-
-def _verdict(counts: Mapping[Outcome, int]) -> str:
-    """As the exit code: a failure is certain, so it outranks what could not be decided."""
-    if counts[Outcome.FAIL]:
-        return "fail"
-    return "error" if counts[Outcome.ERROR] else "pass"
 
 
 def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: CellVerdict) -> ReportCell:

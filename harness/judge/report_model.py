@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.words.layout import Coordinates, Layout
-from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection
+from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, exit_code
 from harness.words.records import SCHEMA_VERSION
 from harness.words.run_plan import Selection
 from harness.words.timing import GpuState
@@ -180,12 +180,14 @@ class Since:
     run_id: str
     started: str
     cells: list[CellSince] = field(default_factory=list)  # those that fail, or failed before
+    undecided: int = 0  # cells of this run that ended as ERROR
 
     @property
     def text(self) -> str:
         """ "Since run X of 2026-08-21T10:15:30Z: 1 newly failing, 2 still failing." """
         names = list(dict.fromkeys(cell.change for cell in self.cells))
         counts = [f"{sum(cell.change == name for cell in self.cells)} {name}" for name in names]
+        counts += [f"{self.undecided} undecided"] if self.undecided else []
         return f"Since run {self.run_id} of {self.started}: {', '.join(counts) or 'no cell changed, none fails'}."
 
 
@@ -203,4 +205,10 @@ class Report:
     selection: Selection | None = None  # of the cells that may run; None: every one
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
     since: Since | None = None  # None: no earlier run is known
+    problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 3."""
+        return exit_code(self.verdict)

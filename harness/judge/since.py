@@ -77,7 +77,8 @@ def since(report: Report, row: RunRow, previous: Previous) -> Since:
         found += [said] if said else []
     order = (NEWLY_FAILING, UNJUDGED, FIXED, STILL_FAILING)
     found.sort(key=lambda one: order.index(one.change))
-    return Since(run_id=previous.run_id, started=previous.started, cells=found)
+    undecided = sum(cell.outcome is Outcome.ERROR for cell in report.cells)
+    return Since(run_id=previous.run_id, started=previous.started, cells=found, undecided=undecided)
 
 
 def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previous: Previous) -> CellSince | None:

@@ -38,13 +38,18 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | N
         return CellVerdict(Outcome.REJECTED, _skipped(), [], reason, usable=False)
     problem = _unusable(evidence) or wrong_code(evidence.stack, evidence.records)
     if problem:
-        return CellVerdict(Outcome.ERROR, _skipped(), [], problem, usable=False)
+        return undecided(problem)
     no_reference = _reference_problem(evidence, today, reference)
     findings = _findings(evidence, with_reference=not no_reference)
     lanes = _lanes(evidence, findings, bool(no_reference))
     outcome, reason = _outcome(evidence, lanes, no_reference)
     verdict = CellVerdict(outcome, lanes, findings, reason)
     return _expected(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
+
+
+def undecided(reason: str) -> CellVerdict:
+    """ERROR: there is no evidence to judge."""
+    return CellVerdict(Outcome.ERROR, _skipped(), [], reason, usable=False)
 
 
 def _skipped() -> dict[Lane, LaneVerdict]:

@@ -6,6 +6,7 @@ HarnessError
 |   |-- DiskFullError           no room in the run directory
 |   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are rejected
 |   `-- NotRevertibleError      a commit that a stack takes back cannot be: its cells are rejected
+|-- InternalError          a defect of the harness: exit code 3, with the traceback in a file
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
 A failed check is never an exception: it is a `Finding` (outcomes.py).
@@ -72,6 +73,10 @@ class NotBuildableError(InfrastructureError):
 
 class NotRevertibleError(InfrastructureError):
     """A commit that a stack takes back conflicts with what came after it, or its revert changes nothing."""
+
+
+class InternalError(HarnessError):
+    """The harness itself failed: its message names the file that holds the traceback."""
 
 
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run

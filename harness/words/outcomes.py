@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -78,12 +79,33 @@ EXIT_ABORT = 128  # of git bisect run: end it, no commit can be judged
 EXIT_INTERRUPTED = 130
 
 
-def exit_code(outcomes: Iterable[Outcome]) -> int:
-    """0 all pass (xfail and flaky allowed), 1 a check failed, 3 nothing failed but something is undecided.
+JUDGED_AS_ASKED = (Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS)
+_EXIT_CODES = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "error": EXIT_UNDECIDED}
 
-    XPASS does not fail by itself: a bug that went away is good news that the report shows.
+
+def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> str:
+    """pass, fail or error. A failure is certain, so it outranks what could not be decided.
+
+    `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS does not fail by itself: a bug
+    that went away is good news that the report shows.
     """
-    seen = set(outcomes)
-    if Outcome.FAIL in seen:
-        return EXIT_FAIL
-    return EXIT_UNDECIDED if Outcome.ERROR in seen else EXIT_PASS
+    if counts.get(Outcome.FAIL):
+        return "fail"
+    return "error" if counts.get(Outcome.ERROR) or problems else "pass"
+
+
+def nothing_tested(under_test: Iterable[Outcome]) -> str:
+    """Why a run in which no cell under test was judged cannot be green; empty when one was.
+
+    `under_test`: outcomes of the cells that the matrix asks for, without references that the harness added.
+    """
+    counts = Counter(under_test)
+    if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):
+        return ""
+    found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items(), key=lambda item: item[0]))
+    return f"nothing was tested: of the cells under test none was judged ({found or 'there are none'})"
+
+
+def exit_code(verdict: str) -> int:
+    """0 at least one cell under test passed and none failed, 1 a check failed, 3 undecided."""
+    return _EXIT_CODES[verdict]

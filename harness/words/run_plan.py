@@ -81,6 +81,22 @@ class Expansion:
     selection: Selection | None = None  # None: every allowed cell runs
 
     @property
+    def circular(self) -> str | None:
+        """A cell that is its own reference, through others or at once; None when there is none, as must be."""
+        reference = {cell.id: cell.reference for cell in self.cells}
+        sound: set[str | None] = {None}
+        for cell in self.cells:
+            chain: dict[str, None] = {}
+            above: str | None = cell.id
+            while above is not None and above not in sound and above in reference:
+                if above in chain:
+                    return above
+                chain[above] = None
+                above = reference[above]
+            sound.update(chain)
+        return None
+
+    @property
     def references_first(self) -> list[PlannedCell]:
         """Every cell after the one that it is held against."""
         known = {cell.id: cell for cell in self.cells}

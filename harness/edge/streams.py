@@ -1,0 +1,59 @@
+"""stdout and stderr of the command line: nothing that happens to them changes a verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+class _Raw(io.FileIO):
+    """A descriptor whose reader may leave: `harness report RUN | head` must record and exit as without the pipe."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(memoryview(data).cast("B"))
+
+
+def own_streams() -> None:
+    """Replace stdout and stderr: a reader that leaves is ignored, and every character can be written.
+
+    A character that the locale's encoding lacks is written as an escape. A stream that the caller has closed becomes
+    the null device.
+    """
+    sys.stdout = _opened(1, sys.stdout)
+    sys.stderr = _opened(2, sys.stderr)
+
+
+def _opened(descriptor: int, old: TextIO | None) -> TextIO:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        old = None
+    if old is None:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    raw = _Raw(descriptor, "w", closefd=False)
+    encoding = old.encoding if old else "utf-8"
+    # As Python's own: stderr by line, stdout by line on a terminal only.
+    by_line = descriptor == 2 or raw.isatty()
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=by_line
+    )
+
+
+def flush_streams() -> str:
+    """Write what is still buffered; what went wrong, e.g. no room on the disk that stdout goes to, else empty."""
+    problem = ""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            problem = problem or f"the output cannot be written: {error.strerror}"
+            descriptor = os.open(os.devnull, os.O_WRONLY)
+            with contextlib.suppress(OSError):  # the stream has no descriptor
+                os.dup2(descriptor, stream.fileno())  # the flush at the end of the process would fail again
+    return problem

@@ -1,0 +1,25 @@
+"""A finished run on disk, simulated: what `harness report` judges without anything having trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.edge.run_dir import RunDir, append_line, write_json
+from tests.judge.simulator import config_of, run_of
+
+
+def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> RunDir:
+    """Two cells and their reference, all PASS."""
+    plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", pp=2)])
+    run = RunDir(parent / name)
+    write_json(run.plan, replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"}))
+    for cell, item in evidence.items():
+        attempt = run.attempt(cell)
+        write_json(attempt.config, item.cell.config)
+        for rank, record in item.records.items():
+            write_json(attempt.record(rank), record)
+        write_json(attempt.result, item.result)
+        append_line(run.events, {"time": 1.0, "event": "cell_started", "cell": cell})
+    append_line(run.events, {"time": 9.0, "event": "launched", "timing": {"launch_s": 9.0, "import_s": 1.0}})
+    return run
