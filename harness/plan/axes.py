@@ -68,26 +68,46 @@ class Axes:
         that extends none is a combination of its own.
         """
         used: set[int] = set()
-        for combination in self._product():
-            values = combination.values
-            if self.exclude and any(_matches(row.values, values) for row in self.exclude):
+        for original, line in self._product():
+            if self.exclude and any(_matches(row.values, original) for row in self.exclude):
                 continue
-            original = values
+            values = original
             for number, row in enumerate(self.include):
-                if all(original.get(name, value) == value for name, value in row.values.items()):
+                if _extends(row.values, original):
                     used.add(number)
                     values = {**values, **row.values}
-            yield Row(values, combination.line)
+            yield Row(values, line)
         yield from (row._replace(included=True) for number, row in enumerate(self.include) if number not in used)
 
-    def _product(self) -> Iterator[Row]:
+    def _product(self) -> Iterator[tuple[dict[str, Any], int | None]]:
+        """Values and line of every combination; the last dimension varies fastest."""
         if not self.dimensions:
             return
         tied = next((place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
-        dimensions = [[(tuple(row.values.items()), row.line) for row in rows] for rows in self.dimensions]
-        for chosen in itertools.product(*dimensions):
-            values = dict(itertools.chain.from_iterable([items for items, _ in chosen]))
-            yield Row(values, self.line if tied is None else chosen[tied][1])
+        half = len(self.dimensions) // 2
+        slow, fast = self._part(0, half, tied), self._part(half, len(self.dimensions), tied)
+        for values, line in slow:
+            for more, other in fast:
+                yield {**values, **more}, line or other or self.line
+
+    def _part(self, begin: int, end: int, tied: int | None) -> list[tuple[dict[str, Any], int | None]]:
+        """Combinations of the dimensions from `begin` to before `end`, with the line of `tied` if it is one."""
+        combined: list[tuple[dict[str, Any], int | None]] = [({}, None)]
+        for place in range(begin, end):
+            combined = [
+                ({**values, **row.values}, row.line if place == tied else line)
+                for values, line in combined
+                for row in self.dimensions[place]
+            ]
+        return combined
+
+
+def _extends(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether an include row overwrites no value of an axis of the matrix."""
+    for name, value in row.items():  # noqa: SIM110 - asked of every combination, and a generator takes thrice as long
+        if values.get(name, value) != value:
+            return False
+    return True
 
 
 def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from harness.plan.axes import Row
@@ -15,19 +16,20 @@ from harness.plan.matrix import Matrix
 from harness.plan.problems import KeyPath, Problems
 from harness.plan.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
 from harness.plan.rules.rule import Rule
-from harness.plan.rules.table import RULES, rejections, world_size_rule
+from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, rejections, world_size_rule
 from harness.plan.select_parse import KEY
 from harness.plan.selection import Candidate, Forbidden, choose
 from harness.plan.turns import in_turns
 from harness.words.attention import KERNELS
-from harness.words.cell import CellConfig, cell_id
+from harness.words.cell import CellConfig, ShapeIdentity, cell_id
+from harness.words.outcomes import Rejection
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.words.stack import DEFAULT
 
 _ALWAYS = ("tp", "pp", "cp", "packing")  # axes that every table shows
 
 
-def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
+def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:
     """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
 
     `more_rules`: those of the cluster that the cells run on.
@@ -39,7 +41,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule, ...] = ()) -> Expansion:
     resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
     resolver.check_models(rows, problems)
     problems.raise_any()
-    rules = (*RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
+    rules: tuple[Rule[CellConfig], ...] = (*CELL_RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
     shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
     cells, rejected, forbidden = _judge_rows(rows, resolver, rules, shown)
     if not cells:
@@ -90,21 +92,38 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class _Shape:
+    """What cells of one shape have in common, worked out for the first of them."""
+
+    def __init__(self, config: CellConfig) -> None:
+        self.identity = ShapeIdentity.of(config)
+        self._config = config
+
+    @cached_property
+    def rejections(self) -> tuple[Rejection, ...]:
+        return rejections(self._config, SHAPE_RULES)
+
+
 def _judge_rows(
-    rows: list[Row], resolver: Resolver, rules: tuple[Rule, ...], shown: list[str]
+    rows: list[Row], resolver: Resolver, rules: tuple[Rule[CellConfig], ...], shown: list[str]
 ) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
-    """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged."""
+    """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged.
+
+    `rules`: beside those of shapes.
+    """
     cells: dict[str, Candidate] = {}
     rejected: dict[str, RejectedCell] = {}
     forbidden: list[Forbidden] = []
+    shapes: dict[tuple[Any, ...], _Shape] = {}
     for row in rows:
-        config = resolver.config(row.values)
-        name = cell_id(config)
+        config, key = resolver.config(row.values), resolver.shape_key(row.values)
+        shape = shapes.get(key) or shapes.setdefault(key, _Shape(config))
+        name = cell_id(config, shape.identity)
         if name in cells and row.included:
             cells[name] = cells[name]._replace(included=True)
         if name in cells or name in rejected:
             continue
-        if reasons := rejections(config, rules):
+        if reasons := shape.rejections + rejections(config, rules):
             axes = axes_of(config, shown)
             rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)
             forbidden.append(Forbidden(config, reasons[0].rule))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from harness.plan.axes import DOTTED, Row
@@ -34,6 +34,7 @@ _DEFAULTS |= {
     "forbidden": "",
     "timed": True,
 }
+_BESIDE_SHAPE = ("dtype", "attention", "device", "stack", "timed")  # axes that a rules.rule.Shape does not have
 # Axis -> its resolved value in a cell.
 _AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
     **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
@@ -72,28 +73,48 @@ class Resolver:
         self._options: dict[tuple[Any, ...], PackingOptions] = {}
         self._bases: dict[tuple[Any, ...], tuple[ModelConfig, TrainConfig, DocumentsConfig, str]] = {}
         self._dotted = [name for name in self.matrix.axes.names if "." in name]
+        names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
+        self._shape_values = itemgetter(*[name for name in names if name not in _BESIDE_SHAPE])
+        self._shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._common: dict[str, Any] = {
+            "deadline_s": matrix.launch.deadline_s,
+            "canaries": matrix.canaries,
+            "fingerprints": matrix.fingerprints,
+        }
+
+    def shape_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
+        """Equal for combinations whose cells differ at most in what _BESIDE_SHAPE names."""
+        key: tuple[Any, ...] = self._shape_values(values)
+        return key
 
     def config(self, values: dict[str, Any]) -> CellConfig:
-        model, train, documents, variant = self.base(values)
+        key = self._shape_values(values)
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(values)
         return CellConfig(
-            layout=self._layout(values),
-            data_path=values["packing"],
-            micro_batch_size=values["micro_batch_size"],
+            **self._shapes[key],
+            **self._common,
             dtype=values["dtype"],
             attention=values["attention"],
             device=values["device"],
             stack=values["stack"],
-            forbidden=values["forbidden"],
-            model=model,
-            train=train,
-            documents=documents,
-            options=self._packing_options(values),
-            variant=variant,
-            deadline_s=self.matrix.launch.deadline_s,
-            canaries=self.matrix.canaries,
-            fingerprints=self.matrix.fingerprints,
             timing=self._timing(values),
         )
+
+    def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of CellConfig that a rule of shapes may read, and the name of the variant."""
+        model, train, documents, variant = self.base(values)
+        return {
+            "layout": self._layout(values),
+            "data_path": values["packing"],
+            "micro_batch_size": values["micro_batch_size"],
+            "forbidden": values["forbidden"],
+            "model": model,
+            "train": train,
+            "documents": documents,
+            "options": self._packing_options(values),
+            "variant": variant,
+        }
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
         """Models that model axes make impossible in every layout."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.words.documents import Document, DocumentsConfig, documents_of_step
 from harness.words.jsonable import dumps, to_jsonable
@@ -136,6 +136,10 @@ def same_rows(config: CellConfig, control: CellConfig) -> bool:
 
 def cell_name(config: CellConfig) -> str:
     """Readable part of the id: tp2-pp4-cp1-sft, with the axes that differ from their defaults."""
+    return _name(_shape_name(config), config)
+
+
+def _shape_name(config: CellConfig) -> str:
     layout = config.layout
     parts = [f"tp{layout.tp}", f"pp{layout.pp}", f"cp{layout.cp}"]
     parts += [f"{name}{getattr(layout, name)}" for name in ("dp", "ep", "vpp") if getattr(layout, name) > 1]
@@ -145,12 +149,21 @@ def cell_name(config: CellConfig) -> str:
     if config.micro_batch_size > 1:
         parts.append(f"mbs{config.micro_batch_size}")
     parts += config.options.name_parts()
-    parts += [config.variant] if config.variant else []
-    parts += [config.dtype] if config.dtype != "fp32" else []
+    return "-".join(parts + ([config.variant] if config.variant else []))
+
+
+def _name(shape: str, config: CellConfig) -> str:
+    parts = [shape]
+    if config.dtype != "fp32":
+        parts.append(config.dtype)
     parts += [value for value in (config.attention, config.device) if value != "auto"]
-    parts += [config.stack] if config.stack != DEFAULT else []
-    parts += [config.fault] if config.fault else []
-    return "-".join(parts + ([_rows_name(config.rows_of)] if config.rows_of else []))
+    if config.stack != DEFAULT:
+        parts.append(config.stack)
+    if config.fault:
+        parts.append(config.fault)
+    if config.rows_of:
+        parts.append(_rows_name(config.rows_of))
+    return "-".join(parts)
 
 
 def _rows_name(layout: Layout) -> str:
@@ -158,9 +171,24 @@ def _rows_name(layout: Layout) -> str:
     return "-".join(["rows", *sizes])
 
 
-def cell_id(config: CellConfig) -> str:
-    """Stable id: the readable name plus eight hex digits of the resolved configuration."""
-    shared = (config.layout, config.model, config.train, config.documents, config.options)
+class ShapeIdentity(NamedTuple):
+    """What the ids of cells have in common that differ only in dtype, attention, device, stack, timing or fault."""
+
+    name: str
+    text: str  # what is hashed of them
+
+    @classmethod
+    def of(cls, config: CellConfig) -> ShapeIdentity:
+        shared = (config.layout, config.model, config.train, config.documents, config.options)
+        return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
+
+
+def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
+    """Stable id: the readable name plus eight hex digits of the resolved configuration.
+
+    `shape`: that of the configuration, where the ids of many cells of one shape are made.
+    """
+    shape = shape or ShapeIdentity.of(config)
     rest: tuple[Any, ...] = (
         config.data_path,
         config.micro_batch_size,
@@ -175,8 +203,8 @@ def cell_id(config: CellConfig) -> str:
         timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
         rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
-    digest = hashlib.sha256("\n".join([_text(part) for part in (*shared, rest)]).encode()).hexdigest()
-    return f"{cell_name(config)}-{digest[:8]}"
+    digest = hashlib.sha256((shape.text + _text(rest)).encode()).hexdigest()
+    return f"{_name(shape.name, config)}-{digest[:8]}"
 
 
 @lru_cache(maxsize=4096)

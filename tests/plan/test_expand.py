@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 
 from harness.edge.matrix_file import read_matrix
 from harness.plan.expand import expand
-from harness.words.cell import NOISE, ModelConfig, cell_name
+from harness.plan.resolve import Resolver, default_values
+from harness.plan.rules.table import RULES, rejections, world_size_rule
+from harness.words.cell import NOISE, ModelConfig, cell_id, cell_name
 from harness.words.layout import Layout
 from harness.words.outcomes import Rejection
 from harness.words.run_plan import Expansion
-from tests.plan.helpers import expand_axes, names, problems_of
+from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
 
 PACKINGS = ["unpacked", "reference", "sft"]
 
@@ -249,3 +252,34 @@ def test_only_references_of_inexact_dtypes_measure_noise() -> None:
     measuring = {cell.id for cell in made.cells if NOISE in cell.config.canaries}
     assert measuring == {cell.reference for cell in made.cells if cell.reference and cell.config.dtype == "bf16"}
     assert len(measuring) == 1
+
+
+def test_a_cell_among_others_is_named_and_judged_as_the_same_cell_alone() -> None:
+    """Cells of one shape share what their rules say; it must be what they say of each."""
+    axes: dict[str, list[Any]] = {
+        "packing": [*PACKINGS, "skyrl"],
+        "tp": [1, 3],
+        "cp": [1, 2],
+        "sp": ["auto", False],
+        "micro_batch_size": [1, 2],
+        "dtype": ["fp32", "bf16", "fp8"],
+        "attention": ["auto", "te"],
+        "device": ["auto", "cpu"],
+        "pad_seq_to_mult": ["auto", 6],
+        "calculate_per_token_loss": [True, False],
+    }
+    made = expand_axes(dict(axes))
+    alone: dict[str, tuple[Rejection, ...]] = {}
+    for values in itertools.product(*axes.values()):
+        matrix = matrix_of(matrix=dict(zip(axes, values)))
+        row = next(matrix.axes.combinations())
+        filled = {**default_values(matrix), **row.values}
+        filled["sp"] = filled["tp"] > 1 if filled["sp"] is None else filled["sp"]
+        config = Resolver(matrix, largest_cp=2).config(filled)
+        alone[cell_id(config)] = rejections(config, (*RULES, world_size_rule(matrix.launch.max_ranks)))
+    assert {cell.id for cell in made.cells if cell.role == "cell"} == {
+        name for name, found in alone.items() if not found
+    }
+    assert {cell.id: cell.rejections for cell in made.rejected} == {
+        name: found for name, found in alone.items() if found
+    }

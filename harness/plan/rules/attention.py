@@ -32,7 +32,7 @@ def fp8(config: CellConfig) -> str | None:
     return "dtype fp8 needs an fp8 recipe for every linear layer, which the probe of this version does not set"
 
 
-def te_version_rule(stacks: Mapping[str, Stack]) -> Rule:
+def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """For stacks whose packages pin Transformer Engine; what is installed elsewhere only the node knows."""
 
     def predicate(config: CellConfig) -> str | None:
@@ -58,7 +58,7 @@ def _of_kernels(limit: Limit) -> Callable[[CellConfig], str | None]:
     return lambda config: limit.predicate(config) if config.attention in KERNELS else None
 
 
-RULES = (
+RULES: tuple[Rule[CellConfig], ...] = (
     *(Rule(limit.id, limit.source, _of_kernels(limit)) for limit in LIMITS),
     Rule("dtype.fp8", "SkyRL get_packed_seq_align_size, verl: fp8 needs 16 tokens of each rank; harness", fp8),
 )

@@ -7,7 +7,7 @@ from harness.plan.rules.rule import Rule
 from harness.words.cell import CellConfig
 
 
-def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule:
+def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellConfig]:
     """Every node of a job runs equally many ranks (torch elastic: one nproc_per_node), and nodes are limited."""
 
     def predicate(config: CellConfig) -> str | None:

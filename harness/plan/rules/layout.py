@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from harness.plan.rules.rule import Rule, not_divisible
-from harness.words.cell import CellConfig
+from harness.plan.rules.rule import Rule, Shape, not_divisible
 from harness.words.documents import MIXES, DocumentsConfig, documents_of_step
 from harness.words.packing import pack, row_multiple
 from harness.words.packing_style import PackingStyle
@@ -13,47 +12,47 @@ from harness.words.packing_style import PackingStyle
 _PROBE = "harness: the probe shards whole heads, rows and layers evenly"
 
 
-def layers_by_pp(config: CellConfig) -> str | None:
+def layers_by_pp(config: Shape) -> str | None:
     layout = config.layout
     stages = layout.pp * layout.vpp
     return not_divisible("model.layers", config.model.layers, f"pp {layout.pp} x vpp {layout.vpp} = {stages}", stages)
 
 
-def heads_by_tp(config: CellConfig) -> str | None:
+def heads_by_tp(config: Shape) -> str | None:
     return _by_tp(config, "heads", config.model.heads)
 
 
-def kv_heads_by_tp(config: CellConfig) -> str | None:
+def kv_heads_by_tp(config: Shape) -> str | None:
     return _by_tp(config, "kv_heads", config.model.kv_heads)
 
 
-def ffn_by_tp(config: CellConfig) -> str | None:
+def ffn_by_tp(config: Shape) -> str | None:
     return _by_tp(config, "ffn", config.model.ffn)
 
 
-def vocab_by_tp(config: CellConfig) -> str | None:
+def vocab_by_tp(config: Shape) -> str | None:
     return _by_tp(config, "vocab", config.model.vocab)
 
 
-def _by_tp(config: CellConfig, key: str, value: int) -> str | None:
+def _by_tp(config: Shape, key: str, value: int) -> str | None:
     tp = config.layout.tp
     return not_divisible(f"model.{key}", value, f"tp {tp}", tp) if value % tp else None
 
 
-def sp_needs_tp(config: CellConfig) -> str | None:
+def sp_needs_tp(config: Shape) -> str | None:
     if not config.layout.sp or config.layout.tp > 1:
         return None
     return "sp splits the sequence over the tp ranks, and tp is 1; set tp above 1 or sp: false"
 
 
-def vpp_needs_pp(config: CellConfig) -> str | None:
+def vpp_needs_pp(config: Shape) -> str | None:
     layout = config.layout
     if layout.vpp == 1 or layout.pp > 1:
         return None
     return f"vpp {layout.vpp} interleaves model chunks over the pipeline stages, and pp is 1"
 
 
-def documents_by_replicas(config: CellConfig) -> str | None:
+def documents_by_replicas(config: Shape) -> str | None:
     """Unpacked rows are documents, so the documents of a step must split evenly."""
     if config.style.packed:
         return None
@@ -62,7 +61,7 @@ def documents_by_replicas(config: CellConfig) -> str | None:
     return not_divisible("train.global_batch", documents, _parts(config, parts), parts) if documents % parts else None
 
 
-def rows_by_replicas(config: CellConfig) -> str | None:
+def rows_by_replicas(config: Shape) -> str | None:
     """Packed rows can be split until each holds one document, and no further."""
     if not config.style.packed:
         return None
@@ -86,7 +85,7 @@ def rows_by_replicas(config: CellConfig) -> str | None:
     return None
 
 
-def _parts(config: CellConfig, parts: int) -> str:
+def _parts(config: Shape, parts: int) -> str:
     layout = config.layout
     interleaved = f" x pp {layout.pp} (interleaved)" if layout.vpp > 1 else ""
     return f"dp {layout.dp} x micro_batch_size {config.micro_batch_size}{interleaved} = {parts}"
@@ -101,7 +100,7 @@ def _row_count(
     return len(pack(made, style, seq_length=seq_length, multiple=1))
 
 
-RULES = (
+RULES: tuple[Rule[Shape], ...] = (
     Rule("layout.layers-by-pp", "Megatron-LM TransformerConfig: num_layers % (PP * VPP) == 0", layers_by_pp),
     Rule("layout.heads-by-tp", "Megatron-LM TransformerConfig: num_attention_heads % TP == 0", heads_by_tp),
     Rule(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from harness.plan.rules.rule import Rule
-from harness.words.cell import CellConfig
+from harness.plan.rules.rule import Rule, Shape
 from harness.words.packing import PAD
 
 _OWN_ROWS = ("unpacked", "reference")
 _BRIDGE = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
 
 
-def per_token_loss_with_cp(config: CellConfig) -> str | None:
+def per_token_loss_with_cp(config: Shape) -> str | None:
     cp = config.layout.cp
     if cp == 1 or config.options.calculate_per_token_loss:
         return None
@@ -29,21 +26,28 @@ def per_token_loss_with_cp(config: CellConfig) -> str | None:
     )
 
 
-@lru_cache(maxsize=1024)
-def _uneven(config: CellConfig) -> tuple[int, int, list[int]] | None:
-    """(step, micro-batch, loss tokens per cp rank) of the first micro-batch that is not spread evenly over cp."""
+def _uneven(config: Shape) -> tuple[int, int, list[int]] | None:
+    """(step, micro-batch, loss tokens per cp rank) of the first micro-batch that is not spread evenly over cp.
+
+    None too where there are no such rows or they cannot be cut over cp: rules of their own say so.
+    """
     cp = config.layout.cp
     for step in range(config.train.steps):
-        for number, batch in enumerate(batch for replica in config.micro_batches(step) for batch in replica):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+            slots = [[batch.local_slots(cp, rank) for rank in range(cp)] for batch in batches]
+        except ValueError:
+            return None
+        for number, (batch, ranks) in enumerate(zip(batches, slots)):
             masked = {item.document.index for item in batch.placed if item.document.masked} | {PAD}
             counts = [owner not in masked for owner, _ in batch.slot_owners()]
-            shares = [sum(counts[slot] for row in batch.local_slots(cp, r) for slot in row) for r in range(cp)]
+            shares = [sum(counts[slot] for row in rows for slot in row) for rows in ranks]
             if len(set(shares)) > 1:
                 return step, number, shares
     return None
 
 
-def no_average_with_cp(config: CellConfig) -> str | None:
+def no_average_with_cp(config: Shape) -> str | None:
     cp = config.layout.cp
     if cp == 1 or not config.options.average_in_collective:
         return None
@@ -52,13 +56,13 @@ def no_average_with_cp(config: CellConfig) -> str | None:
     )
 
 
-def no_average_with_per_token_loss(config: CellConfig) -> str | None:
+def no_average_with_per_token_loss(config: Shape) -> str | None:
     if not (config.options.average_in_collective and config.options.calculate_per_token_loss):
         return None
     return "calculate_per_token_loss divides by the tokens of all ranks; average_in_collective would divide again"
 
 
-def per_token_loss_only(config: CellConfig) -> str | None:
+def per_token_loss_only(config: Shape) -> str | None:
     if config.options.calculate_per_token_loss or config.data_path in _OWN_ROWS:
         return None
     return (
@@ -67,7 +71,7 @@ def per_token_loss_only(config: CellConfig) -> str | None:
     )
 
 
-RULES = (
+RULES: tuple[Rule[Shape], ...] = (
     Rule("loss.per-token-with-cp", _BRIDGE, per_token_loss_with_cp),
     Rule("loss.no-average-with-cp", _BRIDGE, no_average_with_cp),
     Rule(

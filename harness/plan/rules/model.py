@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from harness.plan.rules.rule import Rule, not_divisible
-from harness.words.cell import CellConfig
+from harness.plan.rules.rule import Rule, Shape, not_divisible
 
 _OWN_ROWS = ("unpacked", "reference")
 
 
-def cuda_graphs_of_packed_rows(config: CellConfig) -> str | None:
+def cuda_graphs_of_packed_rows(config: Shape) -> str | None:
     if not config.model.cuda_graphs or not config.style.packed:
         return None
     return (
@@ -17,7 +16,7 @@ def cuda_graphs_of_packed_rows(config: CellConfig) -> str | None:
     )
 
 
-def cuda_graphs_under_the_probe(config: CellConfig) -> str | None:
+def cuda_graphs_under_the_probe(config: Shape) -> str | None:
     if not config.model.cuda_graphs or config.style.packed:
         return None
     return (
@@ -26,20 +25,20 @@ def cuda_graphs_under_the_probe(config: CellConfig) -> str | None:
     )
 
 
-def rope_fusion_of_plain_rope(config: CellConfig) -> str | None:
+def rope_fusion_of_plain_rope(config: Shape) -> str | None:
     mla = config.model.mla
     if not config.model.rope_fusion or mla is None or mla.rope == "yarn":
         return None
     return f"model.rope_fusion is true and model.mla.rope is {mla.rope}: fused rotary positions of MLA need rope yarn"
 
 
-def ep_needs_experts(config: CellConfig) -> str | None:
+def ep_needs_experts(config: Shape) -> str | None:
     if config.layout.ep == 1 or config.model.moe:
         return None
     return f"ep {config.layout.ep} spreads experts, and the model is dense: set model.moe, or leave ep at 1"
 
 
-def ep_by_ranks(config: CellConfig) -> str | None:
+def ep_by_ranks(config: Shape) -> str | None:
     layout = config.layout
     replicas = layout.dp * layout.cp
     if layout.ep == 1:
@@ -47,24 +46,24 @@ def ep_by_ranks(config: CellConfig) -> str | None:
     return not_divisible(f"dp {layout.dp} x cp {layout.cp} =", replicas, f"ep {layout.ep}", layout.ep)
 
 
-def experts_by_ep(config: CellConfig) -> str | None:
+def experts_by_ep(config: Shape) -> str | None:
     moe, ep = config.model.moe, config.layout.ep
     return not_divisible("model.moe.experts", moe.experts, f"ep {ep}", ep) if moe else None
 
 
-def expert_ffn_by_tp(config: CellConfig) -> str | None:
+def expert_ffn_by_tp(config: Shape) -> str | None:
     moe, tp = config.model.moe, config.layout.tp
     return not_divisible("model.moe.ffn", moe.ffn, f"tp {tp}", tp) if moe else None
 
 
-def experts_need_sp(config: CellConfig) -> str | None:
+def experts_need_sp(config: Shape) -> str | None:
     layout = config.layout
     if not config.model.moe or layout.tp == 1 or layout.sp:
         return None
     return f"tp {layout.tp} without sp: every tp rank would route all tokens; set sp: true"
 
 
-def allgather_needs_equal_rows(config: CellConfig) -> str | None:
+def allgather_needs_equal_rows(config: Shape) -> str | None:
     moe, style = config.model.moe, config.style
     if not moe or moe.dispatcher != "allgather":
         return None
@@ -76,7 +75,7 @@ def allgather_needs_equal_rows(config: CellConfig) -> str | None:
     )
 
 
-def padding_mask_on_later_stages(config: CellConfig) -> str | None:
+def padding_mask_on_later_stages(config: Shape) -> str | None:
     layout = config.layout
     if not config.model.padding_mask or not layout.sp or layout.pp * layout.vpp == 1:
         return None
@@ -86,13 +85,13 @@ def padding_mask_on_later_stages(config: CellConfig) -> str | None:
     )
 
 
-def padding_mask_has_path(config: CellConfig) -> str | None:
+def padding_mask_has_path(config: Shape) -> str | None:
     if not config.model.padding_mask or config.data_path in _OWN_ROWS:
         return None
     return f"model.moe.padding_mask: packing {config.data_path} hands routers no padding mask"
 
 
-def aux_loss_per_row_split(config: CellConfig) -> str | None:
+def aux_loss_per_row_split(config: Shape) -> str | None:
     """tokens_per_sample is global, and upstream divides this rank's share of the tokens by it."""
     moe, layout = config.model.moe, config.layout
     if not config.model.balanced or not moe or moe.aux_loss != "seq_aux_loss" or config.micro_batch_size == 1:
@@ -112,13 +111,13 @@ def aux_loss_per_row_split(config: CellConfig) -> str | None:
     )
 
 
-def mtp_reads_tokens(config: CellConfig) -> str | None:
+def mtp_reads_tokens(config: Shape) -> str | None:
     if config.model.mtp is None or config.data_path in (*_OWN_ROWS, "sft"):
         return None
     return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} hands it none"
 
 
-def mtp_needs_slots(config: CellConfig) -> str | None:
+def mtp_needs_slots(config: Shape) -> str | None:
     """Real offsets are not where documents lie once documents are padded."""
     style = config.style
     if config.model.mtp is None or not style.packed or not style.real_lengths or style.document_multiple == 1:
@@ -130,7 +129,7 @@ def mtp_needs_slots(config: CellConfig) -> str | None:
     )
 
 
-def latent_ranks_by_tp(config: CellConfig) -> str | None:
+def latent_ranks_by_tp(config: Shape) -> str | None:
     mla, tp = config.model.mla, config.layout.tp
     if mla is None:
         return None
@@ -141,7 +140,7 @@ def latent_ranks_by_tp(config: CellConfig) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-RULES = (
+RULES: tuple[Rule[Shape], ...] = (
     Rule(
         "packing.cuda-graphs",
         "Megatron-LM TransformerLayer._te_cuda_graph_replay (0.19): only tensors, packed_seq_params must be None",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from harness.plan.rules.rule import Rule, not_divisible
-from harness.words.cell import CellConfig
+from harness.plan.rules.rule import Rule, Shape, not_divisible
 from harness.words.packing_style import align_up
 
 
-def seq_length_by_cp(config: CellConfig) -> str | None:
+def seq_length_by_cp(config: Shape) -> str | None:
     cp = config.layout.cp
     return _seq_length(config, f"2 * cp = 2 * {cp} = {2 * cp}", 2 * cp) if cp > 1 else None
 
 
-def seq_length_by_sp(config: CellConfig) -> str | None:
+def seq_length_by_sp(config: Shape) -> str | None:
     """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
     style = config.style
@@ -21,7 +20,7 @@ def seq_length_by_sp(config: CellConfig) -> str | None:
     return _seq_length(config, f"tp {tp} x cp {cp} = {tp * cp} (sp is on)", tp * cp)
 
 
-def row_holds_alignment(config: CellConfig) -> str | None:
+def row_holds_alignment(config: Shape) -> str | None:
     """A document cut to seq_length and padded must still fit in a row."""
     if not config.style.packed:
         return None
@@ -35,7 +34,7 @@ def row_holds_alignment(config: CellConfig) -> str | None:
     )
 
 
-def documents_aligned(config: CellConfig) -> str | None:
+def documents_aligned(config: Shape) -> str | None:
     """Every document's padded length must be cut evenly: over 2 * cp, and where rows end with it over cp * tp with sp.
 
     Only pad_seq_to_mult can break it: what a data path derives by itself is aligned.
@@ -58,13 +57,13 @@ def documents_aligned(config: CellConfig) -> str | None:
     return f"{base}: {multiple} % {needed} = {multiple % needed}"
 
 
-def _alignment_text(config: CellConfig) -> str:
+def _alignment_text(config: Shape) -> str:
     tp, cp = config.layout.tp, config.layout.cp
     zigzag = f"2 * cp = {2 * cp}" if cp > 1 else "1"
     return f"lcm({zigzag}, cp * tp = {cp * tp})"
 
 
-def _multiple(config: CellConfig) -> str:
+def _multiple(config: Shape) -> str:
     """Where the multiple of a cell's documents comes from."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
@@ -76,12 +75,12 @@ def _multiple(config: CellConfig) -> str:
     return f"the alignment 2 * cp = 2 * {config.layout.cp}"
 
 
-def _seq_length(config: CellConfig, by: str, divisor: int) -> str | None:
+def _seq_length(config: Shape, by: str, divisor: int) -> str | None:
     length = config.train.seq_length
     return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
 
 
-def skyrl_pads_by_itself(config: CellConfig) -> str | None:
+def skyrl_pads_by_itself(config: Shape) -> str | None:
     options = config.options
     if config.data_path != "skyrl" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
         return None
@@ -89,7 +88,7 @@ def skyrl_pads_by_itself(config: CellConfig) -> str | None:
     return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
 
 
-def skyrl_packs_for_cp(config: CellConfig) -> str | None:
+def skyrl_packs_for_cp(config: Shape) -> str | None:
     cp = config.layout.cp
     if config.data_path != "skyrl" or cp == 1 or config.options.remove_microbatch_padding:
         return None
@@ -99,13 +98,13 @@ def skyrl_packs_for_cp(config: CellConfig) -> str | None:
     )
 
 
-def only_skyrl_may_not_pack(config: CellConfig) -> str | None:
+def only_skyrl_may_not_pack(config: Shape) -> str | None:
     if config.options.remove_microbatch_padding or config.data_path == "skyrl":
         return None
     return f"remove_microbatch_padding is false, and packing is {config.data_path}: it is a switch of skyrl alone"
 
 
-def in_batch_pads_by_itself(config: CellConfig) -> str | None:
+def in_batch_pads_by_itself(config: Shape) -> str | None:
     options = config.options
     if config.data_path != "bridge_in_batch" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
         return None
@@ -115,13 +114,13 @@ def in_batch_pads_by_itself(config: CellConfig) -> str | None:
     )
 
 
-def in_batch_merges_rows(config: CellConfig) -> str | None:
+def in_batch_merges_rows(config: Shape) -> str | None:
     if config.data_path != "bridge_in_batch" or config.micro_batch_size > 1:
         return None
     return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
 
 
-def forbidden_with_rules(config: CellConfig) -> str | None:
+def forbidden_with_rules(config: Shape) -> str | None:
     if (config.data_path == "rules") == bool(config.forbidden):
         return None
     if config.forbidden:
@@ -129,20 +128,20 @@ def forbidden_with_rules(config: CellConfig) -> str | None:
     return "packing rules needs the axis `forbidden`: the combination that upstream must refuse"
 
 
-def rules_alone(config: CellConfig) -> str | None:
+def rules_alone(config: Shape) -> str | None:
     if config.data_path != "rules" or (config.layout.world_size == 1 and config.micro_batch_size == 1):
         return None
     return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
 
 
-def offline_rows_alone(config: CellConfig) -> str | None:
+def offline_rows_alone(config: Shape) -> str | None:
     if config.data_path != "bridge_offline" or config.micro_batch_size == 1:
         return None
     size = config.micro_batch_size
     return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
 
 
-def offline_rows_split(config: CellConfig) -> str | None:
+def offline_rows_split(config: Shape) -> str | None:
     """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
     needed, multiple = config.layout.alignment, config.style.tail_multiple
     if config.data_path != "bridge_offline" or config.options.pad_to_max_length or multiple % needed == 0:
@@ -153,38 +152,38 @@ def offline_rows_split(config: CellConfig) -> str | None:
     )
 
 
-def pad_cu_seqlens_needs_max_length(config: CellConfig) -> str | None:
+def pad_cu_seqlens_needs_max_length(config: Shape) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.pad_to_max_length:
         return None
     return "pad_cu_seqlens is true and pad_to_max_length is false: a fixed cu_seqlens needs rows of fixed length"
 
 
-def pad_cu_seqlens_needs_metadata(config: CellConfig) -> str | None:
+def pad_cu_seqlens_needs_metadata(config: Shape) -> str | None:
     if not config.options.pad_cu_seqlens or config.options.metadata:
         return None
     return "pad_cu_seqlens is true and metadata is false: the number of entries comes from the pack metadata"
 
 
-def pad_cu_seqlens_has_path(config: CellConfig) -> str | None:
+def pad_cu_seqlens_has_path(config: Shape) -> str | None:
     if not config.options.pad_cu_seqlens or config.data_path == "bridge_offline":
         return None
     return f"packing {config.data_path} does not pad cu_seqlens; only bridge_offline does"
 
 
-def scheduler_makes_micro_batches(config: CellConfig) -> str | None:
+def scheduler_makes_micro_batches(config: Shape) -> str | None:
     size = config.micro_batch_size
     if config.data_path != "scheduler" or size == 1:
         return None
     return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
 
 
-def scheduler_leaves_rows_as_they_are(config: CellConfig) -> str | None:
+def scheduler_leaves_rows_as_they_are(config: Shape) -> str | None:
     if config.data_path != "scheduler" or not config.options.pad_to_max_length:
         return None
     return "pad_to_max_length is true, and the scheduler does not pad rows"
 
 
-RULES = (
+RULES: tuple[Rule[Shape], ...] = (
     Rule("cp.seq-length", "Megatron-LM validate_args; Megatron-Bridge ConfigContainer.validate", seq_length_by_cp),
     Rule("sp.seq-length", "Megatron-LM sequence parallel scatter of each cp rank's slab", seq_length_by_sp),
     Rule("packing.row-holds-alignment", "harness: a row has at most seq_length slots", row_holds_alignment),

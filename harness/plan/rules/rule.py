@@ -4,17 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from harness.words.cell import CellConfig
+from harness.words.cell import TrainConfig
+from harness.words.documents import Document, DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.model import ModelConfig
+from harness.words.packing import MicroBatch
+from harness.words.packing_options import PackingOptions
+from harness.words.packing_style import PackingStyle
+
+
+class Shape(Protocol):
+    """What of a cell decides its rows and its model, and so the part that most rules read.
+
+    Cells of one shape differ in dtype, attention, device and stack alone. A rule that is typed to take a Shape cannot
+    read those, so one answer holds for all cells of a shape.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def data_path(self) -> str: ...
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def forbidden(self) -> str: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def documents(self) -> DocumentsConfig: ...
+    @property
+    def options(self) -> PackingOptions: ...
+    @property
+    def style(self) -> PackingStyle: ...
+    def documents_of(self, step: int) -> list[Document]: ...
+    def micro_batches(self, step: int) -> list[list[MicroBatch]]: ...
+
+
+Asked = TypeVar("Asked", contravariant=True)
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Generic[Asked]):
     """`predicate` returns None when the cell is allowed, else the reason with the arithmetic in the user's numbers."""
 
     id: str
     source: str
-    predicate: Callable[[CellConfig], str | None]
+    predicate: Callable[[Asked], str | None]
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

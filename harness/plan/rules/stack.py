@@ -9,7 +9,7 @@ from harness.words.cell import CellConfig
 from harness.words.stack import Stack
 
 
-def container_rule(stacks: Mapping[str, Stack]) -> Rule:
+def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
     """For this machine: the harness starts containers through Slurm only (pyxis)."""
 
     def predicate(config: CellConfig) -> str | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from harness.plan.rules import attention, layout, loss, model, packing
-from harness.plan.rules.rule import Rule
+from harness.plan.rules.rule import Rule, Shape
 from harness.words.cell import CellConfig
 from harness.words.outcomes import Rejection
 
-RULES: tuple[Rule, ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES + attention.RULES
+SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
+CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # of what cells of one shape may differ in
+RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 
 
-def world_size_rule(max_ranks: int) -> Rule:
+def world_size_rule(max_ranks: int) -> Rule[Shape]:
     """The one rule that depends on the launch section."""
 
-    def predicate(config: CellConfig) -> str | None:
+    def predicate(config: Shape) -> str | None:
         shape = config.layout
         if shape.world_size <= max_ranks:
             return None
@@ -23,7 +27,7 @@ def world_size_rule(max_ranks: int) -> Rule:
     return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
 
 
-def rejections(config: CellConfig, rules: tuple[Rule, ...] = RULES) -> tuple[Rejection, ...]:
+def rejections(config: CellConfig, rules: Iterable[Rule[CellConfig]] = RULES) -> tuple[Rejection, ...]:
     """Every rule that forbids the cell, with its reason."""
     broken = [(rule, reason) for rule in rules if (reason := rule.predicate(config)) is not None]
     return tuple([Rejection(rule=rule.id, reason=reason, source=rule.source) for rule, reason in broken])

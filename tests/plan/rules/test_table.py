@@ -1,0 +1,87 @@
+"""What holds of all rules, whatever the cell."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.plan.rules.table import RULES, SHAPE_RULES, rejections, world_size_rule
+from harness.words.attention import ATTENTIONS
+from harness.words.cell import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
+from harness.words.devices import DEVICES
+from harness.words.documents import DocumentsConfig
+from harness.words.layout import Layout
+from harness.words.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
+from harness.words.packing_options import PackingOptions
+
+SMALL = st.integers(1, 5)
+LAYOUTS = st.builds(Layout, tp=SMALL, pp=SMALL, cp=SMALL, dp=SMALL, ep=SMALL, vpp=st.integers(1, 2), sp=st.booleans())
+MOE = st.builds(
+    MoeConfig,
+    experts=SMALL,
+    aux_loss=st.sampled_from(AUX_LOSSES),
+    dispatcher=st.sampled_from(DISPATCHERS),
+    padding_mask=st.booleans(),
+)
+MODELS = st.builds(
+    ModelConfig,
+    layers=SMALL,
+    heads=SMALL,
+    kv_heads=SMALL,
+    hidden=st.sampled_from([8, 60, 64, 640]),
+    rope_fusion=st.booleans(),
+    cuda_graphs=st.booleans(),
+    moe=st.none() | MOE,
+    mtp=st.none() | st.just(MtpConfig()),
+    mla=st.none() | st.builds(MlaConfig, q_lora_rank=st.none() | SMALL, rope=st.sampled_from(MLA_ROPES)),
+)
+TRAINS = st.builds(
+    TrainConfig, steps=st.integers(1, 2), global_batch=st.integers(1, 6), seq_length=st.sampled_from([6, 16, 30])
+)
+OPTIONS = st.builds(
+    PackingOptions,
+    pad_seq_to_mult=st.none() | SMALL,
+    **{item.name: st.booleans() for item in dataclasses.fields(PackingOptions) if item.name != "pad_seq_to_mult"},  # type: ignore[arg-type]
+)
+CONFIGS = st.builds(
+    CellConfig,
+    layout=LAYOUTS,
+    data_path=st.sampled_from(DATA_PATHS),
+    micro_batch_size=st.integers(1, 3),
+    dtype=st.sampled_from(["fp32", "bf16", "fp8"]),
+    attention=st.sampled_from(ATTENTIONS),
+    device=st.sampled_from(DEVICES),
+    forbidden=st.sampled_from(["", FORBIDDEN[0]]),
+    model=MODELS,
+    train=TRAINS,
+    documents=st.builds(
+        DocumentsConfig, mode=st.just("file"), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6).map(tuple)
+    ),
+    options=OPTIONS,
+)
+
+
+@settings(max_examples=150)
+@given(config=CONFIGS)
+def test_a_rule_gives_a_reason_or_none_and_raises_for_no_cell(config: CellConfig) -> None:
+    for found in rejections(config, (*RULES, world_size_rule(8))):
+        assert found.reason
+
+
+@settings(max_examples=50)
+@given(config=CONFIGS, dtype=st.sampled_from(["fp32", "bf16", "fp8"]), attention=st.sampled_from(ATTENTIONS))
+def test_rules_of_shapes_answer_alike_for_all_cells_of_a_shape(config: CellConfig, dtype: str, attention: str) -> None:
+    other = dataclasses.replace(config, dtype=dtype, attention=attention, device="cuda", stack="s")
+    assert rejections(config, SHAPE_RULES) == rejections(other, SHAPE_RULES)
+
+
+@given(layout=LAYOUTS, limit=st.integers(1, 40))
+def test_more_ranks_than_the_limit_are_rejected_and_as_many_are_not(layout: Layout, limit: int) -> None:
+    config = CellConfig(layout=layout, data_path="sft")
+    ranks = layout.tp * layout.pp * layout.cp * layout.dp
+    found = rejections(config, (world_size_rule(limit),))
+    assert bool(found) == (ranks > limit)
+    assert not rejections(config, (world_size_rule(ranks),))
+    assert not found or f"= {ranks} ranks, more than launch.max_ranks = {limit}" in found[0].reason
