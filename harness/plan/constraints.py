@@ -1,22 +1,28 @@
 """Expressions over axis names, e.g. `tp * pp * cp <= 8` or `packing != "unpacked" or cp == 1`.
 
 Python syntax, but only names, constants, arithmetic, comparisons, and / or / not, in, min and max: the tree is
-checked node by node before it is compiled, and it runs without builtins.
+checked node by node, so that an error has its column, and then evaluated by simpleeval, which bounds the length of
+every text that an operator makes. An expression is evaluated once for the same values of the names in it.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import CodeType
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+
+from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+_OPERATORS = {kind: DEFAULT_OPERATORS[kind] for kind in (*_ARITHMETIC, *_COMPARISONS, ast.Not, ast.USub)}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
-_GLOBALS: dict[str, Any] = {"__builtins__": {}, **_FUNCTIONS}
-TEXT_NAMES = frozenset({"packing", "dtype", "attention", "device"})
+MOST_CHARACTERS = 1_000
+MOST_DEPTH = 50
+_KEPT = 2**16  # answers of one constraint
+TEXT_NAMES = frozenset({"packing", "dtype", "attention", "device", "stack", "documents", "forbidden"})
 
 
 class ConstraintError(ValueError):
@@ -28,49 +34,85 @@ class ConstraintError(ValueError):
 
 @dataclass(frozen=True)
 class Constraint:
+    """A checked expression. `answer`: its value for the values of `names`, in their order."""
+
     text: str
-    code: CodeType
+    names: tuple[str, ...]
+    answer: Callable[[tuple[Any, ...]], Any] = field(compare=False, repr=False)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether a combination satisfies it; `values` has every name the constraint was compiled for."""
+        """Whether a combination satisfies it; `values` has every name, a dotted one as an attribute."""
         try:
-            result = eval(self.code, _GLOBALS, values)
-        except (ArithmeticError, TypeError) as error:
+            result = self.answer(tuple([_value(values, name) for name in self.names]))
+        except (ArithmeticError, TypeError, InvalidExpression) as error:
             raise ConstraintError(f"{self.text!r} cannot be evaluated: {error}") from error
         if not isinstance(result, bool):
             raise ConstraintError(f"{self.text!r} is not a condition: it gives {result!r}, not true or false")
         return result
 
 
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    if name in values:
+        return values[name]
+    section, _, key = name.partition(".")
+    return getattr(values[section], key)
+
+
 def compile_constraint(text: str, names: Iterable[str]) -> Constraint:
-    """The compiled expression; ConstraintError with the column of the first thing that is not allowed.
+    """The checked expression; ConstraintError with the column of the first thing that is not allowed.
 
     `names` are plain ("tp") or dotted ("train.seq_length").
     """
+    text = text.strip()
+    if len(text) > MOST_CHARACTERS:
+        raise ConstraintError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are allowed", MOST_CHARACTERS + 1)
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(text, mode="eval").body
+        _check(tree, frozenset(names), MOST_DEPTH)
+    except ConstraintError:
+        raise
     except SyntaxError as error:
         raise ConstraintError(f"not an expression: {error.msg}", error.offset or 1) from None
-    except (ValueError, RecursionError) as error:
-        raise ConstraintError(f"not an expression: {error}", 1) from None
-    _check(tree.body, frozenset(names))
-    return Constraint(text.strip(), compile(tree, "<constraint>", "eval"))
+    except (ValueError, RecursionError, MemoryError) as error:  # MemoryError: CPython's parser on deep nesting
+        raise ConstraintError(f"not an expression: {error or 'nested too deeply'}", 1) from None
+    flat = _DottedNames().visit(tree)
+    used = tuple(dict.fromkeys(node.id for node in ast.walk(flat) if isinstance(node, ast.Name)))
+    used = tuple(name for name in used if name not in _FUNCTIONS)
+    return Constraint(text, used, lru_cache(maxsize=_KEPT)(_evaluation(text, flat, used)))
 
 
-def _check(node: ast.expr, names: frozenset[str]) -> None:
+def _evaluation(text: str, tree: ast.expr, names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any]:
+    evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions=dict(_FUNCTIONS), names={})
+
+    def answer(values: tuple[Any, ...]) -> Any:
+        evaluator.names = dict(zip(names, values))
+        return evaluator.eval(text, previously_parsed=tree)
+
+    return answer
+
+
+class _DottedNames(ast.NodeTransformer):
+    """`train.seq_length` as one name: only names that were asked for are looked up, no attribute of anything."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
+        return ast.Name(id=ast.unparse(node), ctx=ast.Load())
+
+
+def _check(node: ast.expr, names: frozenset[str], levels: int) -> None:
+    if not levels:
+        raise ConstraintError(f"nested too deeply, at most {MOST_DEPTH} levels are allowed", node.col_offset + 1)
     if isinstance(node, (ast.Name, ast.Attribute)):
         _check_name(node, names)
     elif isinstance(node, ast.Constant):
         _check_constant(node)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
         for operand in (node.left, node.right):
-            # Text times a number is legal Python that can ask for gigabytes.
             if not _is_number(operand):
                 raise ConstraintError("arithmetic needs numbers", operand.col_offset + 1)
-            _check(operand, names)
+            _check(operand, names, levels - 1)
     else:
         for part in _parts(node):
-            _check(part, names)
+            _check(part, names, levels - 1)
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

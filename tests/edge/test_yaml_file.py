@@ -55,8 +55,12 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ("a:\n\t- 1", 2, "not valid YAML"),
         ("a: !!python/object/apply:os.system [x]", 1, "could not determine a constructor"),
         ("--- 1\n--- 2", 2, "another document"),
-        ("a: 2027-99-99", None, "month must be in 1..12"),
-        ("&a [*a]", None, "contains itself"),
+        ("a: 2027-99-99", 1, "month must be in 1..12"),
+        ("&a [*a]", 1, "contains itself"),
+        ("a: 1\nb: x\x07y\n", 2, "holds the character U+0007, which YAML does not allow"),
+        ('a: 1\nb: "x\\0y"\n', 2, "a text with U+0000"),
+        ('a: 1\nb: "\\uD800"\n', 2, "a text with U+D800"),
+        ("a: 1\nb: !!int x\n", 2, "invalid literal"),
     ],
 )
 def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
@@ -69,6 +73,43 @@ def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (str(file), line)
     assert expected in problem.message
+
+
+def bomb(levels: int) -> str:
+    """Each level repeats the one before ten times by aliases."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "found", "allowed"),
+    [
+        (bomb(9), 5, "too many values", "20,000 keys, values and items, aliases written out"),
+        ("a:\n" + "- 1\n" * 20_000, 19_999, "too many values", "20,000 keys, values and items"),
+        ("a:\n  " + "[" * 60 + "]" * 60, 2, "nested too deeply", "50 levels"),
+        ("a:\n  " + "{a: " * 20_000, 2, "nested too deeply", "50 levels"),
+        ("a: 1\nb: " + "x" * 10_001, 2, "a text of 10,001 characters", "10,000 characters"),
+        ("a: 1\nb: " + "9" * 5_000, 2, "a number of 5000 characters", "40 characters"),
+        ("a: 1\nb: 0x" + "f" * 5_000, 2, "a number of 5002 characters", "40 characters"),
+    ],
+    ids=["alias bomb", "long list", "deep list", "deep mapping", "long text", "long number", "long hexadecimal"],
+)
+def test_what_would_grow_without_end_is_refused_where_it_begins(
+    tmp_path: Path, text: str, line: int, found: str, allowed: str
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read(file)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.message, problem.allowed) == (line, found, f"at most {allowed}")
+
+
+def test_aliases_below_the_bound_are_written_out(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(bomb(3))
+    assert read(file).values["a2"][9][9] == ["x"] * 10
 
 
 def test_a_missing_file_a_folder_and_a_binary_file_are_input_errors(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.plan.constraints import ConstraintError, compile_constraint
+from harness.plan.constraints import TEXT_NAMES, ConstraintError, compile_constraint
+from harness.plan.sections import AxisRow
 
-NAMES = ("tp", "pp", "cp", "sp", "packing", "train.seq_length")
+NAMES = ("tp", "pp", "cp", "sp", "packing", "stack", "train.seq_length")
 
 
 def holds(text: str, **values: object) -> bool:
@@ -55,6 +58,13 @@ def test_arithmetic_agrees_with_python(tp: int, pp: int, limit: int) -> None:
         ("tp == 1j", 7),
         ('f"{tp}" == ""', 1),
         ("(tp := 1) == 1", 2),
+        ("stack * 99999999999 == ''", 1),
+        ("~" * 900 + "tp", 1),
+        ("not " * 60 + "sp", 201),
+        ("(" * 300 + "tp" + ")" * 300, 201),
+        ("tp" + " + tp" * 400, 1001),
+        ("tp == " + "9" * 5000, 1001),
+        ("tp\0", 1),
     ],
 )
 def test_anything_else_is_refused_with_its_column(text: str, column: int) -> None:
@@ -67,3 +77,22 @@ def test_anything_else_is_refused_with_its_column(text: str, column: int) -> Non
 def test_an_expression_that_gives_no_answer_says_so(text: str) -> None:
     with pytest.raises(ConstraintError, match=r"is not a condition|cannot be evaluated"):
         holds(text, tp=2, pp=4, packing="sft")
+
+
+def test_every_axis_of_text_is_known_as_text() -> None:
+    texts = {name for name, item in AxisRow.model_fields.items() if isinstance(item.default, str)}
+    assert texts == TEXT_NAMES
+
+
+def test_a_dotted_name_is_the_value_of_its_section_and_nothing_else_of_it() -> None:
+    constraint = compile_constraint("train.seq_length % (2 * cp) == 0", NAMES)
+    assert constraint.names == ("train.seq_length", "cp")
+    assert constraint.holds({"cp": 2, "train": SimpleNamespace(seq_length=64)}) is True
+    assert constraint.holds({"cp": 3, "train": SimpleNamespace(seq_length=64)}) is False
+
+
+def test_equal_values_are_evaluated_once() -> None:
+    constraint = compile_constraint("max(tp, pp) <= 4", NAMES)
+    answers = [constraint.holds({"tp": tp, "pp": pp, "cp": cp}) for tp in (1, 8) for pp in (1, 2) for cp in range(50)]
+    assert answers.count(True) == 100
+    assert constraint.answer.cache_info().misses == 4  # type: ignore[attr-defined]
