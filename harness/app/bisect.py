@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from harness.app.bisect_evidence import tell_evidence
@@ -23,6 +22,7 @@ from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, write_json
 from harness.edge.run_lock import only_launcher
 from harness.edge.stack_checkout import commit_of
+from harness.edge.text_file import expanded
 from harness.edge.worktree_users import release
 from harness.judge.bisection import FIXED, Bisection
 from harness.judge.render_bisection import render_text
@@ -84,7 +84,7 @@ def _bench(request: Request, source: Source) -> Bench:
     chosen = _chosen(expansion, matrix, subject, request.only)
     if pins is not None:
         _chosen(expansion, matrix, pins.subject, [cell.id for cell in chosen])  # their stacks must hold it too
-    parent = request.run_parent or Path(cluster.run_dir or "reports").expanduser()
+    parent = request.run_parent or expanded(cluster.run_dir or "reports")
     asked = (resolved(matrix), subject, source.old.name, source.new.name, request.find, [cell.id for cell in chosen])
     options = (list(request.paths), request.first_parent, request.pre, request.cluster, request.nested)
     digest = hashlib.sha256(dumps([asked, options]).encode()).hexdigest()[:8]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from harness.edge import releases
 from harness.edge.git_history import Repository
 from harness.edge.stack_checkout import commit_of, repository_of
+from harness.edge.text_file import expanded
 from harness.judge.bisect_search import History, simplified
 from harness.judge.bisection import COMMIT, RELEASE, Change, End, short
 from harness.plan.bisected import Subject, project_of
@@ -90,7 +90,7 @@ def commits_of(
     setup: str = "",
 ) -> Commits:
     """The commits between two refs of a repository, a path or a URL. InputError for what cannot be meant."""
-    place = place if is_url(place) else str(Path(place).expanduser().resolve())
+    place = place if is_url(place) else str(expanded(place).resolve())
     checkout = Checkout(package="bisected", repository=place, ref=old)
     ends = [
         End(asked=ref, name=_resolved(place, ref, option)) for ref, option in ((old, old_option), (new, new_option))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.app.ending import Finish, judge_and_report, shown
 from harness.edge.run_dir import RunDir
+from harness.edge.text_file import expanded
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
 
@@ -51,7 +52,7 @@ def run(
         raise InputError(_NO_DETACH)
     if max_gpu_hours is not None:
         refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
-    parent = run_parent or Path(planned.cluster.run_dir or "reports").expanduser()
+    parent = run_parent or expanded(planned.cluster.run_dir or "reports")
     directory = RunDir(parent.resolve() / plan_.run_id)
     if dry_run:
         return _dry_run(planned, directory)
@@ -275,7 +276,7 @@ def doctor(name: str, run_parent: Path | None) -> int:
 
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
     folder = run_parent or Path(profile.run_dir or "reports")
-    found = checks(profile, probe(profile, folder.expanduser().resolve()))
+    found = checks(profile, probe(profile, expanded(str(folder)).resolve()))
     print("\n".join(map(line, found)))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.edge.text_file import expanded
+
 FOLDER_VARIABLE = "HARNESS_STACKS"
 
 
@@ -15,7 +17,7 @@ def folder() -> Path:
     """HARNESS_STACKS, else packing-harness/stacks in the user's cache folder. On a cluster all nodes must see it."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser().resolve()
+        return expanded(chosen).resolve()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache).resolve() / "packing-harness" / "stacks"
 

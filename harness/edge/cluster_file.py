@@ -9,6 +9,7 @@ from pathlib import Path
 
 import harness
 from harness.edge import yaml_file
+from harness.edge.text_file import expanded, is_file
 from harness.plan.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix import Matrix
 from harness.words.errors import InputError, Problem
@@ -48,13 +49,13 @@ def cluster_of(matrix: Matrix, asked: str | None = None) -> tuple[ClusterProfile
 def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[ClusterProfile, Path | None]:
     """The profile of this name, or at this path below `base`; `origin` says where the name was written."""
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path = base / Path(name).expanduser()
-        if not path.is_file():
+        path = base / expanded(name)
+        if not is_file(path):
             raise InputError(_problem(origin, "no such profile file", found=repr(str(path))))
         return read_profile(path), path
     for folder in folders(beside):
         path = folder / f"{name}.yaml"
-        if path.is_file():
+        if is_file(path):
             return read_profile(path), path
     if name == LOCAL.name:
         return LOCAL, None
@@ -66,7 +67,7 @@ def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[
 
 def folders(beside: Path) -> list[Path]:
     """Where profiles are looked for, first match first: HARNESS_CLUSTERS, beside the matrix, here, the checkout."""
-    own = [Path(part).expanduser() for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
     places = [*own, beside / "clusters", Path("matrices/clusters"), CHECKOUT / "matrices" / "clusters"]
     return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]
 
@@ -80,10 +81,10 @@ def read_profile(path: Path) -> ClusterProfile:
 def template_of(profile: ClusterProfile, file: Path | None) -> Path:
     """The profile's template: a path relative to the profile, or the name of a file in sbatch_templates."""
     if "/" in profile.template or profile.template.endswith(".j2"):
-        path = (file.parent if file else Path()) / Path(profile.template).expanduser()
+        path = (file.parent if file else Path()) / expanded(profile.template)
     else:
         path = TEMPLATES / f"{profile.template}.sbatch.j2"
-    if not path.is_file():
+    if not is_file(path):
         known = ", ".join(sorted(item.name.removesuffix(".sbatch.j2") for item in TEMPLATES.glob("*.sbatch.j2")))
         problem = Problem(
             message="no such template",

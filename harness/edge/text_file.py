@@ -31,6 +31,20 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise InputError(problem) from error
 
 
+def expanded(name: str) -> Path:
+    """A path with `~` and `~user` written out; InputError where the system knows no such user."""
+    try:
+        return Path(name).expanduser()
+    except (RuntimeError, ValueError) as error:
+        hint = "write the path in full, or ./~name for a folder of this name"
+        raise InputError(Problem(message="no such home folder", found=repr(name), hint=hint)) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; of a name that no file can have, false."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
+
+
 def _content(path: Path, most_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:

@@ -7,6 +7,7 @@ keys are axes that vary together. Axes may also be packing options and `model.<k
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ ALIASES = AXIS_ALIASES | {
 }
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
 _INVALID = WRONG
+MOST_COMBINATIONS = 1_000_000
 
 
 class Row(NamedTuple):
@@ -60,6 +62,11 @@ class Axes:
         """Every axis the section names, in its order."""
         rows = itertools.chain(*self.dimensions, self.include)
         return list(dict.fromkeys(name for row in rows for name in row.values))
+
+    @property
+    def count(self) -> int:
+        """Combinations that the dimensions make, before any is made."""
+        return math.prod(len(rows) for rows in self.dimensions) if self.dimensions else 0
 
     def combinations(self) -> Iterator[Row]:
         """All combinations, with GitHub's meaning of include and exclude.
@@ -128,7 +135,12 @@ def parse_axes(section: Any, problems: Problems) -> Axes:
     for number, row in enumerate(exclude):
         for name in row.values.keys() - known:
             problems.add((*path, "exclude", number, name), "no row of the matrix sets this axis")
-    return Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
+    axes = Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
+    if axes.count > MOST_COMBINATIONS:
+        sizes = " x ".join(str(len(rows)) for rows in axes.dimensions if len(rows) > 1)
+        found, hint = f"{sizes} = {axes.count:,}", "split the matrix over several files, or tie axes together"
+        problems.add(path, "too many combinations", found=found, allowed=f"at most {MOST_COMBINATIONS:,}", hint=hint)
+    return axes
 
 
 def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:

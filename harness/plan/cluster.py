@@ -67,7 +67,7 @@ def _number_as_text(value: Any) -> Any:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-Memory = Annotated[str, BeforeValidator(_number_as_text), _matching(r"\d+[KMGT]?", "a size like 0, 500M or 64G")]
+Memory = Annotated[str, BeforeValidator(_number_as_text), _matching(r"\d{1,12}[KMGT]?", "a size like 0, 500M or 64G")]
 Signal = Annotated[
     str, _matching(r"([RB]{1,2}:)?[A-Z][A-Z0-9+-]{0,14}(@\d{1,5})?", "[B:]SIGNAL[@seconds], e.g. USR1@120")
 ]
@@ -97,17 +97,21 @@ class ClusterFile(Section):
     reservation: Line | None = Field(default=None, description="sbatch --reservation.")
     constraint: Line | None = Field(default=None, description="sbatch --constraint.")
     exclude: list[Line] = Field(default_factory=list, description="Nodes that no job may use.")
-    nodes: Count = Field(default=1, description="Most nodes that one job may take.")
-    gpus_per_node: Annotated[int, Field(ge=0)] = Field(default=0, description="GPUs of a node; 0: a CPU cluster.")
-    ranks_per_node: Count | None = Field(default=None, description="Ranks a node takes; absent: one per GPU.")
+    nodes: Count = Field(default=1, le=65_536, description="Most nodes that one job may take.")
+    gpus_per_node: Annotated[int, Field(ge=0, le=1_024)] = Field(
+        default=0, description="GPUs of a node; 0: a CPU cluster."
+    )
+    ranks_per_node: Count | None = Field(
+        default=None, le=65_536, description="Ranks a node takes; absent: one per GPU."
+    )
     gpu_flag: Literal["gpus-per-node", "gres", "none"] = Field(
         default="gpus-per-node", description="How a job asks for GPUs."
     )
     gres: Gres = Field(default="gpu", description="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
     exclusive: bool = Field(default=False, description="Whole nodes, with all their GPUs.")
     mem: Memory | None = Field(default=None, description="sbatch --mem; 0: all memory of a node.")
-    cpus_per_task: Count | None = Field(default=None, description="Cores of a node for its ranks together.")
-    time: Count = Field(default=60, description="Most minutes that one job may take.")
+    cpus_per_task: Count | None = Field(default=None, le=65_536, description="Cores of a node for its ranks together.")
+    time: Count = Field(default=60, le=525_600, description="Most minutes that one job may take.")
     peak_tflops: PeakTflops = Field(
         default_factory=dict, description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from harness.plan.rules.rule import Rule
 from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, rejections, world_size_rule
 from harness.plan.select_parse import KEY
 from harness.plan.selection import Candidate, Forbidden, choose
+from harness.plan.sizes import MOST_ROWS
 from harness.plan.turns import in_turns
 from harness.words.attention import KERNELS
 from harness.words.cell import CellConfig, ShapeIdentity, cell_id
@@ -36,7 +38,10 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     """
     problems = Problems(matrix.file, matrix.lines)
     excluded: Counter[str] = Counter()
-    rows = list(_allowed_rows(matrix, excluded, problems))
+    rows = list(itertools.islice(_allowed_rows(matrix, excluded, problems), MOST_ROWS + 1))
+    if len(rows) > MOST_ROWS:
+        hint = "drop some by constraints or exclude, or split the matrix over several files"
+        problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=hint)
     problems.raise_any()
     resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
     resolver.check_models(rows, problems)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -16,16 +16,14 @@ from typing import Any
 from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
 from harness.plan.bounds import as_written, overrides_of
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
+from harness.plan.documents_section import LengthsReader, parse_documents
 from harness.plan.model_section import parse_model
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.section import Section
 from harness.plan.sections import (
     AXIS_ALIASES,
-    DOCUMENT_MODES,
     TRAIN_ALIASES,
     ChecksSection,
-    DistributionDocuments,
-    FileDocuments,
     LaunchSection,
     MatrixFile,
     OptionsSection,
@@ -33,10 +31,10 @@ from harness.plan.sections import (
     XFailEntry,
 )
 from harness.plan.select_parse import Covering, parse_select
+from harness.plan.sizes import check_tests, size_problems
 from harness.plan.stacks import PathOf, layers_of, parse_stacks
 from harness.words.cell import ModelConfig, TrainConfig
 from harness.words.documents import DocumentsConfig
-from harness.words.errors import InputError
 from harness.words.packing_options import PackingOptions
 from harness.words.run_plan import HistoryAsked, XFail
 from harness.words.stack import DEFAULT, Stack
@@ -45,7 +43,6 @@ from harness.words.tolerances import ToleranceOverrides
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
 _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
-LengthsReader = Callable[[str], tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,29 +96,26 @@ def load(
     makes any other path written in it absolute.
     """
     problems = Problems(file, lines, elsewhere=_ELSEWHERE)
-    if values is None:
-        problems.add((), "the matrix file is empty")
-        problems.raise_any()
-    top = problems.canonical(values, {}, ()) or {}
-    _check_top(top, problems)
+    top = _top(values, problems)
     model = parse_model(top.get("model", {}), problems)
     train = _section(TrainSection, top, "train", problems, TRAIN_ALIASES)
     options = _section(OptionsSection, top, "packing_options", problems)
     launch = _section(LaunchSection, top, "launch", problems)
     checks = _section(ChecksSection, top, "checks", problems)
-    documents = _documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
+    documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
     stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
     constraints = _constraints(top.get("constraints", []), problems)
     covering = parse_select(top.get("select", "full"), problems)
     xfail = _xfail(top.get("xfail", []), problems)
+    check_tests(axes, len(constraints), len(xfail), problems)
     problems.raise_any()
     assert model and train and options and launch and checks and documents  # each None has added a problem
     return Matrix(
         name=top["name"],
         file=file,
         model=model,
-        train=TrainConfig(**train.model_dump()),
+        train=_train(train, model, problems),
         documents=documents,
         options=PackingOptions(**options.model_dump()),
         axes=axes,
@@ -137,6 +131,14 @@ def load(
     )
 
 
+def _train(section: TrainSection, model: ModelConfig, problems: Problems) -> TrainConfig:
+    train = TrainConfig(**section.model_dump())
+    for key, message in size_problems(model, train):
+        problems.add((key,), message)
+    problems.raise_any()
+    return train
+
+
 def _of_checks(checks: ChecksSection) -> dict[str, Any]:
     throughput = checks.throughput
     return {
@@ -150,8 +152,12 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
     }
 
 
-def _check_top(top: dict[str, Any], problems: Problems) -> None:
-    """The top-level keys and the values that need no section of their own."""
+def _top(values: Any, problems: Problems) -> dict[str, Any]:
+    """The top-level keys; those that need no section of their own are checked."""
+    if values is None:
+        problems.add((), "the matrix file is empty")
+        problems.raise_any()
+    top = problems.canonical(values, {}, ()) or {}
     for name in top:
         if name not in MatrixFile.model_fields:
             problems.add_unknown((name,), MatrixFile.model_fields)
@@ -160,6 +166,7 @@ def _check_top(top: dict[str, Any], problems: Problems) -> None:
             problems.add((name,), "is required")
     plain = {name: top[name] for name in ("name", "cluster") if name in top}
     problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, (), {})
+    return top
 
 
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
@@ -189,42 +196,6 @@ def _section(
     aliases: Mapping[str, str] | None = None,
 ) -> Any:
     return problems.validate(model, top.get(name, {}), (name,), aliases or {})
-
-
-def _documents(section: Any, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
-    path: KeyPath = ("documents",)
-    values = problems.canonical(section, {}, path)
-    if values is None:
-        return None
-    mode = values.get("mode", "adversarial")
-    if not isinstance(mode, str) or mode not in DOCUMENT_MODES:
-        problems.add((*path, "mode"), "unknown mode", found=shown(mode), allowed=", ".join(DOCUMENT_MODES))
-        return None
-    checked = problems.validate(DOCUMENT_MODES[mode], {**values, "mode": mode}, path, {})
-    if isinstance(checked, DistributionDocuments):
-        if not checked.min_seq_len <= checked.mean_seq_len <= checked.max_seq_len:
-            sizes = f"{checked.min_seq_len}, {checked.mean_seq_len}, {checked.max_seq_len}"
-            problems.add(path, "min_seq_len <= mean_seq_len <= max_seq_len does not hold", found=sizes)
-        return DocumentsConfig(**checked.model_dump())
-    if isinstance(checked, FileDocuments):
-        return _file_documents(checked, problems, read_lengths)
-    return DocumentsConfig(mode=mode) if checked else None
-
-
-def _file_documents(checked: FileDocuments, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
-    if (checked.path is None) == (checked.lengths is None):
-        problems.add(("documents",), "mode file needs either path or lengths", hint="give exactly one of them")
-        return None
-    if checked.path is None:
-        return DocumentsConfig(mode="file", lengths=tuple(checked.lengths or ()))
-    try:
-        # Without the path: a cell's id depends on the lengths, not on where they were kept.
-        return DocumentsConfig(mode="file", lengths=read_lengths(checked.path))
-    except InputError as error:
-        for problem in error.problems:
-            message = f"{checked.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"
-            problems.add(("documents", "path"), message, found=problem.found, allowed=problem.allowed)
-        return None
 
 
 def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:

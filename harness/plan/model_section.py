@@ -23,7 +23,7 @@ from harness.words.model import (
 )
 
 _MODEL, _MOE, _MTP, _MLA = ModelConfig(), MoeConfig(), MtpConfig(), MlaConfig()
-Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 AuxLoss = Annotated[str, one_of(*AUX_LOSSES), Field(json_schema_extra={"enum": [*AUX_LOSSES]})]
 Dispatcher = Annotated[str, one_of(*DISPATCHERS), Field(json_schema_extra={"enum": [*DISPATCHERS]})]
 MlaRope = Annotated[str, one_of(*MLA_ROPES), Field(json_schema_extra={"enum": [*MLA_ROPES]})]
@@ -32,9 +32,9 @@ MlaRope = Annotated[str, one_of(*MLA_ROPES), Field(json_schema_extra={"enum": [*
 class MoeSection(Section):
     """Experts in place of every feed-forward block; no token is dropped."""
 
-    experts: Count = Field(default=_MOE.experts, description="Experts of a layer.")
-    topk: Count = Field(default=_MOE.topk, description="Experts that a token goes to.")
-    ffn: Count = Field(default=_MOE.ffn, description="Hidden size of one expert.")
+    experts: Count = Field(default=_MOE.experts, le=4_096, description="Experts of a layer.")
+    topk: Count = Field(default=_MOE.topk, le=4_096, description="Experts that a token goes to.")
+    ffn: Count = Field(default=_MOE.ffn, le=2**20, description="Hidden size of one expert.")
     aux_loss: AuxLoss = Field(default=_MOE.aux_loss, description="Auxiliary loss that balances the router.")
     aux_loss_coeff: Factor = Field(default=_MOE.aux_loss_coeff, description="Its weight beside the loss.")
     dispatcher: Dispatcher = Field(default=_MOE.dispatcher, description="How tokens travel to their experts.")
@@ -47,7 +47,7 @@ class MoeSection(Section):
 class MtpSection(Section):
     """Multi-token prediction: layers after the last that predict tokens further ahead."""
 
-    layers: Count = Field(default=_MTP.layers, description="Tokens predicted beyond the next one.")
+    layers: Count = Field(default=_MTP.layers, le=64, description="Tokens predicted beyond the next one.")
     loss_factor: Factor = Field(default=_MTP.loss_factor, description="Weight of their mean loss beside the loss.")
 
 
@@ -55,27 +55,35 @@ class MlaSection(Section):
     """Multi-latent attention."""
 
     q_lora_rank: Count | None = Field(
-        default=_MLA.q_lora_rank, description="Rank of the query projection; null: queries are projected directly."
+        default=_MLA.q_lora_rank,
+        le=2**17,
+        description="Rank of the query projection; null: queries are projected directly.",
     )
-    kv_lora_rank: Count = Field(default=_MLA.kv_lora_rank, description="Rank of the key and value projection.")
-    qk_head_dim: Count = Field(default=_MLA.qk_head_dim, description="Head size of queries and keys without positions.")
+    kv_lora_rank: Count = Field(
+        default=_MLA.kv_lora_rank, le=2**17, description="Rank of the key and value projection."
+    )
+    qk_head_dim: Count = Field(
+        default=_MLA.qk_head_dim, le=2**14, description="Head size of queries and keys without positions."
+    )
     qk_pos_emb_head_dim: Count = Field(
-        default=_MLA.qk_pos_emb_head_dim, description="Head size that rotary positions turn; even."
+        default=_MLA.qk_pos_emb_head_dim, le=2**14, description="Head size that rotary positions turn; even."
     )
-    v_head_dim: Count = Field(default=_MLA.v_head_dim, description="Head size of values.")
+    v_head_dim: Count = Field(default=_MLA.v_head_dim, le=2**14, description="Head size of values.")
     rope: MlaRope = Field(default=_MLA.rope, description="Kind of rotary positions.")
 
 
 class ModelSection(Section):
     """A GPT with RMSNorm, SwiGLU and rotary positions."""
 
-    layers: Count = Field(default=_MODEL.layers, description="Transformer layers.")
-    hidden: Count = Field(default=_MODEL.hidden, description="Hidden size.")
-    heads: Count = Field(default=_MODEL.heads, description="Attention heads; must divide hidden.")
-    kv_heads: Count = Field(default=_MODEL.kv_heads, description="Key/value heads (query groups); must divide heads.")
-    ffn: Count = Field(default=_MODEL.ffn, description="Hidden size of the feed-forward block.")
-    vocab: Annotated[int, Field(ge=8)] = Field(default=_MODEL.vocab, description="Vocabulary size.")
-    rope_base: Count = Field(default=_MODEL.rope_base, description="Base of the rotary positions.")
+    layers: Count = Field(default=_MODEL.layers, le=1_024, description="Transformer layers.")
+    hidden: Count = Field(default=_MODEL.hidden, le=2**17, description="Hidden size.")
+    heads: Count = Field(default=_MODEL.heads, le=4_096, description="Attention heads; must divide hidden.")
+    kv_heads: Count = Field(
+        default=_MODEL.kv_heads, le=4_096, description="Key/value heads (query groups); must divide heads."
+    )
+    ffn: Count = Field(default=_MODEL.ffn, le=2**20, description="Hidden size of the feed-forward block.")
+    vocab: Annotated[int, Field(ge=8, le=2**24)] = Field(default=_MODEL.vocab, description="Vocabulary size.")
+    rope_base: Count = Field(default=_MODEL.rope_base, le=10**12, description="Base of the rotary positions.")
     tied: bool = Field(default=_MODEL.tied, description="Embedding and output layer share their weights.")
     rope_fusion: bool = Field(
         default=_MODEL.rope_fusion, description="Rotary positions by Transformer Engine's fused kernels (GPU)."

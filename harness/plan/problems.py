@@ -27,6 +27,7 @@ _MESSAGES = {
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
+    "too_long": "has {actual_length} items, more than {max_length}",
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
     "literal_error": "unknown value",

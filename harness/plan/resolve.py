@@ -12,6 +12,7 @@ from harness.plan.axes import DOTTED, Row
 from harness.plan.matrix import Matrix
 from harness.plan.model_section import PARTS, model_problems, shown_part
 from harness.plan.problems import Problems
+from harness.plan.sizes import size_problems
 from harness.words.attention import KERNELS
 from harness.words.cell import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
@@ -117,11 +118,12 @@ class Resolver:
         }
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
-        """Models that model axes make impossible in every layout."""
-        if not any(name.startswith("model.") for name in self._dotted):
+        """Models and training runs that axes make impossible in every layout."""
+        if not self._dotted:
             return
-        for model, variant in {(base[0], base[3]): None for base in (self.base(row.values) for row in rows)}:
-            for _, message in model_problems(model):
+        bases = {(base[0], base[1], base[3]): None for base in (self.base(row.values) for row in rows)}
+        for model, train, variant in bases:
+            for _, message in (*model_problems(model), *size_problems(model, train)):
                 problems.add(("matrix",), f"{variant}: {message}")
 
     def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:

@@ -39,13 +39,16 @@ def _safe_name(value: str) -> str:
     return value
 
 
+MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
+MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
+Length = Annotated[int, Field(ge=1, le=MOST_LENGTH)]
 Name = Annotated[str, AfterValidator(_safe_name), Field(json_schema_extra={"pattern": f"^{SAFE_NAME}$"})]
 AutoBool = Annotated[bool | None, BeforeValidator(_auto_to_none), WithJsonSchema({"enum": [True, False, "auto"]})]
 AutoCount = Annotated[
     int | None,
-    Field(ge=1),
+    Field(ge=1, le=2**20),
     BeforeValidator(_auto_to_none),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**20}, {"const": "auto"}]}),
 ]
 Packing = Annotated[str, one_of(*DATA_PATHS), Field(json_schema_extra={"enum": [*DATA_PATHS]})]
 Forbidden = Annotated[str, one_of("", *FORBIDDEN), Field(json_schema_extra={"enum": ["", *FORBIDDEN]})]
@@ -59,13 +62,17 @@ _TRAIN, _OPTIONS = TrainConfig(), PackingOptions()
 class TrainSection(Section):
     """The short training run, the same in every layout."""
 
-    steps: Count = Field(default=_TRAIN.steps, description="Training steps.")
-    global_batch: Count = Field(default=_TRAIN.global_batch, description="Documents per step.")
-    seq_length: Annotated[int, Field(ge=4)] = Field(
+    steps: Count = Field(default=_TRAIN.steps, le=10_000, description="Training steps.")
+    global_batch: Count = Field(default=_TRAIN.global_batch, le=4_096, description="Documents per step.")
+    seq_length: Annotated[int, Field(ge=4, le=2**20)] = Field(
         default=_TRAIN.seq_length, description="Tokens of a full row; longer documents are truncated to it."
     )
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(default=_TRAIN.lr, description="Learning rate.")
-    seed: Annotated[int, Field(ge=0)] = Field(default=_TRAIN.seed, description="Seed of weights, tokens and lengths.")
+    lr: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = Field(
+        default=_TRAIN.lr, description="Learning rate."
+    )
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
+        default=_TRAIN.seed, description="Seed of weights, tokens and lengths."
+    )
 
 
 class AdversarialDocuments(Section):
@@ -79,10 +86,12 @@ class DistributionDocuments(Section):
 
     mode: Literal["distribution"]
     type: Literal["lognormal"] = Field(default="lognormal", description="Family of the distribution.")
-    min_seq_len: Count = Field(default=1, description="Shortest document, tokens.")
-    max_seq_len: Count = Field(description="Longest document, tokens.")
-    mean_seq_len: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="Mean length, tokens.")
-    lognormal_sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    min_seq_len: Length = Field(default=1, description="Shortest document, tokens.")
+    max_seq_len: Length = Field(description="Longest document, tokens.")
+    mean_seq_len: Annotated[float, Field(gt=0, le=MOST_LENGTH, allow_inf_nan=False)] = Field(
+        description="Mean length, tokens."
+    )
+    lognormal_sigma: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
         1.1, description="Sigma of log(length)."
     )
 
@@ -94,7 +103,7 @@ class FileDocuments(Section):
     path: str | None = Field(
         default=None, description="CSV file of one column of lengths, relative to the matrix file."
     )
-    lengths: Annotated[list[Count], Field(min_length=1)] | None = Field(
+    lengths: Annotated[list[Length], Field(min_length=1, max_length=MOST_LENGTHS)] | None = Field(
         default=None, description="The lengths themselves."
     )
 
@@ -135,14 +144,14 @@ class OptionsSection(Section):
 class AxisRow(OptionsSection):
     """Values of some axes: one combination, or a row of include, exclude or a tied list."""
 
-    tp: Count = Field(default=1, description="Tensor parallel size.")
-    pp: Count = Field(default=1, description="Pipeline parallel size.")
-    cp: Count = Field(default=1, description="Context parallel size.")
-    dp: Count = Field(default=1, description="Data parallel replicas.")
-    ep: Count = Field(default=1, description="Expert parallel size.")
-    vpp: Count = Field(default=1, description="Model chunks per pipeline stage.")
+    tp: Count = Field(default=1, le=4_096, description="Tensor parallel size.")
+    pp: Count = Field(default=1, le=4_096, description="Pipeline parallel size.")
+    cp: Count = Field(default=1, le=4_096, description="Context parallel size.")
+    dp: Count = Field(default=1, le=4_096, description="Data parallel replicas.")
+    ep: Count = Field(default=1, le=4_096, description="Expert parallel size.")
+    vpp: Count = Field(default=1, le=1_024, description="Model chunks per pipeline stage.")
     sp: AutoBool = Field(default=None, description="Sequence parallel; auto: on exactly when tp > 1.")
-    micro_batch_size: Count = Field(default=1, description="Rows per micro-batch.")
+    micro_batch_size: Count = Field(default=1, le=4_096, description="Rows per micro-batch.")
     packing: Packing = Field(default="reference", description="Data path under test.")
     dtype: Dtype = Field(default="fp32", description="Compute dtype.")
     attention: Attention = Field(default="auto", description="Attention kernel; auto: the best that is there.")
@@ -159,24 +168,28 @@ class LaunchSection(Section):
     """How cells are run."""
 
     parallel_ranks: Count | None = Field(
-        default=None, description="Ranks that run at once; absent: as the cores allow."
+        default=None, le=65_536, description="Ranks that run at once; absent: as the cores allow."
     )
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    deadline_s: Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)] = Field(
         default=120.0, description="Seconds after which a cell that has not ended is stopped and named a hang."
     )
-    max_ranks: Count = Field(default=64, description="A cell that needs more ranks is rejected.")
+    max_ranks: Count = Field(default=64, le=65_536, description="A cell that needs more ranks is rejected.")
     cells_per_allocation: AutoCount = Field(
         default=None, description="Cells that one job runs in turn; auto: as many as fit its time limit."
     )
-    throttle: Count = Field(default=64, description="Jobs of one array that may run at once.")
+    throttle: Count = Field(default=64, le=65_536, description="Jobs of one array that may run at once.")
     time_limit_min: Count | None = Field(
-        default=None, description="Minutes of one job; absent: the most that the cluster profile allows."
+        default=None, le=525_600, description="Minutes of one job; absent: the most that the cluster profile allows."
     )
     max_attempts: Count = Field(
-        default=3, description="Attempts of one cell in all, when node failure, boot failure or preemption ends it."
+        default=3,
+        le=100,
+        description="Attempts of one cell in all, when node failure, boot failure or preemption ends it.",
     )
     nodes_per_cell: Count = Field(
-        default=1, description="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks."
+        default=1,
+        le=65_536,
+        description="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks.",
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from functools import lru_cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from harness.plan.axes import Axes
@@ -19,6 +21,7 @@ from harness.words.documents import DocumentsConfig, documents_of_step
 from harness.words.packing_style import UNPACKED
 from harness.words.run_plan import Selection
 
+MOST_PARTS = 20_000  # t-tuples of values that a selection looks at
 NOT_THERE = "no combination of the matrix has it, or a constraint drops all that do"
 
 
@@ -51,6 +54,7 @@ def choose(
     table = _Table(factors, [cell.config for cell in cells], [item.config for item in forbidden])
     space = Space(table.rows, table.sizes)
     strength = min(covering.strength, len(table.sizes))
+    _check_parts(space, strength, problems)
     needed = sorted({number for numbers in kept.values() for number in numbers})
     numbers = cover(space, strength, needed, table.texts)
     seen = covered((table.rows[number] for number in numbers), strength)
@@ -72,6 +76,15 @@ def choose(
         kept={why: len(set(found)) for why, found in kept.items() if found or why in dict(_MUST_COVER)},
     )
     return [cells[number] for number in numbers], selection
+
+
+def _check_parts(space: Space, strength: int, problems: Problems) -> None:
+    """Raises a problem where finding the cells would take minutes."""
+    parts = sum(math.prod(sizes) for sizes in combinations(space.sizes, strength))
+    if parts > MOST_PARTS:
+        found, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
+        problems.add(KEY, "too much to cover", found=found, allowed=f"at most {MOST_PARTS:,}", hint=hint)
+        problems.raise_any()
 
 
 def _factors(axes: Axes) -> list[tuple[str, ...]]:

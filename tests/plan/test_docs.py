@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from harness.plan.cluster import ClusterFile, ClusterProfile, ContainerSection
-from harness.plan.model_section import MODEL_ALIASES, ModelSection
+from harness.plan.model_section import MODEL_ALIASES, MlaSection, ModelSection, MoeSection, MtpSection
 from harness.plan.projects import PROJECTS
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
@@ -57,6 +57,27 @@ def test_the_matrix_page_has_every_key_with_its_default(root: Path, section: typ
         elif isinstance(item.default, (bool, int, float)):
             text = str(item.default).lower() if isinstance(item.default, bool) else f"{item.default:g}"
             assert row[2] == f"`{text}`"
+
+
+SECTIONS = {
+    ModelSection: "",
+    MoeSection: "moe.",
+    MtpSection: "mtp.",
+    MlaSection: "mla.",
+    TrainSection: "",
+    DistributionDocuments: "",
+    AxisRow: "",
+    LaunchSection: "",
+}
+
+
+def test_every_number_of_a_matrix_has_a_largest_value_and_the_page_says_it(root: Path) -> None:
+    rows = rows_of((root / "docs" / "matrix.md").read_text())
+    for section, prefix in SECTIONS.items():
+        for name, item in section.model_json_schema()["properties"].items():
+            for part in (item, *item.get("anyOf", ())):
+                if part.get("type") in ("integer", "number"):
+                    assert f" {int(part['maximum'])}" in rows[prefix + name][1], name
 
 
 def test_the_stacks_page_has_every_key_with_its_default(root: Path) -> None:

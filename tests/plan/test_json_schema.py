@@ -38,7 +38,7 @@ def _keyword(keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root
         return [] if right else [f"{at}: not of type {wanted}"]
     if keyword in ("properties", "additionalProperties", "required", "minProperties"):
         return _object(keyword, wanted, value, schema, root, at) if isinstance(value, dict) else []
-    if keyword in ("items", "minItems"):
+    if keyword in ("items", "minItems", "maxItems"):
         return _array(keyword, wanted, value, root, at) if isinstance(value, list) else []
     checks = {
         "const": lambda: value == wanted,
@@ -76,6 +76,8 @@ def _object(
 def _array(keyword: str, wanted: Any, value: list[Any], root: dict[str, Any], at: str) -> list[str]:
     if keyword == "minItems":
         return [] if len(value) >= wanted else [f"{at}: too few items"]
+    if keyword == "maxItems":
+        return [] if len(value) <= wanted else [f"{at}: too many items"]
     return [c for n, item in enumerate(value) for c in complaints(item, wanted, root, f"{at}[{n}]")]
 
 
