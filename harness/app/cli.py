@@ -12,6 +12,7 @@ from pathlib import Path
 
 import harness
 from harness.app import announce, bisect_options, boundary, compare, history
+from harness.edge.run_dir import protect_new_files
 from harness.edge.streams import flush_streams, own_streams
 from harness.words.errors import HarnessError, InputError
 from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
@@ -182,6 +183,7 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors are told on stderr."""
     gc.set_threshold(_GARBAGE_AFTER)
+    protect_new_files()
     if argv is None:
         own_streams()
     words = list(sys.argv[1:] if argv is None else argv)

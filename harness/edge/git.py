@@ -1,15 +1,27 @@
-"""Commands of git, each in one repository, free of what the caller's environment says of another."""
+"""Commands of git, each in one repository, free of what the caller's environment says of another.
+
+A repository may come from anywhere: nothing that it brings along is executed for what the harness asks of it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 from harness.words.errors import InfrastructureError
+from harness.words.secrets import redacted
 
 TIMEOUT_S = 1800.0
 LOG_LINES = 20
+_TRANSPORTS = ("file", "git", "http", "https", "ssh")  # not ext, which runs a command, nor any other helper program
+# Before what any configuration says, the repository's own included.
+_SETTINGS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "log.showSignature=false",  # would start gpg.program
+)
 _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for its hooks
 
 
@@ -19,29 +31,43 @@ def run(
     """A command whose exit status the caller reads; InfrastructureError when it does not end by itself."""
     try:
         return subprocess.run(
-            ["git", "-C", str(repository), *arguments],
+            ["git", "-C", str(repository), *(word for setting in _SETTINGS for word in ("-c", setting)), *arguments],
             input=stdin,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=environment(),
+            env={**environment(), "GIT_ALLOW_PROTOCOL": ":".join(_transports())},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"git {arguments[0]} did not end well: {error}") from error
+        raise InfrastructureError(f"git {arguments[0]} did not end well: {redacted(str(error))}") from error
+
+
+def _transports() -> list[str]:
+    """As a variable, which no configuration overrules; what the caller's environment forbids stays forbidden."""
+    asked = os.environ.get("GIT_ALLOW_PROTOCOL")
+    return [name for name in _TRANSPORTS if asked is None or name in asked.split(":")]
 
 
 def output(repository: Path, *arguments: str, stdin: str = "") -> str:
     """What a command printed; InfrastructureError with the end of its complaint when it failed."""
     done = run(repository, *arguments, stdin=stdin)
     if done.returncode:
-        raise InfrastructureError(f"git {' '.join(arguments[:2])} in {repository} failed:\n{end_of(done)}")
+        asked = redacted(" ".join(arguments[:2]))
+        raise InfrastructureError(f"git {asked} in {repository} failed:\n{end_of(done)}")
     return done.stdout
 
 
 def end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The last lines of what a command said."""
-    return "\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:])
+    """The last lines of what a command said, without credentials."""
+    return redacted("\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:]))
+
+
+def without_credentials(url: str) -> str:
+    """A URL that may be shown: without user and password; the user of ssh, which is no secret, stays."""
+    if url.startswith(("http://", "https://")):
+        return re.sub(r"^(https?://)[^/]*@", r"\1", url)
+    return re.sub(r"^([a-z+]+://[^/:@]*):[^/]*@", r"\1@", url)
 
 
 def environment() -> dict[str, str]:

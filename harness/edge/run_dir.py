@@ -36,6 +36,11 @@ def safe_name(name: str) -> str:
     return name
 
 
+def protect_new_files() -> None:
+    """What this process makes is not writable for the group and others, whatever umask it was started with."""
+    os.umask(os.umask(0o022) | 0o022)
+
+
 @contextmanager
 def needs_room(path: Path) -> Iterator[None]:
     """Turn what the system says when a disk or a quota is full into DiskFullError, which names the file."""

@@ -75,7 +75,6 @@ def render_job(
         f"packing-harness {harness.__version__}, run {run_id}, {members}, cluster {profile.name}",
         f"Command: {shlex.join(command)}",
     )
-    templates = templating.environment(template.parent, autoescape=False, finalize=_quoted)
     values = {
         "header": [Ready(f"# {_visible(line)}") for line in header],
         "sbatch": [Ready(f"#SBATCH {flag}") for flag in _sbatch_flags(job, profile, run, run_id)],
@@ -88,7 +87,7 @@ def render_job(
         "run_id": run_id,
         "run_dir": str(run.root),
     }
-    return templating.render_user_template(templates, template, values)
+    return templating.render_user_template(template, values, finalize=_quoted)
 
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:

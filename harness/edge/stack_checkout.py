@@ -36,13 +36,16 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
 
 
 def remote_of(checkout: Checkout) -> str:
-    """The URL that a repository was cloned from, through clones of this machine too; empty when there is none."""
+    """The URL that a repository was cloned from, through clones of this machine too; empty when there is none.
+
+    Without credentials, which a clone may keep in it.
+    """
     place, known = checkout.repository, set[str]()
     while place and not is_url(place) and place not in known:
         known.add(place)
         done = git.run(Path(place), "remote", "get-url", "origin")
         place = done.stdout.strip() if done.returncode == 0 else ""
-    return place if is_url(place) else ""
+    return git.without_credentials(place) if is_url(place) else ""
 
 
 def repository_place(checkout: Checkout) -> Path | None:

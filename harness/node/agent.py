@@ -29,7 +29,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, write_json
+from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, protect_new_files, write_json
 from harness.node import rendezvous
 from harness.node.load import load
 from harness.node.process import die_with
@@ -286,6 +286,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes the allocation has")
     parser.add_argument("--attached-to", type=int, metavar="PID", help="the launcher; end when it ends")
     arguments = parser.parse_args()
+    protect_new_files()
     if not 0 <= arguments.node < arguments.nodes:
         parser.error(f"--node {arguments.node} is outside 0..{arguments.nodes - 1}")
     if arguments.attached_to:

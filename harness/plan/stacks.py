@@ -39,14 +39,23 @@ def _variable(value: str) -> str:
 
 
 def _ref(value: str) -> str:
-    if value.startswith("-"):
-        raise ValueError("must not begin with '-'")
+    if value.startswith("-") or not value.isprintable():
+        raise ValueError("must not begin with '-' nor hold a control character")
     return value
 
 
-Requirement = Annotated[str, AfterValidator(_requirement)]
+def _repository(value: str) -> str:
+    if re.match(r"[A-Za-z0-9.+-]+::", value):
+        raise ValueError("names a helper program of git, which would run it; allowed: a path, a URL or host:path")
+    if value.startswith("-") or not value.isprintable():
+        raise ValueError("must be a path, a URL or host:path, without control characters, and not begin with '-'")
+    return value
+
+
+Requirement = Annotated[str, Field(max_length=500), AfterValidator(_requirement)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Text = Annotated[str, Field(min_length=1)]
+Repository = Annotated[str, Field(min_length=1), AfterValidator(_repository)]
 Ref = Annotated[str, Field(min_length=1), AfterValidator(_ref)]
 ProjectName = Annotated[str, one_of(*PROJECTS), Field(json_schema_extra={"enum": [*PROJECTS]})]
 
@@ -61,7 +70,7 @@ class StackLayer(Section):
     python: Text | None = Field(
         default=None, description='Beside packages a version like "3.12"; alone the interpreter of an environment.'
     )
-    checkout: Text | None = Field(default=None, description="Git repository: a path beside this file, or a URL.")
+    checkout: Repository | None = Field(default=None, description="Git repository: a path beside this file, or a URL.")
     ref: Ref | None = Field(
         default=None, description="Commit, tag or branch of the checkout; absent: its working tree as it is."
     )
@@ -145,7 +154,7 @@ def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
             problems.add((*at, "env", name), f"names a secret ({', '.join(SECRET_WORDS)}); many read run directories")
         elif not value.isprintable():
             problems.add((*at, "env", name), "must be one line of text, without control characters")
-    if layer.checkout is not None and re.match(r"https?://[^/]*@", layer.checkout):
+    if layer.checkout is not None and re.match(r"https?://[^/]*@|[a-z+]+://[^/:@]*:[^/]*@", layer.checkout):
         problems.add((*at, "checkout"), "holds credentials; many read run directories", hint="git can keep them")
 
 

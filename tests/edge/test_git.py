@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,72 @@ def test_what_is_given_is_read(tmp_path: Path) -> None:
     git.output(tmp_path, "init", "--quiet")
     hashed = git.output(tmp_path, "hash-object", "--stdin", stdin="some text\n").strip()
     assert hashed == "7b57bd29ea8afbdeb9bac64cf7074f4b531492a8"  # what git 2.39 prints for this text by a pipe
+
+
+def repository(folder: Path) -> Path:
+    """A repository with one commit."""
+    folder.mkdir()
+    git.output(folder, "init", "--quiet")
+    (folder / "file").write_text("text\n")
+    git.output(folder, "add", "file")
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    subprocess.run(["git", "-C", folder, *identity, "commit", "--quiet", "-m", "one"], check=True)
+    return folder
+
+
+def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho "$0" >> {proof}\n')
+    program.chmod(0o755)
+    for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+        (here / ".git" / "hooks" / hook).symlink_to(program)
+    for name in ("core.fsmonitor", "gpg.program", "core.alternateRefsCommand"):
+        git.output(here, "config", name, str(program))
+    git.output(here, "config", "log.showSignature", "true")
+    git.output(here, "worktree", "add", "--quiet", "--detach", str(tmp_path / "worktree"), "HEAD")
+    git.output(here, "status", "--porcelain")
+    git.output(here, "show", "--no-patch", "--format=%s", "HEAD")
+    assert not proof.exists()
+    subprocess.run(["git", "-C", here, "worktree", "add", "--quiet", "--detach", tmp_path / "other"], check=True)
+    assert proof.exists()  # that git alone would have
+
+
+@pytest.mark.parametrize("url", ["ext::sh -c 'touch {proof}'", "fd::0", "odd://host/x"])
+def test_a_transport_that_runs_a_program_is_refused(tmp_path: Path, url: str) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    git.output(here, "config", "protocol.ext.allow", "always")
+    done = git.run(here, "fetch", url.format(proof=proof))
+    assert done.returncode
+    assert "not allowed" in done.stderr
+    assert not proof.exists()
+
+
+def test_a_repository_of_this_machine_can_be_cloned(tmp_path: Path) -> None:
+    here = repository(tmp_path / "here")
+    git.output(tmp_path, "clone", "--quiet", "--mirror", "--", str(here), str(tmp_path / "there"))
+    assert git.output(tmp_path / "there", "rev-parse", "HEAD") == git.output(here, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:hunter2@host/x.git", "https://host/x.git"),
+        ("https://me:hun@ter2@host/x.git", "https://host/x.git"),
+        ("https://hunter2@host/x.git", "https://host/x.git"),
+        ("ssh://me:hunter2@host/x", "ssh://me@host/x"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
+        ("git@host:group/x", "git@host:group/x"),
+        ("https://host/a@b", "https://host/a@b"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert git.without_credentials(url) == shown
+
+
+def test_what_git_complains_of_holds_no_credentials(tmp_path: Path) -> None:
+    here = repository(tmp_path / "here")
+    with pytest.raises(InfrastructureError) as caught:
+        git.output(here, "fetch", "https://me:hunter2@127.0.0.1:1/x.git")
+    assert "127.0.0.1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

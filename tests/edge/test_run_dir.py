@@ -6,6 +6,8 @@ import errno
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,3 +85,21 @@ def test_half_a_line_of_a_killed_writer_is_cut_off(tmp_path: Path, whole: str) -
 def test_a_name_that_could_leave_the_run_directory_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot name a file"):
         safe_name(name)
+
+
+def test_new_files_are_never_writable_for_others(tmp_path: Path) -> None:
+    script = "\n".join(
+        [
+            "import os, sys, pathlib",
+            "from harness.edge.run_dir import protect_new_files, write_json",
+            "os.umask(int(sys.argv[2], 8))",
+            "protect_new_files()",
+            "write_json(pathlib.Path(sys.argv[1]) / 'folder' / 'file', 1)",
+        ]
+    )
+    for umask, modes in (("000", (0o755, 0o644)), ("027", (0o750, 0o640)), ("077", (0o700, 0o600))):
+        root = tmp_path / umask
+        root.mkdir()
+        subprocess.run([sys.executable, "-c", script, root, umask], check=True)
+        found = [(root / name).stat().st_mode & 0o777 for name in ("folder", "folder/file")]
+        assert tuple(found) == modes

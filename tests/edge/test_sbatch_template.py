@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from harness.edge import templating
 from harness.edge.cluster_file import TEMPLATES, read_profile
 from harness.edge.run_dir import RunDir
 from harness.edge.sbatch_template import Job, array_indices, environment_of, job_name, render_job
@@ -311,10 +314,47 @@ def test_a_template_of_the_user_prints_plain_values_quoted(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a\n{% for %}", "own.j2:2: not a valid template"), ("{{ srn }}", "own.j2: cannot be rendered: 'srn' is undef")],
+    [
+        ("a\n{% for %}", "own.j2:2: not a valid template"),
+        ("\n{{ srn }}", "own.j2:2: cannot be rendered: UndefinedError: 'srn' is undef"),
+        ("\n\n{{ 1 // 0 }}", "own.j2:3: cannot be rendered: ZeroDivisionError"),
+        ("{{ run_id() }}", "own.j2:1: cannot be rendered: TypeError: 'str' object is not callable"),
+        ("{% include 'own.j2' %}", "own.j2:1: cannot be rendered: RecursionError"),
+        ("{% include '../own.j2' %}", "own.j2:1: cannot be rendered: TemplateNotFound"),
+        ("{% include '/etc/passwd' %}", "own.j2:1: cannot be rendered: TemplateNotFound"),
+        ("{{ cycler.__init__.__globals__.os.popen('id') }}", "SecurityError: access to attribute '__init__'"),
+        ("{{ run_dir.__class__ }}", "SecurityError: access to attribute '__class__'"),
+        ("{{ profile.env.update({'A': 'b'}) }}", "SecurityError"),
+        ("{{ range(10**9) }}", "OverflowError: Range too big"),
+        ("{{ 9**(9**9) }}", "SecurityError: 9 ** 387420489 is too large"),
+        ("{{ 'x' * 10**12 }}", "MemoryError"),
+        ("{{ 'x'.center(10**12) }}", "MemoryError"),
+        (
+            "{% for i in range(10**5) %}{{ run_dir * 100 }}{% endfor %}",
+            "cannot be rendered: more than 1,048,576",
+        ),
+        ("{{ '\0' }}", "holds a control character"),
+    ],
 )
 def test_a_mistake_in_a_template_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "own.j2").write_text(text)
     with pytest.raises(InputError) as caught:
         rendered(LAB, template=tmp_path / "own.j2")
     assert said in str(caught.value)
+
+
+def test_a_template_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templating, "MOST_SECONDS", 0.2)
+    loop = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+    (tmp_path / "own.j2").write_text(loop)
+    with pytest.raises(InputError, match=r"own.j2:1: cannot be rendered: it takes more than 0.2 s"):
+        rendered(LAB, template=tmp_path / "own.j2")
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"\xff", "own.j2:1: not a UTF-8"), (b"x" * 300_000, "too large")])
+def test_a_template_that_is_no_text_of_sane_size_is_an_input_error(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "own.j2").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        rendered(LAB, template=tmp_path / "own.j2")
