@@ -302,3 +302,28 @@ def test_tails_belong_to_no_document_and_complete_the_offsets(lengths: list[int]
         owners = [owner for owner, _ in batch.slot_owners()]
         assert len(owners) == batch.slots
         assert owners[batch.slots - row.tail :] == [PAD] * row.tail
+
+
+@given(lengths=LENGTHS, layout=LAYOUTS)
+def test_with_fixed_entries_the_longest_segment_is_that_of_all_rows_with_their_tails(
+    lengths: list[int], layout: Layout
+) -> None:
+    """By hand: the same in every row, so that neither a shape nor a value changes from row to row."""
+    options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
+    style, alone = packing_style("bridge_offline", layout, SEQ, options), Layout()
+    [batches] = plan_step(documents_of(lengths), style, alone, seq_length=SEQ, micro_batch_size=1)
+    sizes = [[style.size(item.document) for item in batch.placed] for batch in batches]
+    longest = max(max(*row, SEQ - sum(row)) for row in sizes)
+    entries = max(len(row) for row in sizes) + 2
+    for batch in batches:
+        params = batch.params()
+        assert params is not None
+        assert (params.max_seqlen_q, params.max_seqlen_kv) == (longest, longest)
+        assert len(params.cu_seqlens_q) == entries
+
+
+def test_a_tail_can_be_the_longest_segment_of_a_step() -> None:
+    options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
+    style = packing_style("bridge_offline", Layout(), SEQ, options)
+    [batches] = plan_step(documents_of([30, 30, 30]), style, Layout(), seq_length=SEQ, micro_batch_size=1)
+    assert {params.max_seqlen_q for batch in batches if (params := batch.params())} == {34}

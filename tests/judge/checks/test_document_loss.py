@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from harness.judge import fault_classes
+from harness.judge.checks import document_loss
 from harness.judge.evidence import CellEvidence
+from harness.words.packing_options import PackingOptions
+from harness.words.tolerances import Bound
 from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
 
 
@@ -68,3 +75,23 @@ def test_losses_that_are_all_multiplied_by_a_size_are_named() -> None:
         for loss in record.steps[0].documents.values():
             loss.loss_sum *= 2
     assert the_only_finding(evidence, "document_loss").where["ratio"] == "x cp"
+
+
+@pytest.mark.parametrize(("step", "found"), [(0, 1), (1, 0)])
+def test_a_looser_bound_of_step_losses_holds_for_documents_once_weights_have_moved(step: int, found: int) -> None:
+    evidence = evidence_for(config_of("sft"))
+    loose = Bound(value=1e-2, origin="the matrix")
+    evidence.tolerances = replace(evidence.tolerances, step_loss=loose)
+    evidence.later = evidence.tolerances
+    for record in evidence.records.values():
+        record.steps[step].documents[3].loss_sum *= 1.001
+    assert len(document_loss.check(evidence)) == found
+
+
+@pytest.mark.parametrize(("step", "found"), [(0, 1), (1, 0)])
+def test_documents_of_other_rows_are_compared_before_weights_move_and_not_after(step: int, found: int) -> None:
+    options = PackingOptions(calculate_per_token_loss=False)
+    evidence = evidence_for(replace(config_of("sft"), options=options))
+    for record in evidence.records.values():
+        record.steps[step].documents[3].loss_sum *= 1.01
+    assert len(document_loss.check(evidence)) == found

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from harness.judge import fault_classes
+from harness.judge.checks import isolation
+from harness.words.documents import DocumentsConfig
 from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
 
 
@@ -44,3 +50,16 @@ def test_a_leg_that_a_rank_did_not_come_through_is_not_judged() -> None:
     leg_of(evidence.records[0], "isolation").documents[1].loss_sum += 1
     evidence.records[1].legs = []
     assert "isolation" not in evidence.legs
+
+
+@pytest.mark.parametrize(("length", "found"), [(3, 0), (4, 1)])
+def test_a_changed_document_may_keep_its_loss_by_chance_while_it_is_shorter_than_four_tokens(
+    length: int, found: int
+) -> None:
+    documents = DocumentsConfig(mode="file", lengths=(length, 20, 20))
+    evidence = evidence_for(replace(config_of("sft", canaries=("isolation",)), documents=documents))
+    changed = [item for item in evidence.legs["isolation"].leg.documents if item.index == 0]
+    assert [(item.length, item.index in evidence.legs["isolation"].leg.changed) for item in changed] == [(length, True)]
+    before = evidence.records[0].steps[0].documents[0].loss_sum
+    leg_of(evidence.records[0], "isolation").documents[0].loss_sum = before
+    assert len(isolation.check(evidence)) == found

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from harness.judge.checks import step_loss
+from harness.judge.evidence import CellEvidence
+from harness.words.packing_options import PackingOptions
 from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
 
 
@@ -37,3 +42,20 @@ def test_a_loss_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records[0].steps[0].loss_sum = None
     assert "not recorded" in the_only_finding(evidence, "step_loss").message
+
+
+def other_rows() -> CellEvidence:
+    """A cell whose gradients depend on its rows, which are not those of its reference."""
+    options = PackingOptions(calculate_per_token_loss=False)
+    evidence = evidence_for(replace(config_of("sft"), options=options))
+    assert not evidence.same_rows
+    return evidence
+
+
+@pytest.mark.parametrize(("step", "found"), [(0, 1), (1, 0)])
+def test_cells_of_other_rows_are_compared_before_weights_move_and_not_after(step: int, found: int) -> None:
+    evidence = other_rows()
+    for record in evidence.records.values():
+        assert record.steps[step].loss_sum is not None
+        record.steps[step].loss_sum *= 1.01
+    assert len(step_loss.check(evidence)) == found

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.judge import fault_classes
-from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+from harness.judge.checks import token_count
+from harness.words.documents import DocumentsConfig
+from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
 
 
 def test_a_document_that_lost_a_token() -> None:
@@ -51,3 +55,19 @@ def test_a_step_count_on_some_ranks_of_the_last_stage_is_enough() -> None:
     assert judge(evidence).findings == []
     evidence.records[0].steps[0].token_count = None
     assert the_only_finding(evidence, "token_count").measured is None
+
+
+def test_a_leg_without_the_model_has_no_losses_to_count() -> None:
+    uncut = DocumentsConfig(mode="file", lengths=(20, 7, 9))
+    evidence = evidence_for(replace(config_of("sft", canaries=("truncation", "isolation")), documents=uncut))
+    kinds = {leg.leg.model for leg in evidence.legs.values()}
+    assert kinds == {False, True}
+    assert token_count.check(evidence) == []
+
+
+def test_tokens_of_a_leg_with_the_model_are_counted() -> None:
+    evidence = evidence_for(config_of("sft", canaries=("truncation", "isolation")))
+    leg_of(evidence.records[0], "isolation").documents[3].tokens -= 1
+    (finding,) = token_count.check(evidence)
+    assert place_of(finding, "leg", "document") == ("isolation", 3)
+    assert finding.measured == finding.bound["value"] - 1

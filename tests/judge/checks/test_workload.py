@@ -5,6 +5,7 @@ import pytest
 from harness.judge import fault_classes
 from harness.judge.checks import workload
 from harness.judge.evidence import CellEvidence
+from harness.words.records import WorkloadSeen
 from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
 
 
@@ -53,3 +54,14 @@ def test_a_data_path_that_counts_nothing_is_not_judged() -> None:
     evidence = evidence_for(config_of("sft"))
     assert [record.workloads for record in evidence.records.values()] == [[]]
     assert workload.check(evidence) == []
+
+
+@pytest.mark.parametrize(("data_path", "told"), [("reference", True), ("unpacked", False)])
+def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, told: bool) -> None:
+    evidence = evidence_for(config_of(data_path, micro_batch_size=2))
+    packs = [truth.batch.slots for truth in evidence.plan[0][0]]
+    squares = sum(slots**2 for slots in packs)
+    whole = WorkloadSeen(leg="training", step=0, micro_batches=len(packs), tokens=sum(packs), squares=squares)
+    evidence.records[0].workloads = [whole]
+    found = [finding for finding in workload.check(evidence) if finding.where["field"] == "squares"]
+    assert ["as if every pack were one document" in finding.message for finding in found] == [told]

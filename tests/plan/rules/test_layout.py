@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -150,3 +151,45 @@ def test_documents_of_a_step_are_drawn_as_the_rule_draws_them() -> None:
         found = reason("batch.rows-by-replicas", config)
         assert (found is not None) is bool(wrong)
         assert found is None or found.startswith(f"step {wrong[0]}:")
+
+
+def test_rows_that_are_packed_beforehand_must_divide_as_they_are() -> None:
+    """Other paths split rows until each holds a document, which always divides where the documents do."""
+    config = cell(
+        "bridge_offline", dp=2, train=TrainConfig(global_batch=6), documents=DocumentsConfig(mode="file", lengths=(32,))
+    )
+    assert reason("batch.rows-by-replicas", config) == (
+        "step 0: 6 documents fill 3 rows of 64 tokens, which bridge_offline packs beforehand and cannot split into a "
+        "multiple of dp 2 x micro_batch_size 1 = 2"
+    )
+    assert reason("batch.rows-by-replicas", replace(config, data_path="reference")) is None
+    assert reason("batch.rows-by-replicas", replace(config, layout=Layout(dp=3))) is None
+
+
+@given(
+    tp=st.integers(1, 6),
+    pp=st.integers(1, 6),
+    vpp=st.integers(1, 3),
+    sp=st.booleans(),
+    layers=st.integers(1, 12),
+    heads=st.integers(1, 12),
+    kv_heads=st.integers(1, 12),
+    ffn=st.integers(1, 12),
+    vocab=st.integers(1, 12),
+)
+def test_layouts_are_refused_exactly_when_they_leave_a_remainder(
+    tp: int, pp: int, vpp: int, sp: bool, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> None:
+    model = ModelConfig(layers=layers, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab)
+    config = replace(cell("unpacked", model=model), layout=Layout(tp=tp, pp=pp, vpp=vpp, sp=sp))
+    expected = {
+        "layout.layers-by-pp": layers / (pp * vpp) != layers // (pp * vpp),
+        "layout.heads-by-tp": heads / tp != heads // tp,
+        "layout.kv-heads-by-tp": kv_heads / tp != kv_heads // tp,
+        "layout.ffn-by-tp": ffn / tp != ffn // tp,
+        "layout.vocab-by-tp": vocab / tp != vocab // tp,
+        "layout.sp-needs-tp": sp and tp == 1,
+        "layout.vpp-needs-pp": vpp > 1 and pp == 1,
+    }
+    found = {item.rule for item in rejections(config)}
+    assert {rule for rule in expected if rule in found} == {rule for rule, wrong in expected.items() if wrong}

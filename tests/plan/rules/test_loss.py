@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from harness.plan.rules.table import rejections
-from harness.words.cell import CellConfig
-from harness.words.documents import adversarial_mix
+from harness.words.cell import CellConfig, TrainConfig
+from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 
@@ -39,3 +39,45 @@ def test_the_reason_shows_the_sizes() -> None:
     found = {item.rule: item.reason for item in rejections(config)}
     assert "cp 2 splits each document over 2 ranks" in found["loss.per-token-with-cp"]
     assert "cp 2 x dp 2 ranks" in found["loss.no-average-with-cp"]
+
+
+def mean_loss(lengths: tuple[int, ...], cp: int, *masked: int) -> CellConfig:
+    return CellConfig(
+        layout=Layout(cp=cp),
+        data_path="reference",
+        train=TrainConfig(global_batch=len(lengths), steps=1),
+        documents=DocumentsConfig(mode="file", lengths=lengths, masked=masked),
+        options=PackingOptions(calculate_per_token_loss=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "masked", "uneven"),
+    [
+        ((4, 8), (), False),
+        ((3, 8), (), True),  # slots are shared out evenly, tokens are not
+        ((4, 3), (1,), False),  # the document with padding does not count
+        ((4, 3), (0,), True),
+    ],
+)
+def test_a_mean_over_a_ranks_own_tokens_needs_as_many_that_count_on_each_rank(
+    lengths: tuple[int, ...], masked: tuple[int, ...], uneven: bool
+) -> None:
+    """Slots 0 and 3 of four are the first rank's; padding and masked documents do not count."""
+    found = {item.rule: item.reason for item in rejections(mean_loss(lengths, 2, *masked))}
+    reason = found.get("loss.per-token-with-cp")
+    counted = tuple(length for index, length in enumerate(lengths) if index not in masked)
+    assert (reason is not None) == uneven
+    assert not reason or f"the ranks hold {shares_of(counted)} tokens that count" in reason
+    assert "loss.per-token-with-cp" not in {item.rule for item in rejections(mean_loss(lengths, 1, *masked))}
+
+
+def shares_of(lengths: tuple[int, ...]) -> str:
+    """By hand, for cp 2: of each document padded to a multiple of 4, its outer quarters and its inner ones."""
+    outer = inner = 0
+    for length in lengths:
+        quarter = -(-length // 4)
+        for position in range(length):
+            inner += quarter <= position < 3 * quarter
+            outer += not quarter <= position < 3 * quarter
+    return f"{outer}, {inner}"

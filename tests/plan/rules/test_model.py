@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -139,3 +140,29 @@ def test_fused_rotary_positions_of_latent_attention_are_yarn() -> None:
         model = ModelConfig(rope_fusion=True, mla=MlaConfig(rope=rope))
         cell = CellConfig(layout=Layout(), data_path="unpacked", model=model)
         assert [item.rule for item in rejections(cell)] == rules
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "vpp", "sp", "mask"), list(itertools.product((1, 2), (1, 2), (1, 2), *[(False, True)] * 2))
+)
+def test_a_padding_mask_is_refused_exactly_where_a_later_stage_needs_the_mask_that_the_first_split(
+    tp: int, pp: int, vpp: int, sp: bool, mask: bool
+) -> None:
+    model = ModelConfig(moe=MoeConfig(aux_loss="aux_loss", padding_mask=mask))
+    found = reason("moe.padding-mask-stages", cell(tp=tp, pp=pp, vpp=vpp, sp=sp, model=model))
+    assert (found is not None) == (mask and sp and (pp > 1 or vpp > 1))
+
+
+@pytest.mark.parametrize(("tp", "cp"), list(itertools.product((1, 2, 4), (1, 2))))
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+@pytest.mark.parametrize("aux_loss", ["none", "aux_loss", "seq_aux_loss"])
+def test_merged_rows_are_told_apart_by_their_length_only_where_a_rank_has_whole_rows(
+    tp: int, cp: int, micro_batch_size: int, aux_loss: str
+) -> None:
+    model = ModelConfig(moe=MoeConfig(aux_loss=aux_loss))
+    split = cell(tp=tp, cp=cp, model=model, micro_batch_size=micro_batch_size, options=FULL)
+    merged = aux_loss == "seq_aux_loss" and micro_batch_size > 1
+    found = reason("moe.aux-loss-rows", split)
+    assert (found is not None) == (merged and tp * cp > 1)
+    assert not found or f"has only 1/{tp * cp} of it per row" in found
+    assert reason("moe.aux-loss-rows", replace(split, data_path="unpacked")) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.plan.rules.table import rejections
-from harness.words.cell import CellConfig, TrainConfig
-from harness.words.documents import adversarial_mix
+from harness.words.cell import DATA_PATHS, CellConfig, TrainConfig
+from harness.words.documents import DocumentsConfig, adversarial_mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 
@@ -151,3 +152,71 @@ def test_a_cell_that_the_rules_let_through_can_be_split_over_cp_and_tp(
         for rank in range(cp):
             for row in batch.local_slots(cp, rank):
                 assert len(row) % (tp if config.layout.sp else 1) == 0
+
+
+def test_documents_of_a_scheduler_row_end_where_tp_ranks_share_it_too() -> None:
+    layout = Layout(tp=4, cp=2, sp=True)
+    found = reasons(cell("scheduler", layout, pad_seq_to_mult=4))
+    assert "lcm(2 * cp = 4, cp * tp = 8) = 8" in found["packing.documents-aligned"]
+    assert "packing.documents-aligned" not in reasons(cell("scheduler", layout, pad_seq_to_mult=8))
+
+
+def test_a_tail_that_fills_a_row_up_to_seq_length_is_split_over_tp_too() -> None:
+    layout = Layout(tp=4, cp=2, sp=True)
+    assert "sp.seq-length" in reasons(cell("bridge_offline", layout, 60))
+    assert "sp.seq-length" not in reasons(cell("bridge_offline", layout, 64))
+
+
+@given(
+    path=st.sampled_from(DATA_PATHS[:-1]),
+    tp=st.integers(1, 4),
+    cp=st.integers(1, 4),
+    sp=st.booleans(),
+    multiple=st.integers(1, 20),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+)
+def test_documents_are_refused_exactly_when_a_multiple_cannot_be_cut(
+    path: str, tp: int, cp: int, sp: bool, multiple: int, lengths: list[int]
+) -> None:
+    """By hand: 2 * cp chunks for the zigzag, and whole slots per tp rank where documents end their row."""
+    config = replace(
+        cell(path, Layout(tp=tp, cp=cp, sp=sp), pad_seq_to_mult=multiple),
+        documents=DocumentsConfig(mode="file", lengths=tuple(lengths)),
+    )
+    cuts = [2 * cp] if cp > 1 else []
+    cuts += [cp * tp] if path in ("reference", "scheduler") and sp and tp > 1 else []
+    wrong = path not in ("unpacked", "bridge_long") and any(multiple % cut for cut in cuts)
+    found = reasons(config).get("packing.documents-aligned")
+    assert (found is not None) == wrong
+    padded = [-(-min(length, 63) // multiple) * multiple for length in lengths]
+    broken = [size for size in padded * 8 if any(size % cut for cut in cuts)]
+    if found and broken:
+        assert f" takes {broken[0]}, and {broken[0]} % " in found
+
+
+@given(path=st.sampled_from(DATA_PATHS[:-1]), tp=st.integers(1, 4), cp=st.integers(1, 4), seq_length=st.integers(8, 70))
+def test_seq_length_is_refused_exactly_when_it_cannot_be_cut(path: str, tp: int, cp: int, seq_length: int) -> None:
+    found = reasons(cell(path, Layout(tp=tp, cp=cp, sp=tp > 1), seq_length))
+    assert ("cp.seq-length" in found) == (cp > 1 and seq_length % (2 * cp) != 0)
+    whole_rows = path in ("unpacked", "bridge_long", "sft", "bridge_offline")
+    assert ("sp.seq-length" in found) == (whole_rows and tp > 1 and seq_length % (tp * cp) != 0)
+    zigzag = 2 * cp if cp > 1 else 1
+    multiples = {
+        "reference": math.lcm(zigzag, cp * tp if tp > 1 else 1),
+        "sft": zigzag,
+        "skyrl": tp * zigzag,
+        "bridge_offline": zigzag,
+    }
+    multiple = 1 if path in ("unpacked", "bridge_long") else multiples.get(path, multiples["reference"])
+    assert ("packing.row-holds-alignment" in found) == (seq_length % multiple != 0)
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "refused"), [(16, 1, False), (8, 2, False), (32, 1, True), (16, 2, True), (3, 1, True)]
+)
+def test_rows_of_free_length_end_at_a_multiple_of_16(tp: int, cp: int, refused: bool) -> None:
+    config = cell("bridge_offline", Layout(tp=tp, cp=cp, sp=tp > 1))
+    assert ("packing.offline-rows-split" in reasons(config)) == refused
+    fixed = replace(config, options=PackingOptions(pad_to_max_length=True))
+    assert "packing.offline-rows-split" not in reasons(fixed)
+    assert "packing.offline-rows-split" not in reasons(replace(config, data_path="reference"))
