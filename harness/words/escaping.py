@@ -1,0 +1,117 @@
+"""Texts that others wrote, made safe for one format each. Pure; every output of the harness uses these and no others.
+
+A text may come from a matrix, a log, an exception, a commit or a damaged file. Its reader must see what it says and
+must not be steered by it: no markup, link, mention, formula, control sequence or command of a CI system comes alive.
+What a format cannot hold is shown as an escape such as \\x1b. HTML is escaped by jinja2, on top of `visible`.
+"""
+
+from __future__ import annotations
+
+import re
+
+# C0 without tab and line feed, DEL, C1; what changes the direction of text or is not seen at all; lone surrogates and
+# the two characters that XML cannot hold.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+# Live in plain text on GitHub, with a backslash too: @org/team, a@b.c, #123, GH-1, URLs, :tada:
+_LIVE = re.compile(r"@\w|#\d|\bGH-\d|://|\bwww\.|\bmailto:|\bxmpp:|:[a-z+-][\w+-]*:", re.IGNORECASE)
+_PUNCTUATION = re.compile(r"([\\`*_~\[\]|$])")
+_LINE_START = re.compile(r"^(?:([#+=:-])|(\d+)([.)]))")
+# Commands in logs: GitHub runners trim a line and look for "::", for "##[" anywhere; Azure reads "##vso["; GitLab
+# folds at section_start and section_end.
+_COMMAND_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+_COMMAND_INSIDE = re.compile(r"#(?=#(?:vso)?\[)")
+_SECTION = re.compile(r"(section_(?:start|end)):(?=\d)")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001 - spreadsheets take both
+
+
+def visible(text: str) -> str:
+    """The text with every character that is not seen as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
+
+    Safe for a terminal, for the text of an XML document, and, escaped as such, for HTML.
+    """
+    return _UNSEEN.sub(_escape, text)
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """The text on one line, each run of white space as one space, `visible`, and of at most about `most` characters."""
+    line = visible(" ".join(text.replace("\r", " ").split()))
+    return line if most is None else clip(line, most)
+
+
+def clip(text: str, most: int) -> str:
+    """At most `most` characters, with a note of how many are left out."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
+
+
+def markdown_text(text: str, most: int | None = None) -> str:
+    """One line that GitHub-flavoured Markdown renders as the text itself, in a paragraph, list item or table cell.
+
+    Words that would become a mention, a reference or a link are shown as code, where they are only text.
+    """
+    words = one_line(text, most).split(" ")
+    line = " ".join(markdown_code(word) if _LIVE.search(word) else _escaped(word) for word in words)
+    return _LINE_START.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\{found[3]}", line)
+
+
+def markdown_code(text: str) -> str:
+    """A code span of one line. A pipe would end a table cell even there, so it stands between two spans."""
+    return "\\|".join(_span(part) for part in one_line(text).split("|"))
+
+
+def markdown_fence(text: str, language: str = "") -> list[str]:
+    """The lines of a fenced block that nothing in the text can close."""
+    lines = visible(text.replace("\r\n", "\n")).split("\n")
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", *lines, fence]
+
+
+def ci_log(text: str) -> str:
+    """Lines that no CI system takes for a command of its own."""
+    text = _SECTION.sub(r"\1 :", _COMMAND_INSIDE.sub("# ", text))
+    return _COMMAND_START.sub(r"\1: ", text)
+
+
+def csv_cell(value: object) -> object:
+    """A value for a CSV file; a text that a spreadsheet would compute begins with an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    risky = value.lstrip(" ").startswith(_FORMULA) and not _is_number(value)
+    return f"'{visible(value)}" if risky else visible(value)
+
+
+def chat_text(text: str) -> str:
+    """One line for Slack and Mattermost: no markup of links or pictures, no mention, no code block."""
+    line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
+    line = re.sub(r"\](?=[(\[:])", "] ", line).replace("![", "! [")
+    return line.replace("@", "@\u2060")  # a word joiner: seen as nothing, and no name goes on behind it
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _escaped(word: str) -> str:
+    word = word.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _PUNCTUATION.sub(r"\\\1", word)
+
+
+def _span(text: str) -> str:
+    """With more backticks around it than it has anywhere inside; a space on either side is not shown."""
+    if not text.strip():
+        return text
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    pad = " " if text[0] in "` " or text[-1] in "` " else ""
+    return f"{'`' * (longest + 1)}{pad}{text}{pad}{'`' * (longest + 1)}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
