@@ -6,8 +6,10 @@ A new way to hurt a reader is added here, and every output is held to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -123,3 +125,17 @@ def _is_command(line: str) -> bool:
     trimmed, at = line.lstrip(), line.find("##[")
     github = (trimmed.startswith("::") and trimmed.find("::", 2) >= 0) or (at >= 0 and line.find("]", at) >= 0)
     return github or "##vso[" in line or "##teamcity[" in line
+
+
+def with_text_everywhere(value: Any, text: str) -> Any:
+    """A dataclass, such as a report, with every text in it replaced; enumerations, numbers and keys stay."""
+    if isinstance(value, Enum) or (not isinstance(value, (str, Mapping, list, tuple)) and not is_dataclass(value)):
+        return value
+    if isinstance(value, str):
+        return text
+    if isinstance(value, Mapping):
+        return {key: with_text_everywhere(item, text) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_text_everywhere(item, text) for item in value)
+    changed = {item.name: with_text_everywhere(getattr(value, item.name), text) for item in fields(value) if item.init}
+    return replace(value, **changed)

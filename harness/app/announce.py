@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness.edge import screen
+from harness.words.secrets import redacted
 
 if TYPE_CHECKING:
     from harness.judge.report_model import Report
@@ -20,25 +22,25 @@ def receiver(text: str) -> str:
     from harness.edge.notify import problem_of
 
     if problem := problem_of(text):
-        raise ArgumentTypeError(f"{problem}: {text!r}")
+        raise ArgumentTypeError(problem)  # without the text, which may hold a secret
     return text
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be kept in files: the address of a webhook is a password."""
+    """A command line as it may be kept in files and shown: of a receiver only what names it."""
     if not any(_names_it(word.partition("=")[0]) for word in command):
-        return list(command)
-    from harness.edge.notify import is_url, shown  # loads an HTTP client
+        return [redacted(word) for word in command]
+    from harness.edge.notify import shown  # loads an HTTP client
 
     kept = []
     for before, word in zip(["", *command], command):
         name, sign, value = word.partition("=")
-        if _names_it(before) and is_url(word):
+        if _names_it(before):
             kept.append(shown(word))
-        elif _names_it(name) and sign and is_url(value):
+        elif _names_it(name) and sign:
             kept.append(f"{name}={shown(value)}")
         else:
-            kept.append(word)
+            kept.append(redacted(word))
     return kept
 
 
@@ -76,4 +78,4 @@ def _tell(receivers: Sequence[str], values: dict[str, Any]) -> None:
     }
     for one in receivers:
         if wrong := notify(one, text, variables):
-            print(f"harness: {OPTION} {shown(one)}: {wrong}", file=sys.stderr)
+            screen.err(f"harness: {OPTION} {shown(one)}: {wrong}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from harness.edge import screen
 from harness.edge.run_dir import RunDir, write_json
 from harness.judge.baseline import Baseline, Sample
 from harness.words.errors import HarnessError
@@ -23,7 +23,7 @@ def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
     try:
         _add_samples(cells, plan, file)
     except HarnessError as error:
-        print(f"harness: times are not compared with earlier runs: {error}", file=sys.stderr)
+        screen.err(f"harness: times are not compared with earlier runs: {error}")
     write_json(path, cells, indent=1)
 
 

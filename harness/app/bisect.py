@@ -16,6 +16,7 @@ from harness.app.bisect_sources import Commits, Source, commits_of, releases_of
 from harness.app.ending import shown
 from harness.app.planning import expand_for
 from harness.app.selection import matching
+from harness.edge import screen
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import say
 from harness.edge.matrix_file import read_matrix
@@ -45,11 +46,11 @@ def bisect(request: Request) -> int:
         if bench.pins is not None and isinstance(source, Commits):
             found = _descended(request, source, bench, bench.pins, found)
         write_json(bench.folder / "result.json", found, indent=1)
-    print(render_text(found))
+    screen.out(render_text(found))
     if request.shrink:
         tell_evidence(found, bench)
     release(str(bench.folder))
-    print(f"\n  {shown(bench.folder / 'result.json')}")
+    screen.out(f"\n  {shown(bench.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 

@@ -12,6 +12,7 @@ from harness.app.issues import write_issue
 from harness.app.shrink import Shrunk, shrink_cell
 from harness.app.trial_run import answer_of, run_cells
 from harness.app.verbs import find_run
+from harness.edge import screen
 from harness.edge.console import say
 from harness.edge.run_dir import RunDir
 from harness.edge.stacks import prepare
@@ -33,20 +34,20 @@ def tell_evidence(found: Bisection, bench: Bench) -> None:
     if point is None or failed is None:
         return
     if bench.cluster.kind == "slurm":
-        print(
+        screen.out(
             f"  not shrunk on the cluster; on a machine of its own: harness shrink {shown(Path(point.run))} {failed.id}"
         )
         return
     try:
         shrunk = shrink_cell(find_run(point.run, bench.folder), failed.id)
     except (InputError, InfrastructureError) as error:
-        print(f"  not shrunk: {_line(error)}")
+        screen.out(f"  not shrunk: {_line(error)}")
         return
     confirmation = confirmed(found, shrunk, bench.folder)
-    print(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
     if confirmation:
-        print(confirmation)
-    print(f"issue: {shown(write_issue(shrunk, found, confirmation, bench.folder))}")
+        screen.out(confirmation)
+    screen.out(f"issue: {shown(write_issue(shrunk, found, confirmation, bench.folder))}")
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:

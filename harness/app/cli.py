@@ -9,9 +9,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
 from harness.app import announce, bisect_options, boundary, compare, history
+from harness.edge import screen
 from harness.edge.run_dir import protect_new_files
 from harness.edge.streams import flush_streams, own_streams
 from harness.words.errors import HarnessError, InputError
@@ -28,8 +30,15 @@ _EXIT_CODES = """exit codes:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Repeats words of the command line in its messages, so these pass what all other messages pass."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        screen.out(message, file or sys.stderr, end="")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="harness",
         description="Launch and validate sequence packing in Megatron training.",
         epilog=_EXIT_CODES,
@@ -203,7 +212,7 @@ def _flushed(words: list[str]) -> int:
     code = _main(words)
     if problem := flush_streams():
         code = code or EXIT_UNDECIDED  # nobody has seen the verdict
-        print(f"harness: {problem}", file=sys.stderr)
+        screen.err(f"harness: {problem}")
     return code
 
 
@@ -218,14 +227,14 @@ def _main(words: list[str]) -> int:
         print_problems(error)
         return _ended(arguments, error)
     except HarnessError as error:
-        print(f"harness: {error}", file=sys.stderr)
+        screen.err(f"harness: {error}")
         return _ended(arguments, error)
     except KeyboardInterrupt:
-        print(f"harness: interrupted; run again with: {shlex.join(command)}", file=sys.stderr)
+        screen.err(f"harness: interrupted; run again with: {shlex.join(announce.without_secrets(command))}")
         return EXIT_INTERRUPTED
     except Exception as error:
         found = boundary.uncaught(error)
-        print(f"harness: {found}", file=sys.stderr)
+        screen.err(f"harness: {found}")
         return _ended(arguments, found)
 
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.edge import screen
 from harness.words.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = compare_runs(before, after, slower=slower)
     comparison = with_commits(comparison, _counts(comparison, place))
     if arguments.json:
-        print(render_comparison_json(comparison), end="")
+        screen.data(render_comparison_json(comparison), end="")
         return exit_code(comparison)
     texts = {
         "compare.md": render_comparison_markdown(comparison),

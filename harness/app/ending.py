@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.app.baselines import keep_baselines
 from harness.app.boundary import tracebacks_in
+from harness.edge import screen
 from harness.edge.run_dir import RunDir
 from harness.judge.bisection import git_exit_code
 from harness.words.errors import HarnessError
@@ -67,7 +67,7 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     except OSError as error:
         problems.append(f"the verdict cannot be printed: {error.strerror}")
     for problem in problems:
-        print(f"harness: {problem}", file=sys.stderr)
+        screen.err(f"harness: {problem}")
     code = report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
     if finish.for_git:
         code = git_exit_code(report, {cell.id for cell in plan.expansion.cells})
@@ -97,7 +97,7 @@ def record(directory: RunDir, report: Report, file: Path) -> bool:
         with opened(file, write=True) as history:
             history.record(run_row(report), directory.root)
     except (HarnessError, ValueError, OSError) as error:
-        print(f"harness: {report.run_id} is not in the history: {error}", file=sys.stderr)
+        screen.err(f"harness: {report.run_id} is not in the history: {error}")
         return False
     return True
 

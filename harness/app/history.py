@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.edge import screen
 from harness.edge.history_queries import LISTINGS
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
@@ -148,7 +149,7 @@ def _list(what: str, said: Mapping[str, Any], file: Path) -> int:
     with opened(file, write=False) as history:
         rows = list(history.rows(listing(what, _wanted(said, _ROWS))))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history fits")
+    screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history fits")
     return EXIT_PASS
 
 
@@ -185,7 +186,7 @@ def _export(arguments: argparse.Namespace, file: Path) -> int:
         rows = history.rows(listing(arguments.listing, _wanted(vars(arguments), None)))
         count = write_table(rows, arguments.format, arguments.output)
     if arguments.output is not None:
-        print(f"{arguments.output}: {count} rows")
+        screen.out(f"{arguments.output}: {count} rows")
     return EXIT_PASS
 
 
@@ -198,7 +199,7 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
     before = moment(arguments.older_than, "--older-than") if arguments.older_than else None
     with opened(file, write=False) as history:
         gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
-    print("\n".join([*gone, f"{len(gone)} runs {'would go' if arguments.dry_run else 'removed'}"]))
+    screen.out("\n".join([*gone, f"{len(gone)} runs {'would go' if arguments.dry_run else 'removed'}"]))
     return EXIT_PASS
 
 
@@ -218,11 +219,11 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
                 raise InputError(Problem(message="there is no report.json", file=str(directory.root), hint=hint))
             report = read_report(path.read_text(encoding="utf-8"))
         except InputError as error:
-            print(f"harness: {error}", file=sys.stderr)
+            screen.err(f"harness: {error}")
             bad += 1
             continue
         bad += not record(directory, report, file)
-    print(f"{file}: {len(names) - bad} of {len(names)} runs recorded")
+    screen.out(f"{file}: {len(names) - bad} of {len(names)} runs recorded")
     return EXIT_INPUT if bad else EXIT_PASS
 
 
@@ -236,5 +237,5 @@ def _page(arguments: argparse.Namespace, file: Path) -> int:
     now = moment("0h", "")
     with opened(file, write=False) as history:
         write_atomic(page, render_history(history, _wanted(vars(arguments), None), days=arguments.days, now=now))
-    print(shown(page))
+    screen.out(shown(page))
     return EXIT_PASS

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.edge import screen
 from harness.edge.run_dir import RunDir, write_json
 from harness.words.errors import HarnessError
 
@@ -35,7 +35,7 @@ def with_past(directory: RunDir, plan: RunPlan, report: Report, history: Path | 
         previous = _kept(directory) or _ask(directory, plan, report, row, history)
         return replace(report, since=since(report, row, previous)) if previous else report
     except (HarnessError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        print(f"harness: {report.run_id}: the past is not told: {error}", file=sys.stderr)
+        screen.err(f"harness: {report.run_id}: the past is not told: {error}")
         return report
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.app import stages
-from harness.edge.console import clean
+from harness.edge import screen
 from harness.edge.run_dir import RunDir, write_json
 from harness.judge.report_model import Report, ReportCell
 from harness.plan.fault_text import catalogue_markdown, catalogue_text, demand_text, where_text
@@ -55,8 +55,8 @@ def run(only: Sequence[str] | None, run_parent: Path) -> int:
     results = [judge_fault(spec, report) for spec in specs]
     alarms = false_alarms(specs, report)
     write_json(directory.root / "selftest.json", _summary(report, results, alarms), indent=2)
-    print(_text(results, alarms, report))
-    print(f"report: {directory.root / 'selftest.json'}\nreport: {paths[-1]}")
+    screen.out(_text(results, alarms, report))
+    screen.out(f"report: {directory.root / 'selftest.json'}\nreport: {paths[-1]}")
     return exit_code_of(results, alarms, report)
 
 
@@ -261,10 +261,10 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
     for item in results:
         if item.problems:
             lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  demanded {item.demanded}"]
-            lines += [f"  {clean(item.message)}", f"  reproduce: harness selftest --only {item.fault}"]
+            lines += [f"  {item.message}", f"  reproduce: harness selftest --only {item.fault}"]
     for cell in alarms:
         why = cell.findings[0].message if cell.findings else cell.reason
-        lines += ["", f"FALSE ALARM {cell.id}: {cell.outcome.value}: {clean(why)}"]
+        lines += ["", f"FALSE ALARM {cell.id}: {cell.outcome.value}: {why}"]
     score = _score(results, alarms)
     lines += ["", f"{score['caught']} of {score['faults']} faults caught, {score['right_lane']} in the right lane, "
               f"{score['right_place']} at the right place; {score['false_alarms']} false alarms in "
@@ -274,4 +274,4 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
 
 
 if __name__ == "__main__":
-    print(catalogue_markdown(FAULTS), end="")
+    screen.data(catalogue_markdown(FAULTS), end="")

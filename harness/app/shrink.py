@@ -17,6 +17,7 @@ from harness.app.ending import shown
 from harness.app.selection import matching, select
 from harness.app.trial_run import answer_of, run_cells, sort_of
 from harness.app.verbs import find_run
+from harness.edge import screen
 from harness.edge.console import say
 from harness.edge.evidence_files import read_plan, read_result
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
@@ -78,9 +79,9 @@ def shrink(
     from harness.app.issues import write_issue
 
     shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
-    print(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
     if issue:
-        print(f"issue: {shown(write_issue(shrunk))}")
+        screen.out(f"issue: {shown(write_issue(shrunk))}")
     return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.ending import Finish, judge_and_report, shown
+from harness.edge import screen
 from harness.edge.run_dir import RunDir
 from harness.edge.text_file import expanded
 from harness.words.errors import InputError, Problem
@@ -79,7 +80,7 @@ def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool =
                 _run_errors_again(directory, plan_)
             stages.launch_on_slurm(directory, plan_)
     except KeyboardInterrupt:
-        print(f"detached, the jobs go on\n{_next_commands(directory)}")
+        screen.out(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
     return judge_and_report(directory, plan_, finish)
 
@@ -89,7 +90,7 @@ def _detach(directory: RunDir, plan_: RunPlan) -> int:
     from harness.app import stages
 
     ids = stages.submit_plan(directory, plan_)
-    print(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
+    screen.out(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
     return EXIT_PASS
 
 
@@ -111,16 +112,16 @@ def _dry_run(planned: stages.Planned, directory: RunDir) -> int:
 
     planned, stacks = stages.foresee_stacks(planned)
     plan_ = planned.plan
-    print(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=_lines_of(stacks)))
+    screen.out(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=_lines_of(stacks)))
     if planned.cluster.kind == "local":
         for allocation in plan_.allocations:
             command = agent_command(directory, allocation.name, plan_.stacks.get(allocation.stack))
-            print(f"{allocation.name}: {shlex.join(command)}")
+            screen.out(f"{allocation.name}: {shlex.join(command)}")
         return EXIT_PASS
-    print("Nothing is submitted. Job files:")
+    screen.out("Nothing is submitted. Job files:")
     for path in write_job_files(planned, directory):
         start = expected_start(path)
-        print(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
+        screen.out(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
     return EXIT_PASS
 
 
@@ -159,9 +160,9 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     jobs = job_costs(expansion, allocations, profile) if allocations else ()
     stacks = forecasts(asked_stacks(expansion, matrix))
     if as_json:
-        print(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
+        screen.data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
     else:
-        print(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=_lines_of(stacks)))
+        screen.out(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=_lines_of(stacks)))
     return EXIT_PASS
 
 
@@ -176,7 +177,7 @@ def verify(files: Sequence[Path]) -> int:
         try:
             matrix = read_matrix(file)
             expansion = expand_for(matrix, cluster_of(matrix)[0])
-            print(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
+            screen.out(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
         except InputError as error:
             problems += error.problems
     if problems:
@@ -190,7 +191,7 @@ def schema() -> int:
 
     from harness.plan.json_schema import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    screen.data(json.dumps(json_schema(), indent=2))
     return EXIT_PASS
 
 
@@ -223,7 +224,7 @@ def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
     cells = [cell for cell in stages.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
     wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their reference
     made = again(directory, plan_, wanted)
-    print(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")
+    screen.out(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")
 
 
 def status(name: str, run_parent: Path) -> int:
@@ -232,7 +233,7 @@ def status(name: str, run_parent: Path) -> int:
     from harness.edge.run_status import status_text
 
     directory = find_run(name, run_parent)
-    print(status_text(directory, read_plan(directory)))
+    screen.out(status_text(directory, read_plan(directory)))
     return EXIT_PASS
 
 
@@ -246,7 +247,7 @@ def cancel(name: str, run_parent: Path) -> int:
     jobs = list(submitted(directory).values())
     SlurmClient().cancel(jobs)
     name_ = shlex.quote(shown(directory.root))
-    print(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
+    screen.out(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
     return EXIT_PASS
 
 
@@ -260,10 +261,10 @@ def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int
     if cell is None:
         if rank is not None:
             raise InputError(Problem(key="--rank", message="of which cell?", hint="harness logs RUN CELL --rank N"))
-        print(job_logs_text(directory))
+        screen.out(job_logs_text(directory))
         return EXIT_PASS
     cells = matching(read_plan(directory).expansion, cell)
-    print("\n\n".join(cell_logs_text(directory, one, rank) for one in cells))
+    screen.out("\n\n".join(cell_logs_text(directory, one, rank) for one in cells))
     return EXIT_PASS
 
 
@@ -277,7 +278,7 @@ def doctor(name: str, run_parent: Path | None) -> int:
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
     folder = run_parent or Path(profile.run_dir or "reports")
     found = checks(profile, probe(profile, expanded(str(folder)).resolve()))
-    print("\n".join(map(line, found)))
+    screen.out("\n".join(map(line, found)))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
 
 
@@ -310,6 +311,6 @@ def selftest(only: Sequence[str], run_parent: Path, *, list_only: bool) -> int:
     from harness.app import selftest as selftest_
 
     if list_only:
-        print(selftest_.list_text())
+        screen.out(selftest_.list_text())
         return EXIT_PASS
     return selftest_.run(list(only) or None, run_parent)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from harness.edge import screen
 from harness.judge.annotations import annotation_lines
 from harness.judge.render_markdown import render_markdown
 from harness.judge.report_model import Report
@@ -23,12 +23,12 @@ def tell_ci(report: Report, environment: Mapping[str, str], stream: TextIO | Non
     if environment.get("GITHUB_ACTIONS") == "true":
         file = _in_workspace(report.matrix_file, environment.get("GITHUB_WORKSPACE", ""))
         for line in annotation_lines(report, file):
-            print(line, file=stream or sys.stdout)
+            screen.data(line, stream)
     if summary := environment.get("GITHUB_STEP_SUMMARY"):
         try:
             _append(Path(summary), report)
         except OSError as error:
-            print(f"harness: the job summary is not written: {error}", file=sys.stderr)
+            screen.err(f"harness: the job summary is not written: {error}")
 
 
 def _in_workspace(file: str, workspace: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from harness.edge.screen import guarded, shown
 from harness.judge.report_model import Report, ReportCell, Since
 from harness.judge.summaries import place_text
 from harness.words.errors import InputError
@@ -106,7 +106,7 @@ class Progress:
         word, style = _STATUS[status]
         width = len(str(self._total))
         text = Text(f"[{sum(self._counts.values()):>{width}}/{self._total}] ")
-        return text.append(f"{word:<8}", style=style).append(f" {clean(cell)} {seconds:.1f} s")
+        return text.append(f"{word:<8}", style=style).append(f" {shown(cell)} {seconds:.1f} s")
 
     def __rich__(self) -> RenderableType:
         """The live display: bar, counts and times on two lines, then the cells that run now."""
@@ -130,7 +130,7 @@ class Progress:
         lines.add_row(ProgressBar(total=max(self._weight_total, 1), completed=self._weight_done))
         lines.add_row(head)
         for cell, since in running[:_SHOWN_RUNNING]:
-            text = Text(f"  {clean(cell)}", no_wrap=True, overflow="ellipsis")
+            text = Text(f"  {shown(cell)}", no_wrap=True, overflow="ellipsis")
             lines.add_row(text.append(f"  {duration(now - since)}", style="dim"))
         if len(running) > _SHOWN_RUNNING:
             lines.add_row(Text(f"  and {len(running) - _SHOWN_RUNNING} more", style="dim"))
@@ -148,32 +148,32 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
         console.print(Text(f"Rejected combinations: {len(report.rejected)}", style="bold"))
         for item in report.rejected:
             reason = f"  {item.id}  {item.rule}: {item.reason}"
-            console.print(Text(clean(reason)), soft_wrap=True)
+            console.print(Text(shown(reason)), soft_wrap=True)
         console.print()
     for cell in report.cells:
         for ratio in cell.throughput.ratios:
-            console.print(Text(clean(f"time  {cell.id}  {ratio.what}: {ratio.text}")), soft_wrap=True)
+            console.print(Text(shown(f"time  {cell.id}  {ratio.what}: {ratio.text}")), soft_wrap=True)
     for outcome in (Outcome.XFAIL, Outcome.XPASS, Outcome.FLAKY, Outcome.ERROR, Outcome.FAIL):
         for cell in report.cells:
             if cell.outcome is outcome:
                 _print_finding(console, cell)
     if report.selection:
         selected = f"selected: {report.selection.text}; {report.selection.left_out} cells left out"
-        console.print(Text(selected), soft_wrap=True)
+        console.print(Text(shown(selected)), soft_wrap=True)
     if report.since is not None:
         _print_since(console, report.since)
     for path in paths:
-        console.print(Text(f"report: {path}"), soft_wrap=True)
-    console.print(Text("\n".join([*map(clean, report.problems), ""]), style="bold yellow"), soft_wrap=True, end="")
+        console.print(Text(shown(f"report: {path}")), soft_wrap=True)
+    console.print(Text("\n".join([*map(shown, report.problems), ""]), style="bold yellow"), soft_wrap=True, end="")
     console.print(_verdict(report), soft_wrap=True)
 
 
 def _print_since(console: Console, since: Since) -> None:
     from rich.text import Text
 
-    console.print(Text(clean(since.text), style="bold"), soft_wrap=True)
+    console.print(Text(shown(since.text), style="bold"), soft_wrap=True)
     for cell in since.cells:
-        console.print(Text(clean(f"  {cell.change}  {cell.id}: {cell.text}")), soft_wrap=True)
+        console.print(Text(shown(f"  {cell.change}  {cell.id}: {cell.text}")), soft_wrap=True)
 
 
 def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) -> None:
@@ -182,18 +182,12 @@ def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) 
 
     console = _console(stream or sys.stdout)
     for text, style in lines:
-        console.print(Text(clean(text), style=style), soft_wrap=True)
-
-
-def print_plan(text: str, stream: TextIO | None = None) -> None:
-    """A plan as it was rendered: neither wrapped nor coloured, so that it can be piped."""
-    out = stream or sys.stdout
-    out.write(text if text.endswith("\n") else text + "\n")
+        console.print(Text(shown(text), style=style), soft_wrap=True)
 
 
 def say(text: str) -> None:
     """A line about what takes time before cells run, on stderr."""
-    _console(sys.stderr).print(clean(text), markup=False, highlight=False)
+    _console(sys.stderr).print(shown(text), markup=False, highlight=False)
 
 
 def print_problems(error: InputError, stream: TextIO | None = None) -> None:
@@ -203,7 +197,7 @@ def print_problems(error: InputError, stream: TextIO | None = None) -> None:
     console = _console(stream or sys.stderr)
     for problem in error.problems:
         line = Text("error: ", style="bold red").append(
-            clean(str(problem)).replace("\n", " "), style="not bold default"
+            shown(str(problem)).replace("\n", " "), style="not bold default"
         )
         console.print(line, soft_wrap=True)
     if len(error.problems) > 1:
@@ -214,7 +208,7 @@ def _console(stream: TextIO) -> Console:
     """Rich decides about colour (terminal, NO_COLOR, TERM); a file or a CI log gets a width that keeps ids whole."""
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console = Console(file=guarded(stream), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, _PLAIN_WIDTH)
     return console
@@ -233,7 +227,7 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
     table.add_column("wall", justify="right", no_wrap=True)
     for cell in cells:
         verdicts = [_LANES[cell.lanes.get(lane, LaneVerdict.SKIP)] for lane in lanes]
-        name = Text(clean(cell.id)).append(
+        name = Text(shown(cell.id)).append(
             "  (control)" if cell.role == "reference" or cell.reference is None else "", style="dim"
         )
         wall = f"{cell.timing['wall_s']:.1f} s" if "wall_s" in cell.timing else "-"
@@ -246,21 +240,21 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
     """The first finding of a cell with its place, and the command that runs just this cell."""
     from rich.text import Text
 
-    head = Text(cell.outcome.value, style=_STYLES[cell.outcome]).append(f" {clean(cell.id)}", style="not bold default")
+    head = Text(cell.outcome.value, style=_STYLES[cell.outcome]).append(f" {shown(cell.id)}", style="not bold default")
     console.print(head, soft_wrap=True)
     if reason := cell.reason or (f"passed on attempt {cell.attempts}" if cell.outcome is Outcome.FLAKY else ""):
-        console.print(Text(f"  {clean(reason)}"), soft_wrap=True)
+        console.print(Text(f"  {shown(reason)}"), soft_wrap=True)
     if cell.findings:
         first = cell.findings[0]
-        console.print(Text(f"  {first.lane.value}: {clean(first.message)}"), soft_wrap=True)
+        console.print(Text(f"  {first.lane.value}: {shown(first.message)}"), soft_wrap=True)
         if place := place_text(first.where):
-            console.print(Text(f"  at {clean(place)}"), soft_wrap=True)
+            console.print(Text(f"  at {shown(place)}"), soft_wrap=True)
         if first.fault_class:
-            console.print(Text(f"  probable fault: {clean(first.fault_class)}"), soft_wrap=True)
+            console.print(Text(f"  probable fault: {shown(first.fault_class)}"), soft_wrap=True)
         if len(cell.findings) > 1:
             console.print(Text(f"  {len(cell.findings) - 1} more in the report", style="dim"), soft_wrap=True)
     if cell.outcome in (Outcome.FAIL, Outcome.ERROR) and cell.reproduce:
-        console.print(Text(f"  reproduce: {clean(cell.reproduce)}"), soft_wrap=True)
+        console.print(Text(f"  reproduce: {shown(cell.reproduce)}"), soft_wrap=True)
     console.print()
 
 
@@ -270,7 +264,7 @@ def _verdict(report: Report) -> RenderableType:
     style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold yellow")
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
-    return Text(report.verdict.upper(), style=style).append(
+    return Text(shown(report.verdict.upper()), style=style).append(
         f": {counts}{wall}; exit code {report.exit_code}", style="not bold default"
     )
 
@@ -282,8 +276,3 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def clean(text: str) -> str:
-    """Text without control characters: a message from a rank must not steer the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.edge import templating
-from harness.edge.html_report import place_words
+from harness.edge.html_report import clipped, place_words
 from harness.edge.html_views import OUTCOME_MARKS
 from harness.judge.compare_runs import CellChange, Comparison
 from harness.judge.render_compare import details, groups, numbers
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_CELLS = 200  # of one table
-_MOST_TEXT = 1000
 
 
 def render_comparison_html(comparison: Comparison) -> str:
     """The page; the same text for the same comparison."""
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    environment.filters.update(place=place_words, details=details, clip=_clip, moved=_moved)
+    environment.filters.update(place=place_words, details=details, clip=clipped, moved=_moved)
     compared = numbers(comparison)
     times = [(cell, item) for cell in compared for item in cell.times]
     text = environment.get_template("compare.html.j2").render(
@@ -32,10 +31,6 @@ def render_comparison_html(comparison: Comparison) -> str:
         left=(len(compared) - _MOST_CELLS, len(times) - _MOST_CELLS),
     )
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _clip(text: str, limit: int = _MOST_TEXT) -> str:
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
 def _moved(cell: CellChange) -> dict[str, tuple[str, str]]:

@@ -16,6 +16,7 @@ from harness.edge.html_views import OUTCOME_MARKS, RankPicture, anchor, is_contr
 from harness.judge.report_model import Report, ReportCell
 from harness.judge.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.summaries import canary_counts
+from harness.words.escaping import clip
 from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Finding, Outcome, Severity
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from harness.edge.templating import Environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MAX_TEXT = 4000  # characters of one message or value
+MAX_TEXT = 4000  # characters of one message or value
 _MAX_TRACEBACK = 6000  # the last characters of one traceback
 _MAX_FINDINGS = 12  # per cell
 _OPEN_FAILURES = 8  # failing cells shown unfolded,
@@ -107,7 +108,7 @@ def _environment() -> Environment:
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
     environment.filters.update(
         anchor=anchor,
-        clip=_clip,
+        clip=clipped,
         place=place_words,
         reach=reach_words,
         show=show,
@@ -197,7 +198,7 @@ def place_words(where: Mapping[str, Any]) -> list[str]:
 def _listed(value: Any) -> str:
     """Names are read as a list, not as JSON."""
     names = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-    return _clip(", ".join(value), 600) if names else show(value)
+    return clip(", ".join(value), 600) if names else show(value)
 
 
 def reach_words(where: Mapping[str, Any]) -> str:
@@ -220,7 +221,11 @@ def show(value: Any) -> str:
         return (
             f"{value:.6g}" if math.isfinite(value) else {"inf": "infinity", "-inf": "-infinity"}.get(repr(value), "NaN")
         )
-    return _clip(value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False), 600)
+    return clip(_plain(value), 600)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False)
 
 
 def _bound_of(finding: Finding) -> str:
@@ -228,9 +233,9 @@ def _bound_of(finding: Finding) -> str:
     return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
 
 
-def _clip(text: str, limit: int = _MAX_TEXT) -> str:
-    """At most `limit` characters, saying how many are left out."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
+def clipped(text: str, limit: int = MAX_TEXT) -> str:
+    """The filter `clip` of pages."""
+    return clip(text, limit)
 
 
 def _tail(text: str) -> str:
@@ -274,6 +279,6 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
         items = [str(item) for item in value]
-        yield path, _clip((" " if path.endswith("command") else "\n").join(items))
+        yield path, clip((" " if path.endswith("command") else "\n").join(items), MAX_TEXT)
     else:
-        yield path, _clip(value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False))
+        yield path, clip(_plain(value), MAX_TEXT)

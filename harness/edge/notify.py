@@ -16,18 +16,36 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import IO
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
+
+from harness.words.secrets import HIDDEN, redacted
 
 TIMEOUT_S = 10.0
 _SHOWN = 500  # characters of what a failing receiver said
+_LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
 
 
 def is_url(receiver: str) -> bool:
     return "://" in receiver.split(" ", 1)[0]
 
 
+def _without(receiver: str, text: str) -> str:
+    """What a receiver or the system said, without parts of the receiver: servers echo the path they were asked for."""
+    words = [receiver, *receiver.split()]
+    if is_url(receiver):
+        parts = urlsplit(receiver)
+        words += [parts.path, *parts.path.split("/"), parts.query, parts.username or "", parts.password or ""]
+    forms = {form for word in words for form in (word, unquote(word), quote(word)) if len(form) >= _LEAST_SECRET}
+    return redacted(text, sorted(forms, key=len, reverse=True))
+
+
 def shown(receiver: str) -> str:
-    """The receiver without what may be a secret: a webhook's path and query, a command's arguments."""
+    """The receiver without what may be a secret: a webhook's path and query, a command's arguments.
+
+    Of a text that `problem_of` has a word about, nothing.
+    """
+    if problem_of(receiver):
+        return HIDDEN
     if is_url(receiver):
         parts = urlsplit(receiver)
         return f"{parts.scheme}://{parts.hostname}/..."
@@ -37,6 +55,8 @@ def shown(receiver: str) -> str:
 def problem_of(receiver: str) -> str:
     """Why this cannot be a receiver; empty when it can."""
     if is_url(receiver):
+        if not receiver.isprintable() or " " in receiver:
+            return "a URL has neither spaces nor control characters; write a space as %20"
         parts = urlsplit(receiver)
         return "" if parts.scheme in ("http", "https") and parts.hostname else "only http and https URLs are posted to"
     try:
@@ -52,8 +72,9 @@ def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s:
     redirections are not followed.
     """
     if is_url(receiver):
-        return _post(receiver, text.encode(), timeout_s)
-    return _run(shlex.split(receiver), text, variables, timeout_s)
+        return _without(receiver, _post(receiver, text.encode(), timeout_s))
+    program, *arguments = shlex.split(receiver)
+    return _without(" ".join(arguments), _run([program, *arguments], text, variables, timeout_s))
 
 
 def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: float) -> str:

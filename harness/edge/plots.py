@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from harness.words.escaping import html_text
 
 # Placeholder colours, each unlike every other: the renderer's output is searched for them.
 _COLOURS = {
@@ -206,7 +207,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
         body = body.replace(colour, f"var(--plot-{role}, {colour})")
     width, height = (round(side * 72, 1) for side in _SIZE)
     return (
-        f'<svg class="plot" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(alt)}" '
+        f'<svg class="plot" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html_text(alt)}" '
         f'stroke-linejoin="round" stroke-linecap="butt">{body.strip()}'
     )
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from harness.edge.run_dir import needs_room
 from harness.words.errors import InputError, Problem
+from harness.words.escaping import csv_cell
 from harness.words.jsonable import dumps
 
 FORMATS = ("csv", "json", "parquet")
@@ -55,7 +56,7 @@ def _csv(rows: Iterable[Row], stream: TextIO) -> int:
     for count, row in enumerate(rows, 1):
         if count == 1:
             writer.writerow(row)
-        writer.writerow(row.values())
+        writer.writerow(map(csv_cell, row.values()))
     return count
 
 

@@ -5,7 +5,6 @@ Those of job files may come with a matrix from anywhere: they are rendered in ji
 
 from __future__ import annotations
 
-import re
 import resource
 import signal
 import threading
@@ -20,10 +19,11 @@ from jinja2.loaders import split_template_path
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from harness.edge.text_file import MIB, is_file, read_text
+from harness.words import escaping
 from harness.words.errors import InputError, Problem
 
 __all__ = ["Environment", "environment", "render_user_template", "visible"]
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_MOST_TEXT = 8000  # characters of one value on a page
 MOST_BYTES = MIB // 4  # of a template
 MOST_CHARACTERS = MIB  # of what it renders
 MOST_SECONDS = 5.0  # of processor time
@@ -32,8 +32,8 @@ MOST_POWER = 1_000_000  # digits, about: no signal interrupts a single operation
 
 
 def visible(value: Any) -> Any:
-    """Control characters of a text made visible, for `finalize` of pages."""
-    return _CONTROL.sub("\ufffd", value) if type(value) is str else value
+    """A text with what is not seen made visible, and of a length that a browser can show, for `finalize` of pages."""
+    return escaping.visible(escaping.clip(value, _MOST_TEXT)) if type(value) is str else value
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:

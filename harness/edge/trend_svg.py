@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
+
+from harness.words.escaping import html_text
 
 _WIDTH, _HEIGHT = 380.0, 170.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 20.0, 24.0
@@ -42,7 +43,7 @@ def trend(spots: Sequence[Spot], *, alt: str, log: bool = False) -> str:
     parts = [*_grid(axis), *_days(spots[0].started, spots[-1].started), *_marks(spots, xs), _line(xs, ys)]
     parts += [_spot(spot, x, y) for spot, x, y in zip(spots, xs, ys)]
     box = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
-    return f'<svg class="plot trend" viewBox="{box}" role="img" aria-label="{escape(alt)}">{"".join(parts)}</svg>'
+    return f'<svg class="plot trend" viewBox="{box}" role="img" aria-label="{html_text(alt)}">{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _grid(axis: _Axis) -> list[str]:
     for value, text in axis.ticks:
         y = axis.y(value)
         found.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>')
-        found.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+        found.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{html_text(text)}</text>')
     return found
 
 
@@ -116,7 +117,7 @@ def _marks(spots: Sequence[Spot], xs: Sequence[float]) -> list[str]:
         found.append(f'<path class="mark" d="M{x:.1f} {_TOP:g}V{_HEIGHT - _BOTTOM:g}"/>')
         if x >= free:
             anchor = "end" if x > _WIDTH - _LABEL - _RIGHT else "start"
-            name = escape(spot.mark[:_DIGITS])
+            name = html_text(spot.mark[:_DIGITS])
             found.append(f'<text class="mark" x="{x:.1f}" y="12" text-anchor="{anchor}">{name}</text>')
             free = x + _LABEL
     return found
@@ -128,7 +129,7 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> str:
 
 
 def _spot(spot: Spot, x: float, y: float) -> str:
-    title = f"<title>{escape(spot.title)}</title>"
+    title = f"<title>{html_text(spot.title)}</title>"
     if spot.bad or not math.isfinite(spot.value):
         shape = f"M{x - 3.5:.1f} {y - 3.5:.1f}l7 7m0 -7l-7 7"
         return f'<path class="bad" d="{shape}">{title}</path>'

@@ -5,15 +5,13 @@ Format: `::error file=...,line=...,title=...::message`, as GitHub's documentatio
 
 from __future__ import annotations
 
-import re
-
 from harness.judge.report_model import Report, ReportCell
 from harness.judge.summaries import place_text
+from harness.words.escaping import clip, visible
 from harness.words.outcomes import Outcome, Severity
 
 MOST = 10  # errors that GitHub shows of one step
 _MOST_TEXT = 1500
-_CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def annotation_lines(report: Report, file: str) -> list[str]:
@@ -43,12 +41,12 @@ def _error(cell: ReportCell, file: str) -> str:
 
 def _line(command: str, message: str, **properties: str) -> str:
     given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{command} {given}::{_data(message[:_MOST_TEXT])}"
+    return f"::{command} {given}::{_data(clip(message, _MOST_TEXT))}"
 
 
 def _data(text: str) -> str:
     """The percent sign first: it is what the others are written with."""
-    return _CONTROL.sub(" ", text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible(text.replace("\r\n", "\n")).replace("%", "%25").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -6,11 +6,13 @@ from typing import Any
 
 from harness.judge.report_model import Report, ReportCell
 from harness.judge.summaries import place_text
+from harness.words.escaping import chat_text, clip
 from harness.words.outcomes import Outcome
 from harness.words.records import SCHEMA_VERSION
 
 _MOST_CELLS = 5  # with their findings
 _MOST_TEXT = 3000
+_MOST_LINE = 500
 
 
 def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str, Any]:
@@ -72,7 +74,4 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
 
 def _escaped(lines: list[str]) -> str:
     """One line each, without what chat systems take for markup."""
-    text = "\n".join(line.replace("\n", " ") for line in lines)
-    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # the three that all of them escape
-        text = text.replace(character, name)
-    return text[:_MOST_TEXT]
+    return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)

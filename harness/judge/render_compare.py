@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.judge.cell_pairs import CHANGES
 from harness.judge.compare_runs import CellChange, Comparison
-from harness.judge.render_markdown import MOST_BYTES, code, cut, text
+from harness.judge.render_markdown import MOST_BYTES, bold, code, cut, text
 from harness.judge.stack_changes import differences_text
 from harness.judge.summaries import place_text
 from harness.words.jsonable import dumps
@@ -80,14 +80,14 @@ def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MOST
         lines += [f"## {name.capitalize()}", "", *_markdown_cells(cells), ""]
     lines += ["## Stacks", ""]
     for stack in comparison.stacks:
-        lines.append(f"- **{text(stack.stack)}**: {text(differences_text(stack.differences) or 'identical')}")
+        lines.append(f"- {bold(stack.stack)}: {text(differences_text(stack.differences) or 'identical')}")
     lines += ["", *_markdown_numbers(numbers(comparison))]
     return cut(lines, most_bytes)
 
 
 def _markdown_cells(cells: Sequence[CellChange]) -> Iterator[str]:
     for cell in cells:
-        yield f"- **{text(cell.id)}**: {outcomes_text(cell)}"
+        yield f"- {bold(cell.id)}: {outcomes_text(cell)}"
         yield from (f"  - {text(said)}" for said in details(cell))
         if cell.reproduce and cell.regressions:
             yield f"  - reproduce: {code(cell.reproduce)}"
@@ -105,7 +105,7 @@ def _markdown_numbers(cells: Sequence[CellChange]) -> Iterator[str]:
     times = [(cell, item) for cell in cells for item in cell.times]
     yield from ("",) if times else ()
     for cell, item in times:
-        yield f"- **{text(cell.id)}**: {text(item.text)}"
+        yield f"- {bold(cell.id)}: {text(item.text)}"
 
 
 def comparison_lines(comparison: Comparison) -> Lines:

@@ -6,25 +6,24 @@ Schema: the one CI systems share (Jenkins, GitLab, GitHub actions read testsuite
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from harness.judge.report_model import Report, ReportCell, ReportRejected
+from harness.words.escaping import one_line, visible
 from harness.words.outcomes import Finding, Outcome
 
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 section 2.2, Char
 _MESSAGE_LENGTH = 500
 _FACTS = ("harness", "harness_commit", "host")  # of the provenance
 
 
 def render_junit(report: Report) -> str:
     suites = Element("testsuites")
-    suite = SubElement(suites, "testsuite", name=legal(report.matrix))
+    suite = SubElement(suites, "testsuite", name=visible(report.matrix))
     _describe(suite, report)
     for problem in report.problems:
-        case = SubElement(suite, "testcase", classname=legal(report.matrix), name="run", time="0.000")
-        SubElement(case, "error", message=_message(problem), type="undecided").text = legal(problem)
+        case = SubElement(suite, "testcase", classname=visible(report.matrix), name="run", time="0.000")
+        SubElement(case, "error", message=_message(problem), type="undecided").text = visible(problem)
     for cell in report.cells:
         _cell(suite, report, cell)
     for rejected in report.rejected:
@@ -47,24 +46,19 @@ def _describe(suite: Element, report: Report) -> None:
     """When the run was, and which: what CI systems keep beside the counts."""
     started = report.provenance.get("started")
     if started:
-        suite.set("timestamp", legal(str(started)))
+        suite.set("timestamp", visible(str(started)))
     facts = {"run_id": report.run_id, "verdict": report.verdict}
     facts |= {name: str(report.provenance[name]) for name in _FACTS if name in report.provenance}
     properties = SubElement(suite, "properties")
     for name, value in facts.items():
-        SubElement(properties, "property", name=name, value=legal(value))
-
-
-def legal(text: str) -> str:
-    """The text without the characters that XML 1.0 cannot hold, not even escaped."""
-    return _ILLEGAL.sub("", text)
+        SubElement(properties, "property", name=name, value=visible(value))
 
 
 def _testcase(suite: Element, report: Report, cell: ReportCell | ReportRejected, time_s: float) -> Element:
     classname = f"{report.matrix}.{cell.axes.get('packing', 'cell')}"
-    case = SubElement(suite, "testcase", classname=legal(classname), name=legal(cell.id), time=f"{time_s:.3f}")
+    case = SubElement(suite, "testcase", classname=visible(classname), name=visible(cell.id), time=f"{time_s:.3f}")
     if cell.line is not None:
-        case.set("file", legal(report.matrix_file))
+        case.set("file", visible(report.matrix_file))
         case.set("line", str(cell.line))
     return case
 
@@ -75,12 +69,12 @@ def _cell(suite: Element, report: Report, cell: ReportCell) -> None:
         tag = "failure" if cell.outcome is Outcome.FAIL else "error"
         lead = cell.findings[0] if cell.outcome is Outcome.FAIL and cell.findings else None
         problem = SubElement(case, tag, message=_message(lead.message if lead else cell.reason))
-        problem.set("type", legal((lead.fault_class if lead else "infrastructure") or "unclassified"))
-        problem.text = legal(_details(cell))
+        problem.set("type", visible((lead.fault_class if lead else "infrastructure") or "unclassified"))
+        problem.text = visible(_details(cell))
     elif cell.outcome is Outcome.XFAIL:
         _skipped(case, f"expected failure: {cell.reason}")
     elif cell.outcome is not Outcome.PASS:
-        SubElement(case, "system-out").text = legal(f"{cell.outcome.value}: {cell.reason}")
+        SubElement(case, "system-out").text = visible(f"{cell.outcome.value}: {cell.reason}")
 
 
 def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
@@ -90,13 +84,12 @@ def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
 
 def _skipped(case: Element, reason: str) -> None:
     """With the reason as message, which Jenkins shows, and as text, which GitLab shows."""
-    SubElement(case, "skipped", message=_message(reason)).text = legal(reason)
+    SubElement(case, "skipped", message=_message(reason)).text = visible(reason)
 
 
 def _message(text: str) -> str:
     """One attribute-sized line."""
-    line = " ".join(legal(text).split())
-    return line if len(line) <= _MESSAGE_LENGTH else f"{line[: _MESSAGE_LENGTH - 3]}..."
+    return one_line(text, _MESSAGE_LENGTH)
 
 
 def _details(cell: ReportCell) -> str:

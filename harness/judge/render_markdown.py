@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from harness.judge.report_model import Report, ReportCell
 from harness.judge.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.summaries import canary_counts
+from harness.words.escaping import markdown_code, markdown_text
 from harness.words.outcomes import Outcome, Severity
 
 MOST_BYTES = 1024 * 1024 - 4096
 _TEXT_LENGTH = 600
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
-_SPECIAL = re.compile(r"([\\`*|\[\]])")
+_CODE_LENGTH = 4000
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
@@ -39,22 +38,23 @@ def cut(lines: list[str], most_bytes: int) -> str:
 
 
 def text(value: object) -> str:
-    """One line of plain text, with everything escaped that Markdown or HTML would read."""
-    line = " ".join(_CONTROL.sub(" ", str(value)).split())
-    line = line if len(line) <= _TEXT_LENGTH else f"{line[: _TEXT_LENGTH - 3]}..."
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", line)
+    """One line of plain text, of a length for people."""
+    return markdown_text(str(value), _TEXT_LENGTH)
+
+
+def bold(value: object) -> str:
+    """The text in bold; of an empty one a dash, since `****` would be a rule across the page."""
+    return f"**{text(value) or '-'}**"
 
 
 def code(value: object) -> str:
-    """A code span; backticks cannot be escaped in one, so they become quotes."""
-    line = " ".join(_CONTROL.sub(" ", str(value)).split())
-    return f"`{line.replace('`', chr(39))}`"
+    """A code span."""
+    return markdown_code(str(value), _CODE_LENGTH)
 
 
 def _head(report: Report) -> Iterator[str]:
     counts = ", ".join(f"{report.counts[outcome]} {outcome.value}" for outcome in Outcome if report.counts.get(outcome))
-    yield f"# {report.verdict.upper()}: {text(report.matrix)}"
+    yield f"# {text(report.verdict.upper())}: {text(report.matrix)}"
     yield ""
     wall = report.timing.get("wall_s")
     yield f"{counts or 'no cells'}{f' in {wall:.1f} s' if wall is not None else ''}. Run {code(report.run_id)}."
@@ -70,7 +70,7 @@ def _since(report: Report) -> Iterator[str]:
         return
     yield from ("## Since the previous run", "", text(report.since.text), "")
     for cell in report.since.cells:
-        yield f"- **{text(cell.id)}**: {text(cell.change)}: {text(cell.text)}"
+        yield f"- {bold(cell.id)}: {text(cell.change)}: {text(cell.text)}"
     yield from ("",) if report.since.cells else ()
 
 
@@ -94,7 +94,7 @@ def _failures(report: Report) -> Iterator[str]:
 
 def _failed_cell(cell: ReportCell) -> Iterator[str]:
     errors = [finding for finding in cell.findings if finding.severity is Severity.ERROR]
-    yield f"- **{text(cell.id)}**"
+    yield f"- {bold(cell.id)}"
     for finding in errors[:1]:
         yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"
     if len(errors) > 1:
@@ -127,7 +127,7 @@ def _others(report: Report) -> Iterator[str]:
         if cells:
             yield from ("## " + title, "")
             for cell in cells:
-                yield f"- **{text(cell.id)}**: {text(cell.reason)}"
+                yield f"- {bold(cell.id)}: {text(cell.reason)}"
                 yield from _class_of_failure(cell)
             yield ""
 
@@ -186,12 +186,12 @@ def _times(report: Report) -> Iterator[str]:
         name = f"{load.load}, {load.documents} documents" if load.documents else load.load
         rates = (load.real_tokens_per_s, load.slots_per_s, load.tflops_per_s)
         shown = [_number(load.seconds, " ms", 1000), *map(_number, rates), share_text(load.mfu)]
-        yield f"| {text(cell.id)} | {name} | {' | '.join(shown)} |"
+        yield f"| {text(cell.id)} | {text(name)} | {' | '.join(shown)} |"
     yield from ("", *(f"- {text(line)}" for line in gpu_texts(report))) if gpu_texts(report) else ()
     ratios = [(cell, ratio) for cell in cells for ratio in cell.throughput.ratios]
     yield from ("",) if ratios else ()
     for cell, ratio in ratios:
-        yield f"- **{text(cell.id)}**: {text(ratio.what)}: {text(ratio.text)}"
+        yield f"- {bold(cell.id)}: {text(ratio.what)}: {text(ratio.text)}"
 
 
 def _canaries(report: Report) -> Iterator[str]:
@@ -232,4 +232,4 @@ def _rejected(report: Report) -> Iterator[str]:
         return
     yield from ("## Rejected", "")
     for item in report.rejected:
-        yield f"- **{text(item.id)}**: {code(item.rule)}: {text(item.reason)}"
+        yield f"- {bold(item.id)}: {code(item.rule)}: {text(item.reason)}"

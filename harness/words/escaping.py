@@ -2,11 +2,13 @@
 
 A text may come from a matrix, a log, an exception, a commit or a damaged file. Its reader must see what it says and
 must not be steered by it: no markup, link, mention, formula, control sequence or command of a CI system comes alive.
-What a format cannot hold is shown as an escape such as \\x1b. HTML is escaped by jinja2, on top of `visible`.
+What a format cannot hold is shown as an escape such as \\x1b. jinja2 escapes templates
+of pages, on top of `visible`.
 """
 
 from __future__ import annotations
 
+import html
 import re
 
 # C0 without tab and line feed, DEL, C1; what changes the direction of text or is not seen at all; lone surrogates and
@@ -17,8 +19,10 @@ _UNSEEN = re.compile(
 )
 # Live in plain text on GitHub, with a backslash too: @org/team, a@b.c, #123, GH-1, URLs, :tada:
 _LIVE = re.compile(r"@\w|#\d|\bGH-\d|://|\bwww\.|\bmailto:|\bxmpp:|:[a-z+-][\w+-]*:", re.IGNORECASE)
-_PUNCTUATION = re.compile(r"([\\`*_~\[\]|$])")
-_LINE_START = re.compile(r"^(?:([#+=:-])|(\d+)([.)]))")
+# An underscore between letters or digits marks nothing up, and names like cu_seqlens stay readable in the source.
+_PUNCTUATION = re.compile(r"([\\`*~\[\]|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_AROUND = re.compile(r"([(\[\"'<]*)(.*?)([)\]\"'>.,;]*)", re.DOTALL)
+_LINE_START = re.compile(r"^(?:([#+=:-])(?!\d)|(\d+)([.)])(?= |$))")
 # Commands in logs: GitHub runners trim a line and look for "::", for "##[" anywhere; Azure reads "##vso["; GitLab
 # folds at section_start and section_end.
 _COMMAND_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
@@ -41,6 +45,11 @@ def one_line(text: str, most: int | None = None) -> str:
     return line if most is None else clip(line, most)
 
 
+def html_text(text: str) -> str:
+    """For HTML and SVG that is written without a template, between tags or in an attribute."""
+    return html.escape(visible(text))
+
+
 def clip(text: str, most: int) -> str:
     """At most `most` characters, with a note of how many are left out."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
@@ -52,13 +61,13 @@ def markdown_text(text: str, most: int | None = None) -> str:
     Words that would become a mention, a reference or a link are shown as code, where they are only text.
     """
     words = one_line(text, most).split(" ")
-    line = " ".join(markdown_code(word) if _LIVE.search(word) else _escaped(word) for word in words)
+    line = " ".join(_as_code(word) if _LIVE.search(word) else _escaped(word) for word in words)
     return _LINE_START.sub(lambda found: f"\\{found[1]}" if found[1] else f"{found[2]}\\{found[3]}", line)
 
 
-def markdown_code(text: str) -> str:
+def markdown_code(text: str, most: int | None = None) -> str:
     """A code span of one line. A pipe would end a table cell even there, so it stands between two spans."""
-    return "\\|".join(_span(part) for part in one_line(text).split("|"))
+    return "\\|".join(_span(part) for part in one_line(text, most).split("|"))
 
 
 def markdown_fence(text: str, language: str = "") -> list[str]:
@@ -83,9 +92,9 @@ def csv_cell(value: object) -> object:
     return f"'{visible(value)}" if risky else visible(value)
 
 
-def chat_text(text: str) -> str:
+def chat_text(text: str, most: int | None = None) -> str:
     """One line for Slack and Mattermost: no markup of links or pictures, no mention, no code block."""
-    line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
+    line = one_line(text, most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
     line = re.sub(r"\](?=[(\[:])", "] ", line).replace("![", "! [")
     return line.replace("@", "@\u2060")  # a word joiner: seen as nothing, and no name goes on behind it
 
@@ -98,6 +107,12 @@ def _escape(found: re.Match[str]) -> str:
 def _escaped(word: str) -> str:
     word = word.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _PUNCTUATION.sub(r"\\\1", word)
+
+
+def _as_code(word: str) -> str:
+    """The word as code, but for the brackets and stops around it."""
+    before, inside, after = _AROUND.fullmatch(word).groups()  # type: ignore[union-attr]  # fits every text
+    return f"{_escaped(before)}{markdown_code(inside)}{_escaped(after)}"
 
 
 def _span(text: str) -> str:

@@ -26,8 +26,11 @@ def test_every_receiver_is_told_and_one_that_fails_stops_no_other(
 
 def test_the_address_of_a_webhook_is_not_kept_in_files() -> None:
     command = ["harness", "run", "a.yaml", "--notify", "https://hooks.example.org/T0/secret", "--notify=mail me"]
-    assert without_secrets(command) == [*command[:4], "https://hooks.example.org/...", "--notify=mail me"]
+    assert without_secrets(command) == [*command[:4], "https://hooks.example.org/...", "--notify=mail"]
     assert without_secrets(["x", "--not", "http://a.example/secret"]) == ["x", "--not", "http://a.example/..."]
+    assert without_secrets(["x", "--notify", "curl -H 'X: hunter2' u"]) == ["x", "--notify", "curl"]
+    assert without_secrets(["x", "--notify", "https://a b/secret"]) == ["x", "--notify", "***"]
+    assert without_secrets(["x", "--only", "https://u:p@a"]) == ["x", "--only", "https://***@a"]
     assert without_secrets(["x", "--only", "http://a"]) == ["x", "--only", "http://a"]
     assert without_secrets(["x", "--notify=http://a.example/secret"]) == ["x", "--notify=http://a.example/..."]
 

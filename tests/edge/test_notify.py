@@ -172,6 +172,7 @@ def test_a_webhook_that_hangs_or_drips_is_given_up(dripping: bool) -> None:
         ("ftp://example.org/x", "only http and https URLs are posted to"),
         ("https:///x", "only http and https URLs are posted to"),
         ("mail -s 'open", "is not a command: No closing quotation"),
+        ("https://example.org/T0 x", "a URL has neither spaces nor control characters; write a space as %20"),
         ("  ", "names neither a command nor a URL"),
     ],
 )
@@ -182,3 +183,17 @@ def test_what_cannot_be_a_receiver_is_known_beforehand(receiver: str, problem: s
 def test_secrets_are_not_shown() -> None:
     assert shown("https://user:word@hooks.example.org/T0/secret?x=1") == "https://hooks.example.org/..."
     assert shown("curl -H 'Token: secret' x") == "curl"
+    assert shown("https://hooks.example.org/T0 /secret") == "***"
+
+
+def test_a_server_that_echoes_what_it_was_asked_gives_nothing_away() -> None:
+    handler, _ = answering(404, b"POST /hook/secret: no handler for secret (%2Fhook%2Fsecret)")
+    with server(handler) as url:
+        said = notify(url, TEXT, {})
+    assert said.startswith("answered 404 Not Found: POST ***: no handler for ***")
+    assert "secret" not in said
+
+
+def test_a_command_that_repeats_its_arguments_gives_nothing_away() -> None:
+    said = notify("sh -c 'echo cannot send with hunter2-hunter2; exit 4' x hunter2-hunter2", TEXT, {})
+    assert said.startswith("ended with exit code 4: ") and "hunter2" not in said

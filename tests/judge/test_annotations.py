@@ -55,7 +55,7 @@ def test_escapes_are_those_of_the_format() -> None:
     bad = next(cell for cell in report.cells if cell.outcome.value == "ERROR")
     report = replace(report, cells=[replace(bad, id="a:b,c", line=12, reason="100%\r\nof: it,", reproduce="x")])
     assert annotation_lines(report, "a,b:c.yaml") == [
-        "::error file=a%2Cb%3Ac.yaml,line=12,title=ERROR a%3Ab%2Cc::100%25%0D%0Aof: it,%0Areproduce: x"
+        "::error file=a%2Cb%3Ac.yaml,line=12,title=ERROR a%3Ab%2Cc::100%25%0Aof: it,%0Areproduce: x"
     ]
 
 

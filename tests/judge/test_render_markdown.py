@@ -35,9 +35,12 @@ def test_a_huge_report_is_cut_with_a_note(broken_report: Report) -> None:
 
 
 def test_text_cannot_break_out() -> None:
-    assert text("a|b `c` *d* [e](f) <g> & \\ \n\x1b h") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; &amp; \\\\ h"
-    assert code("a`b\nc") == "`a'b c`"
-    assert len(text("x" * 5000)) == 600
+    assert (
+        text("a|b `c` *d* [e](f) <g> & \\ \n\x1b h")
+        == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; &amp; \\\\ \\\\x1b h"
+    )
+    assert code("a`b\nc") == "``a`b c``"
+    assert text("x" * 5000) == f"{'x' * 600} … (4400 more characters)"
 
 
 def test_hostile_axes_keep_the_table_whole(broken_report: Report) -> None:
