@@ -128,7 +128,7 @@ def _is_command(line: str) -> bool:
 
 
 def with_text_everywhere(value: Any, text: str) -> Any:
-    """A dataclass, such as a report, with every text in it replaced; enumerations, numbers and keys stay."""
+    """A dataclass, such as a report, with every text in it replaced; enumerations, numbers, keys and verdicts stay."""
     if isinstance(value, Enum) or (not isinstance(value, (str, Mapping, list, tuple)) and not is_dataclass(value)):
         return value
     if isinstance(value, str):
@@ -138,4 +138,5 @@ def with_text_everywhere(value: Any, text: str) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(with_text_everywhere(item, text) for item in value)
     changed = {item.name: with_text_everywhere(getattr(value, item.name), text) for item in fields(value) if item.init}
+    changed.pop("verdict", None)
     return replace(value, **changed)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.words.errors import HarnessError, InfrastructureError, InternalError
+from harness.words.secrets import redacted
 
 FILE = "internal-error.txt"
 
@@ -44,7 +45,7 @@ def brief(error: BaseException) -> str:
 
 def keep_traceback(error: BaseException, folder: Path | None = None, name: str = FILE) -> str:
     """Append the traceback to a file of the folder, else to a new temporary one; its path, empty if neither works."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if folder is not None and folder.is_dir():  # a run directory that has vanished is not made again
         try:
             return _append(folder / name, text)
