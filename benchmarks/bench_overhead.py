@@ -159,7 +159,7 @@ def main() -> int:
     sizes = {name: getattr(arguments, name) or size for name, size in SIZES[device.kind].items()}
     config = cell(sizes, arguments.dtype or {"cpu": "fp32", "cuda": "bf16"}[device.kind])
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
-    model.initialize_parallel(config)
+    model.initialize_parallel(config, device)
     config = attention_kinds.resolved(config, device)
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
         place = Coordinates(tp=0, cp=0, dp=0, pp=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.edge.doctor_words import FAIL, OK, WARN, Answer, Check
 from harness.plan.cluster import ClusterProfile, Container
+from harness.words.interfaces import matches
 
 LEAST_SHM_BYTES = 1 << 30  # NCCL's ranks of a node exchange through it; containers are often given 64 MiB
 
@@ -123,7 +124,7 @@ def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
     """What NCCL would use between nodes, as far as this machine is like them."""
     asked = profile.env.get("NCCL_SOCKET_IFNAME") or ""
     if asked and not asked.startswith("^"):
-        if any(_names(one, asked) for one in facts.interfaces):
+        if any(matches(one, asked) for one in facts.interfaces):
             yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={asked}")
         else:
             had = f"no {asked} on this machine, which has {', '.join(facts.interfaces)}"
@@ -137,9 +138,3 @@ def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
     elif profile.env.get("NCCL_IB_DISABLE") != "1":
         had = f"no active port on this machine ({', '.join(facts.infiniband) or 'no device'})"
         yield Check(WARN, "InfiniBand", had, "without any on the nodes NCCL goes over sockets, which is slow")
-
-
-def _names(interface: str, asked: str) -> bool:
-    """As NCCL reads NCCL_SOCKET_IFNAME: prefixes, or whole names after a `=`."""
-    names = asked.lstrip("=").split(",")
-    return interface in names if asked.startswith("=") else interface.startswith(tuple(names))

@@ -17,16 +17,12 @@ import harness
 from harness.edge import templating
 from harness.edge.run_dir import RunDir, safe_name
 from harness.plan.cluster import ClusterProfile, Container, has_control
+from harness.words.environment import AGENT, DETERMINISM, WITHOUT
 from harness.words.errors import InputError
 from harness.words.run_plan import Allocation
 
-# Runs must repeat bit by bit where the hardware can; a profile may overrule each (docs/clusters.md).
-DETERMINISM = {
-    "NCCL_ALGO": "Ring",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-}
+# What determinism takes beside this is set by the ranks of untimed cells; a profile may overrule it (docs/clusters.md).
+DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
 _JOB_NAME = 64  # characters
 
@@ -91,8 +87,9 @@ def render_job(
 
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
-    """Environment of the job: determinism first, overruled or taken away by the profile's own."""
-    merged: dict[str, str | None] = {**DETERMINISM, **profile.env}
+    """Environment of the job: defaults first, overruled or taken away by the profile's own."""
+    without = [name for name in DETERMINISM if name in profile.env and profile.env[name] is None]
+    merged: dict[str, str | None] = {**DEFAULTS, **profile.env, **({WITHOUT: ",".join(without)} if without else {})}
     return [(name, _safe(value, f"env.{name}")) for name, value in merged.items() if value is not None]
 
 

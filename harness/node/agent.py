@@ -16,6 +16,7 @@ import argparse
 import gc
 import multiprocessing
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -35,6 +36,7 @@ from harness.node.load import load
 from harness.node.process import die_with
 from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
+from harness.words.environment import AGENT
 from harness.words.errors import DiskFullError, InfrastructureError, InputError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
@@ -294,8 +296,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # torch must not start CUDA to answer is_available(), or forked ranks could not use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # 100 GB per rank
     run, allocation, node, nodes = RunDir(arguments.run_dir), arguments.allocation, arguments.node, arguments.nodes
     try:
         agent = Follower(run, allocation, node, nodes) if node else Leader(run, allocation, node, nodes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from harness.words.devices import Place, place
 
@@ -29,7 +30,7 @@ class Device(Place):
 
 
 def gpus() -> int:
-    """GPUs that torch can use on this node. Does not start CUDA where NVML answers (PYTORCH_NVML_BASED_CUDA_CHECK)."""
+    """GPUs that torch can use in this rank. Only after the fork: it may call into the driver (cuda_forks.py)."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -45,6 +46,12 @@ def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -
         torch.cuda.set_device(found.index)
         torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, and fp32 is held to bounds of fp32
     return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
+
+
+def barrier(device: Device) -> None:
+    """dist.barrier() on this rank's own GPU: by itself NCCL guesses global rank modulo GPUs of the node, and hangs
+    where two ranks guess the same."""
+    dist.barrier(device_ids=[device.index] if device.backend == "nccl" else None)
 
 
 def synchronize(device: Device) -> None:

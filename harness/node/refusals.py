@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.node.cuda_forks import forks_kept, gpu_table
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import gpus
 from harness.node.probe import attention_kinds, kernels, model_parts
 from harness.words.cell import CellConfig
 from harness.words.devices import place, unplaced
@@ -14,11 +14,13 @@ _STACK = "the stack under test"
 
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | None:
     """The first thing that the stack or the node lacks for a cell with so many ranks on this node; None: it can run."""
-    if reason := DATA_PATHS[config.data_path].unavailable(config):
+    with forks_kept(f"asking for data path {config.data_path}"):  # which imports it
+        reason = DATA_PATHS[config.data_path].unavailable(config)
+    if reason:
         return Rejection(rule="stack.data_path", reason=reason, source=_STACK)
     if reason := model_parts.lacking(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
-    there = gpus()
+    there = len(gpu_table())
     if refused := unplaced(config, there, ranks_here):
         return refused
     found = place(config.device, there, 0, ranks_here)

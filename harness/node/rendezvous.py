@@ -36,6 +36,7 @@ class Share:
     nodes: int
     world_size: int
     alone: bool = False  # the cell is timed: nothing may run beside it
+    gpus: tuple[int, ...] | None = None  # of this node, that the cell's ranks may use; None: all of them
 
     def room(self, capacity: int) -> int:
         """What the cell takes of the ranks that may run at once on a node."""
@@ -72,7 +73,9 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    address: str
+    """Where rank 0 serves the store: the most likely address first."""
+
+    addresses: list[str]
     port: int
 
 
@@ -148,21 +151,18 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def listen(share: Share) -> socket.socket:
-    """A bound socket on which rank 0 serves the store: on loopback, or where the other nodes reach this one.
-
-    OSError when this host's name has no address.
-    """
+def listen(share: Share, addresses: Sequence[str]) -> socket.socket:
+    """A listening socket on which rank 0 serves the store: on loopback, or on every interface for other nodes."""
+    backlog = share.world_size + share.nodes
     if share.nodes == 1:
-        return socket.create_server(("127.0.0.1", 0), backlog=share.world_size)
-    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    family, _, _, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
-    return socket.create_server((str(address[0]), 0), family=family, backlog=share.world_size)
+        return socket.create_server(("127.0.0.1", 0), backlog=backlog)
+    family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=backlog)
 
 
-def announce(attempt: AttemptDir, listener: socket.socket) -> Rendezvous:
+def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[str]) -> Rendezvous:
     """Tell the other nodes where the store is."""
-    meeting = Rendezvous(address=listener.getsockname()[0], port=listener.getsockname()[1])
+    meeting = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
     write_json(rendezvous_file(attempt), meeting)
     return meeting
 

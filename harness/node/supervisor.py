@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -23,13 +24,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 
 from harness.edge.run_dir import AttemptDir, write_json
 from harness.node import rendezvous
+from harness.node.addresses import gloo_interface, own_addresses, reach
 from harness.node.deadline import Deadline
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress
-from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Rendezvous, Share
+from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
-from harness.words.errors import DiskFullError
+from harness.words.devices import shown_gpus
+from harness.words.errors import DiskFullError, InfrastructureError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
 
@@ -91,15 +94,25 @@ def supervise(
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
+    if share.gpus is not None:  # CUDA starts in the ranks, which see these alone, from cuda:0 on
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(share.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     started = time.time()
     deadline = Deadline(deadline_at)
     deadline.arm()
     peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
-    exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
+    trouble, exit_codes, late = "", dict[int, int](), dict[int, float]()
+    try:
+        exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
+    except InfrastructureError as error:
+        if peers is None:
+            raise
+        trouble = f"node {share.node}: {error}"
+        peers.abort(trouble)
     deadline.disarm()
     endings = settle(attempt, share.ranks, exit_codes, late)
     if share.node > 0:
-        write_json(rendezvous.node_file(attempt, share.node), NodeResult(node=share.node, ranks=endings))
+        result = NodeResult(node=share.node, ranks=endings, trouble=trouble)
+        write_json(rendezvous.node_file(attempt, share.node), result)
         return
     troubles = _add_other_nodes(attempt, endings, peers) if peers else []
     write_json(attempt.result, _result(cell, number, attempt, endings, troubles, started))
@@ -112,19 +125,14 @@ def _launch(
 
     Elastic ends the others once one has failed.
     """
-    listener = rendezvous.listen(share) if share.node == 0 else None
+    addresses = own_addresses() if share.nodes > 1 and share.node == 0 else ["127.0.0.1"]
+    listener = rendezvous.listen(share, addresses) if share.node == 0 else None
     with listener or nullcontext():
-        if listener is None:
-            meeting = rendezvous.await_rendezvous(attempt, deadline.at)
-        elif share.nodes == 1:
-            meeting = Rendezvous(address=listener.getsockname()[0], port=listener.getsockname()[1])
-        else:
-            meeting = rendezvous.announce(attempt, listener)
+        meeting = _meet(attempt, share, listener, addresses, deadline)
         if meeting is None:
             return {}, {}
         descriptor = listener.fileno() if listener else None
-        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size)}
-        common |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size), **meeting}
         ranks = dict(enumerate(share.ranks))
         arguments = (str(attempt.root), cell, config, deadline.at, descriptor, os.getpid(), share)
         processes = start_processes(
@@ -140,6 +148,27 @@ def _launch(
     pids = {ranks[local]: pid for local, pid in processes.pids().items()}
     late = {rank: deadline.found[pid] for rank, pid in pids.items() if pid in deadline.found}
     return {rank: children[pid].exitcode or 0 for rank, pid in pids.items()}, late
+
+
+def _meet(
+    attempt: AttemptDir, share: Share, listener: socket.socket | None, addresses: list[str], deadline: Deadline
+) -> dict[str, str] | None:
+    """What tells this node's ranks where the store is; None when the cell ended first.
+
+    InfrastructureError on a node that cannot reach node 0.
+    """
+    if listener is not None:
+        port = listener.getsockname()[1]
+        here = {"MASTER_ADDR": "::1" if ":" in addresses[0] else "127.0.0.1", "MASTER_PORT": str(port)}
+        if share.nodes == 1:
+            return here
+        rendezvous.announce(attempt, listener, addresses)
+        return here | gloo_interface(addresses[0])
+    meeting = rendezvous.await_rendezvous(attempt, deadline.at)
+    if meeting is None:
+        return None
+    address, own = reach(meeting.addresses, meeting.port)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(meeting.port), **gloo_interface(own)}
 
 
 def _wait(processes: Any, share: Share, peers: _Peers | None, deadline: Deadline) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.words.attention import TE_KINDS
@@ -49,6 +50,16 @@ def place(asked: str, gpus: int, local_rank: int, local_world_size: int) -> Plac
         return Place(kind="cuda", backend="nccl", index=local_rank)
     index = local_rank % gpus
     return Place(kind="cuda", backend="gloo", index=index, sharing=len(range(index, local_world_size, gpus)))
+
+
+def shown_gpus(part: Sequence[int], shown: str | None) -> str:
+    """CUDA_VISIBLE_DEVICES for processes that may use some of a node's GPUs only.
+
+    `part`: indices among the GPUs that are visible now; `shown`: CUDA_VISIBLE_DEVICES now, None when it is not set.
+    Names may be indices, GPU-<uuid> or MIG-<uuid>. IndexError when there are not so many.
+    """
+    names = shown.split(",") if shown is not None else None
+    return ",".join(str(index) if names is None else names[index].strip() for index in part)
 
 
 def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | None:

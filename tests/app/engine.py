@@ -168,8 +168,8 @@ def _trained(config: CellConfig) -> None:
     from harness.node.probe.passes import forward
     from harness.node.probe.truth import StepTruth
 
-    model.initialize_parallel(config)
     device = choose_device(0, 1, "cpu")
+    model.initialize_parallel(config, device)
     (chunk,) = model.build_chunks(config, model.transformer_config(config), device)
     place = Coordinates(tp=0, cp=0, dp=0, pp=0)
     path = DATA_PATHS[config.data_path](RankContext(config=config, place=place, device=device, folder=Path()))

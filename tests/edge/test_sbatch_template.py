@@ -22,6 +22,7 @@ from harness.edge.cluster_file import TEMPLATES, read_profile
 from harness.edge.run_dir import RunDir
 from harness.edge.sbatch_template import Job, array_indices, environment_of, job_name, render_job
 from harness.plan.cluster import ClusterProfile, Container
+from harness.words.environment import DETERMINISM, WITHOUT, determinism
 from harness.words.errors import InputError
 from harness.words.run_plan import Allocation
 
@@ -137,7 +138,18 @@ def test_a_cluster_that_knows_no_gpu_flag_is_asked_for_none() -> None:
 
 def test_the_profile_overrules_the_determinism_environment() -> None:
     made = dict(environment_of(replace(LAB, env={"NCCL_ALGO": "Tree", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": None})))
-    assert made == {"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert made == {
+        "NCCL_ALGO": "Tree",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        WITHOUT: "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+    }
+    assert determinism(made, timed=False) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def test_the_job_file_leaves_determinism_to_ranks_which_know_whether_they_are_timed(root: Path) -> None:
+    for golden in GOLDENS.values():
+        text = golden.text(root)
+        assert not [name for name in DETERMINISM if f"export {name}=" in text]
 
 
 def test_a_job_name_has_at_most_64_characters_and_keeps_what_tells_runs_apart() -> None:

@@ -108,7 +108,7 @@ def test_a_torch_without_varlen_attention_is_told(monkeypatch: pytest.MonkeyPatc
 def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     stack.update(ENGINE)
     there = [0]
-    monkeypatch.setattr(refusals, "gpus", lambda: there[0])
+    monkeypatch.setattr(refusals, "gpu_table", lambda: (None,) * there[0])
     found = [refusal(config, 2) for config in (cell("te", tp=2, device="cuda"), cell("te", tp=2), cell(tp=2))]
     assert [item.rule if item else None for item in found] == ["device.no-gpu", "attention.kernel-device", None]
     there[0] = 1

@@ -3,11 +3,9 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 from harness.node.load import load
 from harness.node.probe import imports
-from harness.words.errors import InfrastructureError
 
 
 @pytest.mark.parametrize("shown", [None, "0,1"])
@@ -19,12 +17,3 @@ def test_gpus_are_hidden_while_modules_load_and_shown_again(shown: str | None, m
     monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     load()
     assert (seen, os.environ.get("CUDA_VISIBLE_DEVICES")) == ([""], shown)
-
-
-def test_a_stack_that_starts_cuda_when_imported_is_told_before_any_rank_is_forked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(imports, "import_all", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(InfrastructureError, match="importing the stack under test started CUDA"):
-        load()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -23,17 +27,50 @@ from harness.words.cell import CellConfig
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def initialize_parallel(config: CellConfig) -> None:
+def initialize_parallel(config: CellConfig, device: Device) -> None:
     """Megatron's process groups and random state for the layout; torch.distributed must be up."""
     layout = config.layout
+    wanted: dict[str, Any] = {
+        # Like the world's: a hang must end by the cell's deadline, whatever it is, and not by a time-out before it.
+        "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
+        # Copies of the groups over gloo, which checkpoints of a distributed optimizer use: none here.
+        "create_gloo_process_groups": device.backend != "nccl",
+    }
+    known = inspect.signature(parallel_state.initialize_model_parallel).parameters
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
+        **{name: value for name, value in wanted.items() if name in known},
     )
     tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
+
+
+def timeout_of(config: CellConfig) -> timedelta:
+    """Of collectives: longer than the deadline, so that a hang ends by the deadline's dumps, not by a time-out."""
+    return timedelta(seconds=config.deadline_s + 60)
+
+
+def first_collectives(device: Device) -> list[str]:
+    """One all_reduce on the world and on every parallel group, so that all connections exist before upstream's code.
+
+    NCCL connects a group at its first collective: what fails there is the network, a GPU or the driver, and must not
+    look like a failure of the batch or the model. Returns the groups' names, in the order that all ranks share.
+    """
+    found: dict[str, Any] = {"WORLD": None}
+    for name, group in sorted(vars(parallel_state).items()):
+        if isinstance(group, dist.ProcessGroup) and group.size() > 1 and group not in found.values():
+            found[name.strip("_")] = group
+    one = torch.ones(1, device=device.torch_device)
+    for name, group in found.items():
+        total = one.clone()
+        dist.all_reduce(total, group=group)
+        if int(total) != dist.get_world_size(group):  # also waits for the GPU
+            size = dist.get_world_size(group)
+            raise RuntimeError(f"the first all_reduce of {name} gave {float(total):g} instead of {size}, its ranks")
+    return list(found)
 
 
 def transformer_config(config: CellConfig) -> TransformerConfig:
@@ -54,6 +91,9 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
         "use_cpu_initialization": True,
+        # `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but
+        # older releases then leave weights without their tensor-parallel attributes.
+        **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "gradient_accumulation_fusion": False,
@@ -81,6 +121,11 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
     return upstream(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _undrawn(weight: torch.Tensor) -> torch.Tensor:
+    """An init_method of upstream's configuration that leaves a weight as it was allocated."""
+    return weight
 
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:

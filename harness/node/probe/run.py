@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from harness.node import cpu_stand_ins
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, choose_device, limit_memory, memory_bytes, processor
+from harness.node.device import Device, barrier, choose_device, limit_memory, memory_bytes, processor
 from harness.node.faults import fault_named
 from harness.node.probe import attention_kinds, model
 from harness.node.probe.canaries import CanaryLegs
@@ -27,6 +26,7 @@ from harness.node.probe.training import TrainingLeg
 from harness.node.probe.weights import initialize
 from harness.node.recorder import Recorder
 from harness.words.cell import CellConfig
+from harness.words.environment import determinism, recorded
 from harness.words.layout import Coordinates
 
 
@@ -38,6 +38,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     begin = time.perf_counter()
     torch.set_num_threads(1)
     neighbours = int(os.environ["LOCAL_WORLD_SIZE"])
+    os.environ |= determinism(os.environ, timed=config.timing.asked) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours, config.device)
     config = attention_kinds.resolved(config, device)
     recorder.record.environment = _environment(config, device)
@@ -51,11 +52,12 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
-    model.initialize_parallel(config)
+    model.initialize_parallel(config, device)
+    model.first_collectives(device)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_noted(recorder.record, device):
         _legs(context, recorder, begin)
-    dist.barrier()  # rank 0 serves the store: nobody may still need it when it leaves
+    barrier(device)  # rank 0 serves the store: nobody may still need it when it leaves
     recorder.progress("end", config.train.steps, 0, "done")
 
 
@@ -82,8 +84,7 @@ def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     """Bring torch.distributed up over the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves on `listener`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Longer than the cell's deadline: a hang must end by the deadline's stack dump, not by a time-out inside gloo.
-    timeout = timedelta(seconds=config.deadline_s + 60)
+    timeout = model.timeout_of(config)
     serves = rank == 0 and listener is not None
     store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not re-exported by its stub
         os.environ["MASTER_ADDR"],
@@ -96,7 +97,9 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     )
     if listener is not None and not serves:
         os.close(listener)
-    dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    # Bound to its GPU, NCCL connects the world now, and need not guess which GPU is this rank's.
+    bound: dict[str, Any] = {"device_id": device.torch_device} if device.backend == "nccl" else {}
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **bound)
 
 
 def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> tuple[TrainingLeg, CanaryLegs]:
@@ -131,4 +134,5 @@ def _environment(config: CellConfig, device: Device) -> dict[str, str]:
         "placed": f"{device}, asked for {config.device}",
         "attention": attention_kinds.described(config.attention),
         "dtype": config.dtype,
+        **recorded(os.environ),
     }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, DataPath
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import synchronize
+from harness.node.device import barrier, synchronize
 from harness.node.gpu_state import gpu_state
 from harness.node.probe.model import DTYPES, transformer_config
 from harness.node.probe.passes import Passes, forward
@@ -98,7 +98,7 @@ class TimingLeg:
         device, readings = self.context.device, []
         for load in loads:
             synchronize(device)
-            dist.barrier()
+            barrier(device)
             if load.run is not None:
                 readings.append((load, self.stopwatch(load.run)))
         synchronize(device)
