@@ -130,7 +130,7 @@ def _trouble() -> str:
     if torch.cuda._is_in_bad_fork():
         return "torch refuses CUDA in a forked process now"
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

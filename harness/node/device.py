@@ -51,7 +51,8 @@ def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -
 def barrier(device: Device) -> None:
     """dist.barrier() on this rank's own GPU: by itself NCCL guesses global rank modulo GPUs of the node, and hangs
     where two ranks guess the same."""
-    dist.barrier(device_ids=[device.index] if device.backend == "nccl" else None)
+    own = [device.index] if device.backend == "nccl" and device.index is not None else None
+    dist.barrier(device_ids=own)
 
 
 def synchronize(device: Device) -> None:

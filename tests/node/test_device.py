@@ -7,8 +7,9 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from harness.node.device import _LEAST_LIMIT, _kibibytes, choose_device, processor
+from harness.node.device import _LEAST_LIMIT, Device, _kibibytes, barrier, choose_device, processor
 
 PROGRAM = """
 import resource, torch
@@ -70,3 +71,17 @@ def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="device is cuda, and this machine has no GPU"):
         choose_device(0, 1, "cuda")
     assert choose_device(0, 1).kind == "cpu"
+
+
+@pytest.fixture
+def barriers(monkeypatch: pytest.MonkeyPatch) -> list[list[int] | None]:
+    asked: list[list[int] | None] = []
+    monkeypatch.setattr(dist, "barrier", lambda device_ids=None: asked.append(device_ids))
+    return asked
+
+
+def test_a_barrier_over_nccl_is_on_the_gpu_of_the_rank(barriers: list[list[int] | None]) -> None:
+    barrier(Device(kind="cuda", backend="nccl", index=3))
+    barrier(Device(kind="cuda", backend="gloo", index=0, sharing=2))
+    barrier(Device(kind="cpu", backend="gloo"))
+    assert barriers == [[3], None, None]

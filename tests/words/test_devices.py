@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.words.cell import CellConfig
-from harness.words.devices import place, ring_needs_p2p, unplaced
+from harness.words.devices import place, ring_needs_p2p, shown_gpus, unplaced
 from harness.words.layout import Layout
 
 
@@ -88,3 +88,18 @@ def test_the_ring_of_transformer_engine_needs_nccl() -> None:
     assert ring_needs_p2p(cell(tp=2, attention="te"), shared) is None
     assert ring_needs_p2p(cell(cp=2, attention="reference"), shared) is None
     assert ring_needs_p2p(cell(cp=2, attention="te"), shared) is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (None, ["0,1,2,3", "4,5,6,7"]),
+        ("7,6,5,4,3,2,1,0", ["7,6,5,4", "3,2,1,0"]),
+        (",".join(f"GPU-{index}" for index in range(8)), ["GPU-0,GPU-1,GPU-2,GPU-3", "GPU-4,GPU-5,GPU-6,GPU-7"]),
+        (", ".join(f"MIG-{index}" for index in range(8)), ["MIG-0,MIG-1,MIG-2,MIG-3", "MIG-4,MIG-5,MIG-6,MIG-7"]),
+    ],
+)
+def test_cells_side_by_side_on_eight_gpus_see_parts_that_share_none(shown: str | None, expected: list[str]) -> None:
+    assert [shown_gpus(part, shown) for part in (range(4), range(4, 8))] == expected
+    with pytest.raises(IndexError):
+        shown_gpus((0, 1), "3")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from harness.words.packing import zigzag
@@ -96,7 +97,8 @@ def _in_parts(
 
     def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
         mask = _segment_mask(bounds, mine)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        with sdpa_kernel(SDPBackend.MATH):  # else cuDNN or a fused kernel may be taken, which round otherwise
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
     if len(mine) <= PART:
         return part(query, key, value, mine)

@@ -50,7 +50,8 @@ class MtpWatch:
     def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
         assert self.position.owners is not None
         documents = self.position.owners[..., 0].flatten()
-        counted, values = weighted.flatten() != 0, losses.flatten().double()
+        weighted = weighted.detach().cpu()  # owners are in main memory
+        counted, values = weighted.flatten() != 0, losses.cpu().flatten().double()
         seen = {}
         for document in torch.unique(documents[counted]).tolist():
             mine = counted & (documents == document)
@@ -59,5 +60,5 @@ class MtpWatch:
             depth=depth,
             micro_batch=self.position.micro_batch,
             documents=seen,
-            weighted=float(weighted.detach().double().sum()),
+            weighted=float(weighted.double().sum()),
         )

@@ -1,0 +1,33 @@
+"""Tensors that say they are on a GPU: an operation that mixes them with CPU tensors raises, as CUDA's would.
+
+They compute on the CPU. What moves them there (cpu, item, tolist, float) gives plain tensors and numbers back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+_TO_HOST = {"cpu", "item", "tolist", "__float__", "__int__", "__bool__", "numpy"}
+
+
+class OnGpu(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        strangers = [leaf for leaf in leaves if type(leaf) is torch.Tensor and leaf.dim() > 0]
+        if strangers:
+            raise RuntimeError(
+                f"{func.__name__}: expected all tensors to be on the same device, but found at least two devices, "
+                "cuda:0 and cpu"
+            )
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if func.__name__ in _TO_HOST:
+            return out.as_subclass(torch.Tensor) if isinstance(out, torch.Tensor) else out
+        return out
+
+
+def on_gpu(tensor: torch.Tensor) -> OnGpu:
+    return tensor.as_subclass(OnGpu)
