@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.edge.run_dir import AttemptDir
+from harness.node import flight_recorder
 from harness.node.probe.imports import import_proof, modules_beside
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
@@ -45,6 +46,7 @@ def rank_main(
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
+    flight = flight_recorder.watch(attempt, rank, deadline_at)
     place = config.layout.coordinates(rank)
     try:
         recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
@@ -56,6 +58,7 @@ def rank_main(
         with suppress(OSError):  # the log lies on the same disk
             print(f"rank {rank}: {error}", file=sys.stderr)
         os._exit(DiskFullError.process_exit_code)  # an orderly exit would flush the log and fail
+    flight.cancel()
     faulthandler.cancel_dump_traceback_later()
 
 

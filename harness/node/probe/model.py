@@ -27,6 +27,16 @@ from harness.words.cell import CellConfig
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def _undrawn(weight: torch.Tensor) -> torch.Tensor:
+    """An init_method of upstream's configuration that leaves a weight as it was allocated."""
+    return weight
+
+
+# `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but older releases
+# then leave weights without their tensor-parallel attributes.
+_UNDRAWN = dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn)
+
+
 def initialize_parallel(config: CellConfig, device: Device) -> None:
     """Megatron's process groups and random state for the layout; torch.distributed must be up."""
     layout = config.layout
@@ -91,9 +101,7 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
         "use_cpu_initialization": True,
-        # `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but
-        # older releases then leave weights without their tensor-parallel attributes.
-        **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
+        **_UNDRAWN,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "gradient_accumulation_fusion": False,
@@ -121,11 +129,6 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
     return upstream(**{name: value for name, value in wanted.items() if name in known})
-
-
-def _undrawn(weight: torch.Tensor) -> torch.Tensor:
-    """An init_method of upstream's configuration that leaves a weight as it was allocated."""
-    return weight
 
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
