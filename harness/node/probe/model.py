@@ -32,9 +32,19 @@ def _undrawn(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-# `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but older releases
-# then leave weights without their tensor-parallel attributes.
-_UNDRAWN = dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn)
+_FIXED: dict[str, Any] = {
+    "use_cpu_initialization": True,
+    # `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but older
+    # releases then leave weights without their tensor-parallel attributes.
+    **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "gradient_accumulation_fusion": False,
+    "bias_dropout_fusion": False,
+    "bias_activation_fusion": False,
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+}
 
 
 def initialize_parallel(config: CellConfig, device: Device) -> None:
@@ -100,15 +110,7 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
-        "use_cpu_initialization": True,
-        **_UNDRAWN,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "gradient_accumulation_fusion": False,
-        "bias_dropout_fusion": False,
-        "bias_activation_fusion": False,
-        "masked_softmax_fusion": False,
-        "persist_layer_norm": False,
+        **_FIXED,
         "apply_rope_fusion": config.model.rope_fusion,
         # Rows differ in length between micro-batches, so stages must exchange shapes.
         "variable_seq_lengths": True,
