@@ -7,11 +7,14 @@ import time
 import traceback
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from torch import Tensor
 
 from harness.edge.run_dir import needs_room, write_json
 from harness.words.jsonable import dumps, from_jsonable, loads
-from harness.words.records import Failure, Progress, RankRecord, SeenParams, TensorForm
+from harness.words.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 
 _PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
 _FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
@@ -24,6 +27,8 @@ class Recorder:
         self.record = record
         self.path = path
         self._known: dict[Any, int] = {}
+        self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params have not been read from the GPU yet
+        self._last: tuple[Any, Any, Any] | None = None  # params seen last, their key, their snapshot
         with needs_room(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
@@ -35,7 +40,28 @@ class Recorder:
             os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
     def flush(self) -> None:
+        self._settle()
         write_json(self.path, self.record)
+
+    def layer(self, seen: LayerSeen, packed_seq_params: Any) -> None:
+        """Record what a layer received. Values on a GPU are copied there now and read at the next flush: reading them
+        would wait for the GPU in the middle of a step that is timed."""
+        self.record.layers.append(seen)
+        if packed_seq_params is None:
+            return
+        tensors = [value for value in vars(packed_seq_params).values() if isinstance(value, Tensor)]
+        if not any(waits(tensor) for tensor in tensors):
+            seen.params = self.params(packed_seq_params)
+            return
+        key = [(id(tensor), tensor._version) for tensor in tensors]
+        if self._last is None or self._last[0] is not packed_seq_params or self._last[1] != key:
+            self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
+        self._pending.append((seen, self._last[2]))
+
+    def _settle(self) -> None:
+        pending, self._pending, self._last = self._pending, [], None
+        for seen, params in pending:
+            seen.params = self.params(params)
 
     def params(self, packed_seq_params: Any) -> int | None:
         """Index of these PackedSeqParams in the record's table of distinct values; None for None."""
@@ -53,6 +79,9 @@ class Recorder:
         self.flush()
 
     def fail(self, error: BaseException) -> None:
+        unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
+        self.record.layers = [seen for seen in self.record.layers if id(seen) not in unread]
+        self._pending = []
         self.record.failure = Failure(
             type=type(error).__name__,
             message=str(error)[:4000],
@@ -60,6 +89,11 @@ class Recorder:
             time=time.time(),
         )
         self.end("raised")
+
+
+def waits(tensor: Tensor) -> bool:
+    """Whether to read a tensor's values is to wait for a GPU."""
+    return tensor.is_cuda
 
 
 def progress_file(record: Path) -> Path:
@@ -72,6 +106,12 @@ def last_progress(record: Path) -> Progress | None:
     path = progress_file(record)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
+
+
+def _snapshot(params: Any) -> Any:
+    """A copy whose tensors nobody else changes; fields that share a tensor share its copy."""
+    copies = {id(value): value.clone() for value in vars(params).values() if isinstance(value, Tensor)}
+    return SimpleNamespace(**{name: copies.get(id(value), value) for name, value in vars(params).items()})
 
 
 def _seen(params: Any) -> SeenParams:

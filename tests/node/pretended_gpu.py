@@ -5,7 +5,7 @@ They compute on the CPU. What moves them there (cpu, item, tolist, float) gives 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -14,6 +14,9 @@ _TO_HOST = {"cpu", "item", "tolist", "__float__", "__int__", "__bool__", "numpy"
 
 
 class OnGpu(torch.Tensor):
+    is_cuda = True
+    read: ClassVar[list[str]] = []  # what made the host wait for values, since somebody last looked
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
@@ -23,6 +26,8 @@ class OnGpu(torch.Tensor):
                 f"{func.__name__}: expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:0 and cpu"
             )
+        if func.__name__ in _TO_HOST:
+            cls.read.append(func.__name__)
         out = super().__torch_function__(func, types, args, kwargs or {})
         if func.__name__ in _TO_HOST:
             return out.as_subclass(torch.Tensor) if isinstance(out, torch.Tensor) else out

@@ -8,7 +8,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from harness.node.recorder import Recorder
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.layout import Coordinates
-from harness.words.records import RankRecord
+from harness.words.records import LayerSeen, RankRecord
+from tests.node.pretended_gpu import OnGpu, on_gpu
 
 
 def _recorder(path: Path) -> Recorder:
@@ -82,3 +83,41 @@ def test_forms_tell_tensors_that_are_equal_from_those_that_are_the_same(tmp_path
         "cu_seqlens_kv_padded": None,
     }
     assert (seen.cu_seqlens_kv_padded, seen.forms["cu_seqlens_kv_padded"].device) == (None, "meta")
+
+
+def _layer(layer: int) -> LayerSeen:
+    return LayerSeen(step=1, chunk=0, micro_batch=0, layer=layer, params=None)
+
+
+def _on_gpu() -> PackedSeqParams:
+    offsets = on_gpu(torch.tensor([0, 3, 8], dtype=torch.int32))
+    return PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=5)
+
+
+def test_params_on_a_gpu_are_read_at_the_next_flush_as_they_were_when_a_layer_got_them(tmp_path: Path) -> None:
+    recorder, params = _recorder(tmp_path), _on_gpu()
+    OnGpu.read.clear()
+    recorder.layer(_layer(1), params)
+    recorder.layer(_layer(2), params)
+    params.cu_seqlens_q.add_(1)
+    recorder.layer(_layer(3), params)
+    recorder.layer(_layer(4), None)
+    assert OnGpu.read == []
+    recorder.flush()
+    assert OnGpu.read
+    record = _read(recorder)
+    assert [seen.params for seen in record.layers] == [0, 0, 1, None]
+    assert [seen.cu_seqlens_q for seen in record.packed_params] == [[0, 3, 8], [1, 4, 9]]
+    assert record.packed_params[0].forms["cu_seqlens_kv"].same_as == "cu_seqlens_q"
+
+
+def test_after_an_error_nothing_is_read_from_the_gpu_and_no_layer_seems_to_have_got_nothing(tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path)
+    recorder.layer(_layer(1), None)
+    recorder.layer(_layer(2), _on_gpu())
+    OnGpu.read.clear()
+    recorder.fail(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert OnGpu.read == []
+    record = _read(recorder)
+    assert [seen.layer for seen in record.layers] == [1]
+    assert record.ended == "raised"

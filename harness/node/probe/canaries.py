@@ -71,7 +71,7 @@ class CanaryLegs:
         passes.run(iterators, micro_batches=count, forward_only=not leg.backward)
         self.rewriter.lengths = None
         synchronize(passes.context.device)
-        losses = passes.losses
+        losses = passes.settle()
         seen = LegSeen(
             leg=leg.name,
             loss_sum=losses.loss_sum,

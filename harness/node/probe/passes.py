@@ -37,12 +37,16 @@ class Owned:
 
 @dataclass(kw_only=True)
 class Losses:
-    """What a pass leaves on the last stage: of this rank's tokens, in float64."""
+    """What a pass leaves on the last stage: of this rank's tokens, in float64.
+
+    `pending`: what has not been read from the device yet, since that waits for the GPU; `Passes.settle` reads it.
+    """
 
     loss_sum: float = 0.0
     token_count: float = 0.0
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)
+    pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # losses, mask, owners
 
 
 class Passes:
@@ -70,7 +74,10 @@ class Passes:
         return [Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
 
     def run(self, iterators: list[Owned], *, micro_batches: int, forward_only: bool) -> None:
-        """Zero the gradients and run the schedule; gradients are reduced at its end unless `forward_only`."""
+        """Zero the gradients and run the schedule; gradients are reduced at its end unless `forward_only`.
+
+        Nothing in it waits for the GPU or, after step 0, writes the record. `settle` comes after it.
+        """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         get_forward_backward_func()(
@@ -123,7 +130,7 @@ class Passes:
         at.chunk, at.micro_batch = chunk, number
         at.owners = micro.local(micro.owners, self.context.config.layout.cp, self.context.place.cp)
         self.recorder.progress(at.leg, at.step, number, "forward")
-        if at.leg == "training":
+        if at.first_step:  # later steps are timed, and the record is written at the end of each
             self.recorder.flush()
         at.rows = micro.local(micro.row_numbers, self.context.config.layout.cp, self.context.place.cp)
         return forward(model, batch, self.context.config), partial(self._loss, batch, at.owners)
@@ -134,15 +141,22 @@ class Passes:
         losses, mask = output.float(), batch.loss_mask.float()
         loss = (losses * mask).sum()
         tokens = mask.sum().to(torch.int)
-        self.losses.loss_sum += float(loss.detach())
-        self.losses.token_count += float(tokens)
-        if self.context.place.tp == 0:
-            self._record_losses(losses.detach().cpu(), mask.cpu(), owners)
+        self.losses.pending.append((losses.detach().clone(), mask.clone(), owners))
         at = self.position
         self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
         loss, tokens = self.fault.on_loss(loss, tokens, self.context)
         report = torch.stack([loss.detach().double(), tokens.double()])
         return loss, tokens, {"lm loss": report}
+
+    def settle(self) -> Losses:
+        """Read the losses of the last pass from the device."""
+        pending, self.losses.pending = self.losses.pending, []
+        for losses, mask, owners in pending:
+            self.losses.loss_sum += float((losses * mask).sum())
+            self.losses.token_count += float(mask.sum().to(torch.int))
+            if self.context.place.tp == 0:
+                self._record_losses(losses.cpu(), mask.cpu(), owners)
+        return self.losses
 
     def _record_losses(self, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
         if losses.shape != owners.shape[:-1]:

@@ -42,14 +42,16 @@ class TrainingLeg:
         self.optimizer.zero_grad()
         self.fault.on_step(self.context, step)
         passes.run(iterators, micro_batches=count, forward_only=False)
+        synchronize(self.context.device)
         trained, computed = time.perf_counter() - begin, time.process_time() - busy
+        losses = passes.settle()
         seen = StepSeen(
             step=step,
             micro_batches=count,
             real_tokens=sum(plan.real_tokens for plan in truth.plans),
             slots=sum(plan.slots for plan in truth.plans),
-            documents=passes.losses.documents,
-            tokens=passes.losses.tokens,
+            documents=losses.documents,
+            tokens=losses.tokens,
         )
         self._observe(seen)
         passes.progress("optimizer")

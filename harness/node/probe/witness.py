@@ -70,15 +70,8 @@ class Witness:
             at = self.position
             if at.leg != "training":
                 return
-            self.recorder.record.layers.append(
-                LayerSeen(
-                    step=at.step,
-                    chunk=at.chunk,
-                    micro_batch=at.micro_batch,
-                    layer=layer,
-                    params=self.recorder.params(kwargs.get("packed_seq_params")),
-                )
-            )
+            seen = LayerSeen(step=at.step, chunk=at.chunk, micro_batch=at.micro_batch, layer=layer, params=None)
+            self.recorder.layer(seen, kwargs.get("packed_seq_params"))
 
         return hook
 
