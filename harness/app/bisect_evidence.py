@@ -22,7 +22,7 @@ from harness.plan.shrink_text import smallest_text
 from harness.words.cell import cell_id
 from harness.words.errors import InfrastructureError, InputError
 from harness.words.outcomes import Outcome
-from harness.words.stack import ReadyStack, Stack
+from harness.words.stack import ReadyStack, Stack, digest
 
 _PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
 
@@ -62,8 +62,7 @@ def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
     except (InputError, InfrastructureError) as error:
         return f"not confirmed: {name} with {change} reverted cannot be made: {_line(error)}"
     if not stacks[_REVERTED].usable:
-        rejection = stacks[_REVERTED].rejection
-        why = rejection.reason if rejection else stacks[_REVERTED].error
+        why = stacks[_REVERTED].error
         return f"not confirmed: {name} with {change} reverted cannot be made: {' '.join(why.split())}"
     answers = _answers(found, shrunk, stacks, folder)
     plain, reverted = answers[_PLAIN], answers[_REVERTED]
@@ -88,7 +87,7 @@ def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
 
 def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
     """What became of the cell in each stack."""
-    configs = {name: replace(shrunk.config, stack=name) for name in stacks}
+    configs = {name: replace(shrunk.config, stack=name, made_of=digest(stack.asked)) for name, stack in stacks.items()}
     number = 1 + sum(1 for _ in folder.glob("confirmation-*"))
     report = run_cells(
         RunDir(folder / f"confirmation-{number}"),

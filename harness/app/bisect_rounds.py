@@ -23,14 +23,14 @@ from harness.edge.worktree_users import release
 from harness.edge.yaml_file import dump
 from harness.judge.bisection import JudgedCell, Point, judged, state_of
 from harness.plan.allocations import plan_allocations
-from harness.plan.bisected import Subject, content_of, moved, named_at, plain_name
+from harness.plan.bisected import Subject, moved, named_at, plain_name
 from harness.plan.cluster import ClusterProfile
 from harness.plan.matrix import Matrix, resolved
 from harness.words.cell import cell_id
 from harness.words.jsonable import dumps, loads
 from harness.words.outcomes import Outcome
 from harness.words.run_plan import Expansion, PlannedCell, RunPlan
-from harness.words.stack import DEFAULT, Stack
+from harness.words.stack import DEFAULT, Stack, content_of
 
 
 @dataclass(frozen=True, kw_only=True)

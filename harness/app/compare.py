@@ -42,7 +42,8 @@ _factor.__name__ = "factor above 1"  # as argparse names it: invalid factor abov
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the second run with the first; with a baseline, the one run with that. 0, or 1 for a regression.
+    """Compare the second run with the first; with a baseline, the one run with that. 0, 1 for a regression, or 3 when
+    no cell was judged in both runs.
 
     Without --json, compare.md and compare.html are written beside the later run's report.
     """

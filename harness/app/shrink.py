@@ -123,7 +123,7 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
     ready = plan.stacks.get(planned.config.stack)
     folder = directory.root.resolve() / "shrink" / cell.id
     stacks = prepare([pinned(ready)], say, user=str(folder)) if ready else {}
-    unusable = [stack.error or "it is rejected here" for stack in stacks.values() if not stack.usable]
+    unusable = [stack.error for stack in stacks.values() if not stack.usable]
     if unusable:
         raise InfrastructureError(f"stack {planned.config.stack} cannot be made again: {unusable[0]}")
     return _Origin(

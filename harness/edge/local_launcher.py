@@ -14,7 +14,6 @@ from typing import Any
 from harness.edge.pythons import clean_environment
 from harness.edge.run_dir import Journal, RunDir, write_json
 from harness.edge.stacks import agent_environment, copy_node_code
-from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
 from harness.words.run_plan import Allocation
 from harness.words.stack import ReadyStack
@@ -133,23 +132,20 @@ class _Agent:
 
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
-    """The result of a cell whose stack could not be made, or is one that the probe cannot run in."""
-    if stack.rejection:
-        _end(run, cell, "rejected", stack.rejection.reason, stack.rejection)
-    else:
-        _end(run, cell, "error", f"stack {stack.asked.name} cannot be made: {stack.error}", None)
+    """The result of a cell whose stack could not be made, or is one that the probe cannot run in: ERROR."""
+    _end(run, cell, f"stack {stack.asked.name} cannot be used: {stack.error}")
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str) -> None:
     """Results for the cells that an agent which died has left without one."""
     for cell in allocation.cells:
         if not run.attempt(cell).result.exists():
-            _end(run, cell, "error", reason, None)
+            _end(run, cell, reason)
 
 
-def _end(run: RunDir, cell: str, status: str, reason: str, rejection: Rejection | None) -> None:
+def _end(run: RunDir, cell: str, reason: str) -> None:
     now = time.time()
-    result = CellResult(cell=cell, attempt=1, status=status, reason=reason, rejection=rejection)
+    result = CellResult(cell=cell, attempt=1, status="error", reason=reason)
     write_json(run.attempt(cell).result, replace(result, started=now, finished=now))
 
 

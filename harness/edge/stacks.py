@@ -19,14 +19,12 @@ from harness.edge.pythons import Interpreter
 from harness.edge.stack_build import Say
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import EnvironmentRequest, environment_request
-from harness.words.errors import InfrastructureError, InputError, NotBuildableError, NotRevertibleError, Problem
-from harness.words.outcomes import Rejection
+from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.stack import ModuleHome, ReadyStack, Stack
 
 OLDEST_PYTHON = (3, 10)
 COMPILE_TIMEOUT_S = 600.0
 _NODE_SIDE = ("words", "node", "__init__.py", "edge/__init__.py", "edge/run_dir.py")
-_SOURCE = "the stack under test"
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
@@ -44,11 +42,6 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str 
     for stack in stacks:
         try:
             ready[stack.name] = _prepare(stack, say, once, user)
-        except (NotBuildableError, NotRevertibleError) as error:
-            say(f"stack {stack.name} is rejected: {error}")
-            rule, source = ("build", "this machine") if isinstance(error, NotBuildableError) else ("revert", "git")
-            rejection = Rejection(rule=f"stack.{rule}", reason=str(error), source=source)
-            ready[stack.name] = ReadyStack(asked=stack, rejection=rejection)
         except InfrastructureError as error:
             say(f"stack {stack.name} cannot be made: {error}")
             ready[stack.name] = ReadyStack(asked=stack, error=str(error))
@@ -103,9 +96,11 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
         homes=(*over.homes, *homes),
         python_version=found.version,
         packages=dict(sorted(found.packages.items())),
-        rejection=_rejection(found, {home.prefix for home in over.homes}),
+        error=_lacking(found, {home.prefix for home in over.homes}),
     )
-    if request is not None and ready.rejection is None and not own:
+    if ready.error:
+        say(f"stack {stack.name} cannot be used: {ready.error}")
+    elif request is not None and not own:
         _compile(ready, Path(found.prefix), once)
     return ready
 
@@ -148,18 +143,16 @@ def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
     return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
 
 
-def _rejection(found: Interpreter, checked_out: set[str]) -> Rejection | None:
-    """Why the probe cannot run in an environment; None when it can."""
+def _lacking(found: Interpreter, checked_out: set[str]) -> str:
+    """Why the probe cannot run in an environment; empty when it can."""
     release = tuple(int(part) for part in found.version.split(".")[:2])
     if release < OLDEST_PYTHON:
         needed = ".".join(map(str, OLDEST_PYTHON))
-        reason = f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
-        return Rejection(rule="stack.python", reason=reason, source=_SOURCE)
+        return f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
     for name in ("torch", "megatron.core"):
         if name not in found.modules and name not in checked_out:
-            reason = f"{found.executable} has no {name}"
-            return Rejection(rule="stack.module", reason=reason, source=_SOURCE)
-    return None
+            return f"{found.executable} has no {name}; name it under `packages`, or take an interpreter that has it"
+    return ""
 
 
 def torch_version() -> str:

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from harness.judge.cell_pairs import (
     CHANGES,
+    GOOD,
     NEWLY_FAILING,
     SOUND,
     STILL_FAILING,
@@ -34,6 +36,10 @@ from harness.judge.stack_changes import Counts, Difference, counted, differences
 from harness.words.outcomes import Finding, LaneVerdict, Outcome, Severity
 from harness.words.records import SCHEMA_VERSION
 from harness.words.tolerances import Bound
+
+REGRESSION, UNDECIDED, NO_REGRESSION = "regression", "undecided", "no regression"
+JUDGED = (*GOOD, Outcome.FAIL)
+_MOST_LOST = 5  # that are named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +85,9 @@ class Comparison:
     cells: list[CellChange]
     stacks: list[StackChange]  # every stack that a cell of both runs uses; no differences: identical
     counts: dict[str, int]  # of the changes
-    verdict: str  # regression | no regression
+    verdict: str  # regression | undecided (no cell was judged in both runs) | no regression
     notes: list[str]
+    lost: list[str] = field(default_factory=list)  # cells that the earlier run judged and the later one does not
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -127,9 +134,46 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Co
             for (old, new), found in stacks.items()
         ],
         counts={change: seen[change] for change in CHANGES if seen[change]},
-        verdict="regression" if any(cell.regressions for cell in cells) else "no regression",
-        notes=_notes(before, after, sides),
+        verdict=_verdict(cells),
+        notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides)],
+        lost=[cell.id for cell in cells if _is_lost(cell)],
     )
+
+
+def _verdict(cells: Sequence[CellChange]) -> str:
+    if any(cell.regressions for cell in cells):
+        return REGRESSION
+    both = any(cell.before in JUDGED and cell.after in JUDGED for cell in cells)
+    return NO_REGRESSION if both else UNDECIDED
+
+
+def _is_lost(cell: CellChange) -> bool:
+    return cell.before in JUDGED and cell.after not in JUDGED
+
+
+def _coverage(cells: Sequence[CellChange]) -> list[str]:
+    """Whether the later run judges less than the earlier one, and whether the two can be compared at all."""
+    lost = [cell for cell in cells if _is_lost(cell)]
+    notes = []
+    if not any(cell.before in JUDGED and cell.after in JUDGED for cell in cells):
+        notes.append("nothing was compared: no cell was judged in both runs")
+    if lost:
+        now = Counter(cell.after.value if cell.after else "gone" for cell in lost)
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(now.items()))
+        names = ", ".join(cell.id for cell in lost[:_MOST_LOST])
+        more = f" and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
+        notes.append(f"coverage lost: cells judged before and not any more: {counts} ({names}{more})")
+    return notes
+
+
+def _order(sides: tuple[Side, Side]) -> list[str]:
+    try:
+        started = [datetime.fromisoformat(side.started.replace("Z", "+00:00")) for side in sides]
+        if started[0] <= started[1]:
+            return []
+    except (ValueError, TypeError):  # no date, or only one of them with a time zone
+        return []
+    return ["the run given first is the later one, so new and fixed are the wrong way round: swap the two"]
 
 
 def with_commits(comparison: Comparison, counts: Counts) -> Comparison:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.judge.cell_pairs import CHANGES
-from harness.judge.compare_runs import CellChange, Comparison
+from harness.judge.compare_runs import REGRESSION, UNDECIDED, CellChange, Comparison
 from harness.judge.render_markdown import MOST_BYTES, bold, code, cut, text
 from harness.judge.stack_changes import differences_text
 from harness.judge.summaries import place_text
 from harness.words.jsonable import dumps
+from harness.words.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED
 
 _STYLES = {
     "newly failing": "bold red",
@@ -125,7 +126,7 @@ def comparison_lines(comparison: Comparison) -> Lines:
         yield f"  {stack.stack}: {differences_text(stack.differences) or 'identical'}", ""
     yield "", ""
     yield from _number_lines(numbers(comparison))
-    style = "bold red" if comparison.regressions else "bold green"
+    style = {REGRESSION: "bold red", UNDECIDED: "bold yellow"}.get(comparison.verdict, "bold green")
     yield f"{comparison.verdict.upper()}: {counts_text(comparison)}; exit code {exit_code(comparison)}", style
 
 
@@ -160,5 +161,5 @@ def _number_lines(cells: Sequence[CellChange]) -> Lines:
 
 
 def exit_code(comparison: Comparison) -> int:
-    """0 without a regression, 1 with one."""
-    return int(bool(comparison.regressions))
+    """0 without a regression, 1 with one, 3 when no cell was judged in both runs."""
+    return {REGRESSION: EXIT_FAIL, UNDECIDED: EXIT_UNDECIDED}.get(comparison.verdict, EXIT_PASS)

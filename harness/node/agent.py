@@ -196,8 +196,12 @@ class Leader(Agent):
         if attempt.result.exists():  # this agent's job was requeued; the attempt is over
             self.ended(cell, number, config, None)
             return
-        if rejection := refusal(config, self.share(config).size):
-            self._write(attempt, cell, number, "rejected", rejection.reason, rejection)
+        refused = refusal(config, self.share(config).size)
+        if isinstance(refused, Rejection):
+            self._write(attempt, cell, number, "rejected", refused.reason, refused)
+            return
+        if refused:
+            self._write(attempt, cell, number, "error", refused.reason)
             return
         wrong = self.share(config).misfit(self.order.get("ranks_per_node"))
         if wrong is not None:

@@ -1,4 +1,8 @@
-"""Why this node cannot run a cell, asked before it starts: the agent's last look, beside the rules of the plan."""
+"""Why this node cannot run a cell, asked before it starts: the agent's last look, beside the rules of the plan.
+
+A fact, of the release or by arithmetic, rejects the cell. What is missing on the node, or fails when it is imported, is
+an ERROR: a broken image must not look like a rule.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ from harness.node.data_paths.table import DATA_PATHS
 from harness.node.probe import attention_kinds, kernels, model_parts
 from harness.words.cell import CellConfig
 from harness.words.devices import place, unplaced
-from harness.words.outcomes import Rejection
+from harness.words.outcomes import Missing, Rejection
 
 _STACK = "the stack under test"
 
 
-def refusal(config: CellConfig, ranks_here: int) -> Rejection | None:
+def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     """The first thing that the stack or the node lacks for a cell with so many ranks on this node; None: it can run."""
     with forks_kept(f"asking for data path {config.data_path}"):  # which imports it
-        reason = DATA_PATHS[config.data_path].unavailable(config)
-    if reason:
-        return Rejection(rule="stack.data_path", reason=reason, source=_STACK)
+        lack = DATA_PATHS[config.data_path].unavailable(config)
+    if lack:
+        return lack
     if reason := model_parts.lacking(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
     there = len(gpu_table())
@@ -25,5 +29,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | None:
         return refused
     found = place(config.device, there, 0, ranks_here)
     if reason := kernels.lacking(config, found.kind):
-        return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
+        if config.device == "cpu":
+            return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
+        return Missing(reason=reason)
     return attention_kinds.lacking(config, found)

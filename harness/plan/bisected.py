@@ -10,9 +10,8 @@ from typing import Any
 from harness.plan.projects import PROJECTS
 from harness.plan.stacks import distribution, layers_of
 from harness.words.cell import cell_id, cell_name
-from harness.words.jsonable import dumps
 from harness.words.run_plan import PlannedCell
-from harness.words.stack import DEFAULT, Checkout, Stack
+from harness.words.stack import DEFAULT, Checkout, Stack, content_of, digest
 
 NAME_LENGTH = 64
 
@@ -136,17 +135,15 @@ def pinned_release(text: str, package: str) -> str:
     return found[2] if found else ""
 
 
-def content_of(stack: Stack) -> str:
-    """What the stack is made of, as text; equal texts, equal stacks, whatever their names."""
-    return dumps(replace(stack, name=""))
-
-
 def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str, PlannedCell]:
     """The cells in other stacks, by their old ids; `stacks`: by the name of the stack that each comes from.
 
     References go with their cells.
     """
-    configs = {cell.id: replace(cell.config, stack=stacks[cell.config.stack].name) for cell in cells}
+    configs = {}
+    for cell in cells:
+        stack = stacks[cell.config.stack]
+        configs[cell.id] = replace(cell.config, stack=stack.name, made_of=digest(stack))
     ids = {name: cell_id(config) for name, config in configs.items()}
     found: dict[str, PlannedCell] = {}
     for cell in cells:

@@ -19,7 +19,7 @@ from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import UNPACKED
-from harness.words.stack import DEFAULT
+from harness.words.stack import DEFAULT, digest
 from harness.words.timing import NOT_TIMED, TimingConfig
 
 _LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
@@ -73,6 +73,7 @@ class Resolver:
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._options: dict[tuple[Any, ...], PackingOptions] = {}
         self._bases: dict[tuple[Any, ...], tuple[ModelConfig, TrainConfig, DocumentsConfig, str]] = {}
+        self._made_of = {name: digest(stack) for name, stack in matrix.stacks.items()}
         self._dotted = [name for name in self.matrix.axes.names if "." in name]
         names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
         self._shape_values = itemgetter(*[name for name in names if name not in _BESIDE_SHAPE])
@@ -99,6 +100,7 @@ class Resolver:
             attention=values["attention"],
             device=values["device"],
             stack=values["stack"],
+            made_of=self._made_of.get(values["stack"], ""),
             timing=self._timing(values),
         )
 

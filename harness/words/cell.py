@@ -70,6 +70,7 @@ class CellConfig:
     attention: str = "auto"  # one of words.attention.ATTENTIONS; resolved on the node by what is there
     device: str = "auto"  # one of words.devices.DEVICES; likewise
     stack: str = DEFAULT
+    made_of: str = ""  # digest of what the stack asks for (words.stack.digest); empty: the default one
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -184,9 +185,10 @@ class ShapeIdentity(NamedTuple):
 
 
 def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
-    """Stable id: the readable name plus eight hex digits of the resolved configuration.
+    """Stable id: the readable name plus eight hex digits of the resolved configuration and of what the stack asks for.
 
-    `shape`: that of the configuration, where the ids of many cells of one shape are made.
+    The default stack is the environment that the harness runs in: what it holds is no part of the id. `shape`: that of
+    the configuration, where the ids of many cells of one shape are made.
     """
     shape = shape or ShapeIdentity.of(config)
     rest: tuple[Any, ...] = (
@@ -203,6 +205,7 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
         timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
         rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
+    rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
     digest = hashlib.sha256((shape.text + _text(rest)).encode()).hexdigest()
     return f"{_name(shape.name, config)}-{digest[:8]}"
 

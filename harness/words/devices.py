@@ -6,7 +6,7 @@
 | auto | none | on the CPU | gloo |
 | auto, cuda | at least one per rank of the node | on a GPU each | NCCL |
 | auto, cuda | fewer | several on one GPU | gloo with CUDA tensors, where it has the collectives |
-| cuda | none | not at all: REJECTED | |
+| cuda | none | not at all: ERROR | |
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from harness.words.attention import TE_KINDS
 from harness.words.cell import CellConfig
-from harness.words.outcomes import Rejection
+from harness.words.outcomes import Missing, Rejection
 
 DEVICES = ("auto", "cuda", "cpu")
 # torch 2.15's ProcessGroupGloo has work on CUDA tensors for broadcast, all_reduce, all_gather, all_to_all, reduce,
@@ -62,12 +62,12 @@ def shown_gpus(part: Sequence[int], shown: str | None) -> str:
     return ",".join(str(index) if names is None else names[index].strip() for index in part)
 
 
-def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | None:
+def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | Missing | None:
     """Why a cell's ranks cannot compute on a node as the cell asks; None when they can."""
     try:
         found = place(config.device, gpus, 0, local_world_size)
     except ValueError as error:
-        return Rejection(rule="device.no-gpu", reason=str(error), source="harness: device asks for a GPU")
+        return Missing(reason=f"{error}; `device: cpu` runs the cell on the CPU")
     if found.kind == "cpu" or found.backend == "nccl":
         return None
     reason = f"pp {config.layout.pp} sends activations from stage to stage" if config.layout.pp > 1 else None

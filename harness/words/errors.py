@@ -4,8 +4,8 @@ HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
 |   |-- DiskFullError           no room in the run directory
-|   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are rejected
-|   `-- NotRevertibleError      a commit that a stack takes back cannot be: its cells are rejected
+|   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are ERROR
+|   `-- NotRevertibleError      a commit that a stack takes back cannot be: its cells are ERROR
 |-- InternalError          a defect of the harness: exit code 3, with the traceback in a file
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 

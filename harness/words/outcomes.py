@@ -70,6 +70,13 @@ class Rejection:
     source: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """What a cell needs could not be imported, built or found here: an ERROR, since it says nothing about the code."""
+
+    reason: str  # what is missing, and how to get it
+
+
 EXIT_PASS = 0
 EXIT_FAIL = 1
 EXIT_INPUT = 2

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.words.outcomes import Rejection
+from harness.words.jsonable import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
 # What a stack is there for, by the module that stands for the rest and carries the version.
@@ -46,6 +47,16 @@ class Stack:
     env: dict[str, str] = field(default_factory=dict)
 
 
+def content_of(stack: Stack) -> str:
+    """What the stack is made of, as text; equal texts, equal stacks, whatever their names."""
+    return dumps(replace(stack, name=""))
+
+
+def digest(stack: Stack) -> str:
+    """Sixteen hex digits of what the stack asks for: requirements, repositories, refs, interpreter, variables ..."""
+    return hashlib.sha256(content_of(stack).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleHome:
     """Where modules must come from: those named `prefix` or below it; an empty prefix is every other module."""
@@ -68,13 +79,12 @@ class ReadyStack:
         default_factory=dict
     )  # project -> full hash of its commit, "+changes" if it has any
     reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)  # project -> full hashes taken back there
-    error: str = ""  # why it could not be made: its cells cannot be judged
-    rejection: Rejection | None = None  # why the probe cannot run in it: its cells are rejected
+    error: str = ""  # why it could not be made, or the probe cannot run in it: its cells cannot be judged
 
     @property
     def usable(self) -> bool:
         """Whether agents can be started in it."""
-        return not self.error and self.rejection is None
+        return not self.error
 
     def facts(self) -> dict[str, Any]:
         """For reports: what was asked for, and what it came to."""

@@ -88,7 +88,7 @@ def test_code_from_elsewhere_on_the_path_is_an_error_that_names_both_paths(ran: 
 def test_a_stack_that_cannot_be_made_is_an_error_with_the_end_of_the_log(ran: Ran) -> None:
     cell = ran.cell("tp2-pp1-cp1-reference-missing")
     assert cell.outcome is Outcome.ERROR
-    assert "stack missing cannot be made: uv pip install ended with exit code 1" in cell.reason
+    assert "stack missing cannot be used: uv pip install ended with exit code 1" in cell.reason
     assert "megatron-core==0.0.1" in cell.reason
 
 

@@ -48,7 +48,7 @@ def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
     )
 
 
-def test_a_stack_that_this_machine_cannot_compile_is_rejected_nothing_of_it_is_kept_and_others_go_on(
+def test_a_stack_that_this_machine_cannot_compile_is_an_error_nothing_of_it_is_kept_and_others_go_on(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
@@ -59,30 +59,27 @@ def test_a_stack_that_this_machine_cannot_compile_is_rejected_nothing_of_it_is_k
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
     other = speaking(tmp_path / "python", "3.12.2", "torch", "megatron.core")
     ready = prepare([Stack(name="engine", no_deps=request.no_deps), Stack(name="other", interpreter=other)], print)
-    rejection = ready["engine"].rejection
-    assert rejection is not None
-    assert (rejection.rule, ready["engine"].error) == ("stack.build", "")
-    assert "there is no g++; install it: apt-get install g++" in rejection.reason
+    assert not ready["engine"].usable
+    assert "there is no g++; install it: apt-get install g++" in ready["engine"].error
     assert ready["other"].usable
     assert not stack_build.is_built(stack_build.place_of(request, HERE))
     assert [path.name for path in (kept / "environments").iterdir() if not path.name.endswith(".lock")] == []
 
 
 @pytest.mark.parametrize(
-    ("version", "modules", "rule", "reason"),
+    ("version", "modules", "reason"),
     [
-        ("3.9.18", ("torch", "megatron.core"), "stack.python", "is Python 3.9.18, and the probe needs 3.10 or newer"),
-        ("3.12.1", ("megatron.core",), "stack.module", "has no torch"),
-        ("3.12.1", ("torch",), "stack.module", "has no megatron.core"),
+        ("3.9.18", ("torch", "megatron.core"), "is Python 3.9.18, and the probe needs 3.10 or newer"),
+        ("3.12.1", ("megatron.core",), "has no torch"),
+        ("3.12.1", ("torch",), "has no megatron.core"),
     ],
 )
-def test_what_the_probe_cannot_run_in_is_rejected_with_the_reason(
-    tmp_path: Path, version: str, modules: tuple[str, ...], rule: str, reason: str
+def test_what_the_probe_cannot_run_in_says_why(
+    tmp_path: Path, version: str, modules: tuple[str, ...], reason: str
 ) -> None:
     ready = prepared(Stack(name="s", interpreter=speaking(tmp_path / "python", version, *modules)))
     assert not ready.usable
-    assert ready.rejection is not None
-    assert (ready.rejection.rule, ready.rejection.reason) == (rule, f"{tmp_path}/python {reason}")
+    assert ready.error.startswith(f"{tmp_path}/python {reason}")
 
 
 def test_a_checkout_may_bring_what_the_environment_lacks(tmp_path: Path) -> None:
@@ -107,7 +104,7 @@ def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Pa
     assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
 
 
-def test_a_stack_whose_revert_conflicts_is_rejected_and_the_others_are_made(tmp_path: Path) -> None:
+def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_path: Path) -> None:
     source = repository(tmp_path / "lm")
     python = speaking(tmp_path / "python", "3.12.1", "torch")
 
@@ -116,11 +113,11 @@ def test_a_stack_whose_revert_conflicts_is_rejected_and_the_others_are_made(tmp_
 
     asked = [Stack(name=f"without_{ref}", interpreter=python, checkouts=over(ref)) for ref in ("old", "main")]
     ready = prepare(asked, print)
-    rejection = ready["without_old"].rejection
-    assert rejection is not None
     old, new = (git(source, "rev-parse", ref) for ref in ("old", "main"))
-    assert (rejection.rule, ready["without_old"].error) == ("stack.revert", "")
-    assert rejection.reason.startswith(f"megatron-lm at main without old: reverting {old[:12]} conflicts in code.py")
+    assert not ready["without_old"].usable
+    assert ready["without_old"].error.startswith(
+        f"megatron-lm at main without old: reverting {old[:12]} conflicts in code.py"
+    )
     made = ready["without_main"]
     assert (made.usable, made.commits, made.reverted) == (True, {"megatron-lm": new}, {"megatron-lm": (new,)})
     assert (Path(made.paths[0]) / "code.py").read_text() == "# first\n"

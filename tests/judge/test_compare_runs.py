@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from harness.judge.compare_runs import CellChange, Comparison, compare_runs, with_commits
+from harness.judge.render_compare import exit_code
 from harness.judge.report_model import Report
 from harness.judge.stack_changes import Moved
 from harness.words.outcomes import Outcome
@@ -104,3 +107,34 @@ def test_a_run_without_what_is_compared_is_compared_all_the_same() -> None:
     found = compare_runs(bare, report)
     assert found.before.started == ""
     assert {stack.stack for stack in found.stacks} == {"default"}
+
+
+@pytest.mark.parametrize("after", [Outcome.ERROR, Outcome.REJECTED, None])
+def test_runs_without_a_cell_that_both_judged_are_undecided(after: Outcome | None) -> None:
+    report = sample_report()
+    if after is None:
+        later = replace(report, cells=[], rejected=[])
+    else:
+        later = replace(report, cells=[replace(one, outcome=after) for one in report.cells])
+    found = compare_runs(report, later)
+    assert found.verdict == "undecided"
+    assert exit_code(found) == 3
+    assert found.notes[0] == "nothing was compared: no cell was judged in both runs"
+
+
+def test_cells_that_are_judged_no_more_are_lost_coverage_and_no_regression() -> None:
+    before = sample_report()
+    gone, broken = (one.id for one in before.cells[:2])
+    after = replace(before, cells=before.cells[1:])
+    after = changed(after, broken, outcome=Outcome.ERROR)
+    found = compare_runs(before, after)
+    assert sorted(found.lost) == sorted([gone, broken])
+    assert found.notes[0].startswith("coverage lost: cells judged before and not any more: 1 ERROR, 1 gone (")
+    assert found.verdict == "no regression"
+    assert compare_runs(after, before).lost == []
+
+
+def test_the_order_in_time_is_checked() -> None:
+    assert not any("first is the later" in note for note in compare_runs(earlier_report(), later_report()).notes)
+    swapped = compare_runs(later_report(), earlier_report())
+    assert any("the run given first is the later one" in note for note in swapped.notes)

@@ -115,3 +115,10 @@ def test_the_report_leads_with_what_changed() -> None:
     assert lines[8].startswith(f"- **{BROKEN}-")
     quiet = replace(report, cells=[cell for cell in report.cells if cell.id.startswith(FINE)])
     assert since(quiet, run_row(quiet), previous(**{FINE: GREEN})).text.endswith(": no cell changed, none fails.")
+
+
+def test_a_night_without_a_verdict_does_not_read_as_one_without_a_change() -> None:
+    report = replace(tonight(), cells=[replace(one, outcome=Outcome.ERROR, findings=[]) for one in tonight().cells])
+    found = since(report, run_row(report), previous(**{OTHER: GREEN}))
+    assert found.text.endswith(": 3 undecided.")
+    assert "none fails" not in found.text

@@ -9,8 +9,11 @@ import torch
 
 from harness.node.data_paths import bridge_in_batch
 from harness.node.data_paths.bridge_in_batch import BridgeInBatchPath, right_padded
+from harness.node.data_paths.lookup import lacks
 from harness.node.probe.truth import StepTruth
+from harness.words.outcomes import Missing
 from tests.node.conftest import config
+from tests.node.test_data_paths import fact
 
 
 def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
@@ -28,16 +31,19 @@ def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
 
 
 def test_what_the_stack_lacks_is_said() -> None:
-    assert "megatron.bridge.data.collators.sequence cannot be imported" in (
-        BridgeInBatchPath.unavailable(config("bridge_in_batch")) or ""
-    )
+    found = BridgeInBatchPath.unavailable(config("bridge_in_batch"))
+    assert isinstance(found, Missing)  # Megatron-Bridge is not installed: an ERROR, not a rule
+    assert "megatron-bridge is not installed" in found.reason
+    assert "megatron.bridge.data.collators.sequence" in found.reason
 
 
 def test_a_release_that_leaves_the_split_to_its_models_cannot_serve_context_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else "no")
+    monkeypatch.setattr(
+        bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else lacks("no")
+    )
     assert BridgeInBatchPath.unavailable(config("bridge_in_batch", tp=2)) is None
-    assert "cp 2: vlm_step" in (BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)) or "")
+    assert "cp 2: vlm_step" in fact(BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)))
     monkeypatch.setattr(bridge_in_batch, "missing", lambda *modules: None)
     assert BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)) is None

@@ -15,10 +15,11 @@ from harness.words.documents import Document
 from harness.words.layout import Coordinates
 from harness.words.workload import Workload
 from tests.node.conftest import config
+from tests.node.test_data_paths import fact
 
 
 def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
-    assert f"has no {MODULE}.wrap_data_iterator" in (SchedulerPath.unavailable(config("scheduler")) or "")
+    assert f"has no {MODULE}.wrap_data_iterator" in fact(SchedulerPath.unavailable(config("scheduler")))
 
 
 @given(count=st.integers(0, 30), dp=st.integers(1, 5))

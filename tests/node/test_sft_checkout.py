@@ -9,6 +9,7 @@ import megatron.core
 import pytest
 
 from harness.node.data_paths import sft, sft_checkout
+from harness.words.outcomes import Missing
 from tests.node.conftest import config
 
 
@@ -32,17 +33,21 @@ def test_a_checkout_serves_sft_by_its_own_script(checkout: Path) -> None:
     assert Path(str(sys.modules["pretrain_gpt"].__file__)).parent == checkout
 
 
-def test_a_checkout_whose_script_does_not_import_is_rejected_with_the_reason(checkout: Path) -> None:
+def test_a_checkout_whose_script_does_not_import_is_missing(checkout: Path) -> None:
     (checkout / "pretrain_gpt.py").write_text("import no_such_package")
-    assert "No module named 'no_such_package'" in (sft.SftPath.unavailable(config("sft")) or "")
+    found = sft.SftPath.unavailable(config("sft"))
+    assert isinstance(found, Missing)
+    assert "No module named 'no_such_package'" in found.reason
 
 
-def test_a_script_from_elsewhere_is_rejected(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_from_elsewhere_is_missing(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = checkout / "other"
     other.mkdir()
     (other / "pretrain_gpt.py").write_text("")
     monkeypatch.syspath_prepend(other)
-    assert f"comes from {other}" in (sft.SftPath.unavailable(config("sft")) or "")
+    found = sft.SftPath.unavailable(config("sft"))
+    assert isinstance(found, Missing)
+    assert f"comes from {other}" in found.reason
 
 
 def test_the_stand_in_for_the_model_keeps_what_forward_step_calls_it_with() -> None:

@@ -13,13 +13,17 @@ import torch
 from harness.node.data_paths import skyrl
 from harness.node.data_paths.skyrl import SkyrlPath, _places, _positions
 from harness.node.probe.truth import StepTruth
+from harness.words.outcomes import Missing
 from harness.words.packing_options import PackingOptions
 from tests.node.conftest import config
+from tests.node.test_data_paths import fact
 
 
 def test_without_skyrl_the_cell_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skyrl, "find_spec", lambda name: None)
-    assert "neither skyrl nor skyrl-train is installed" in (SkyrlPath.unavailable(config("skyrl")) or "")
+    found = SkyrlPath.unavailable(config("skyrl"))
+    assert isinstance(found, Missing)
+    assert "neither skyrl nor skyrl-train is installed" in found.reason
 
 
 def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +38,11 @@ def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    assert SkyrlPath.unavailable(config("skyrl")) == f"{home}.megatron_utils has no preprocess_packed_seqs"
+    assert f"has no {home}.megatron_utils.preprocess_packed_seqs" in fact(SkyrlPath.unavailable(config("skyrl")))
     monkeypatch.setattr(sys.modules[f"{home}.megatron_utils"], "preprocess_packed_seqs", print, raising=False)
     assert SkyrlPath.unavailable(config("skyrl")) is None
     rows = replace(config("skyrl"), options=PackingOptions(remove_microbatch_padding=False))
-    assert SkyrlPath.unavailable(rows) == f"{home}.megatron_utils has no remove_left_padding"
+    assert f"has no {home}.megatron_utils.remove_left_padding" in fact(SkyrlPath.unavailable(rows))
 
 
 def test_every_document_has_a_row_padded_on_both_sides() -> None:

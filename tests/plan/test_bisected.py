@@ -21,7 +21,7 @@ from harness.plan.bisected import (
 from harness.plan.expand import expand
 from harness.plan.matrix import Matrix
 from harness.words.cell import cell_id
-from harness.words.stack import Checkout, Stack
+from harness.words.stack import Checkout, Stack, digest
 from tests.plan.helpers import matrix_of
 
 LM = Subject(name="megatron-lm", repository="/clone")
@@ -113,7 +113,8 @@ def test_cells_keep_all_but_their_stack_and_go_with_their_references() -> None:
     assert stacks["a"].checkouts[0].ref == "f" * 40
     for cell in cells:
         other = new[cell.id]
-        assert other.config == replace(cell.config, stack="megatron-lm-ffffffffffff")
+        made_of = digest(stacks["a"])
+        assert other.config == replace(cell.config, stack="megatron-lm-ffffffffffff", made_of=made_of)
         assert other.id == cell_id(other.config)
         assert plain_name(other) == plain_name(cell)
         assert other.reference == (new[cell.reference].id if cell.reference else None)

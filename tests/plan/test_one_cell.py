@@ -15,7 +15,7 @@ from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.words.packing_options import PackingOptions
-from harness.words.stack import Checkout, ReadyStack, Stack
+from harness.words.stack import Checkout, ReadyStack, Stack, digest
 from harness.words.timing import TimingConfig
 from harness.words.tolerances import Override, ToleranceOverrides
 from tests.plan.helpers import matrix_of
@@ -67,7 +67,7 @@ def test_a_cell_comes_back_from_its_file(name: str) -> None:
 
 
 def test_its_stack_comes_with_it() -> None:
-    config = replace(PLAIN, stack="two", train=TWO)
+    config = replace(PLAIN, stack="two", made_of=digest(STACK), train=TWO)
     matrix = matrix_of(one_cell(config, name="smallest", stack=STACK))
     assert matrix.stacks == {"two": STACK}
     assert [cell.id for cell in expand(matrix).cells if cell.role == "cell"] == [cell_id(config)]

@@ -12,6 +12,7 @@ from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.layout import Layout
 from harness.words.model import MlaConfig, MoeConfig, MtpConfig
 from harness.words.packing_options import PackingOptions
+from harness.words.stack import Checkout, Stack, digest
 from harness.words.timing import TimingConfig
 
 CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
@@ -47,7 +48,8 @@ def test_an_id_is_stable() -> None:
 
 
 # What an id leaves out: deadline and canaries change no number, and the variant repeats what model and train say.
-_NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "variant"}
+# What a stack asks for counts with a stack only: see the test of stacks of one name.
+_NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "variant", "made_of"}
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(CellConfig) if item.name not in _NOT_HASHED])
@@ -107,3 +109,27 @@ def test_options_reach_the_packing_arithmetic() -> None:
     assert [item.padded_length for item in batch.placed] == [4, 8]
     (batch,) = replace(config, options=PackingOptions(pad_to_max_length=True)).micro_batches(0)[0]
     assert [item.padded_length for item in batch.placed] == [3, 61]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packages": ("megatron-core==0.18.2",)},
+        {"no_deps": ("transformer-engine==2.20.2",)},
+        {"python": "3.13"},
+        {"interpreter": "/opt/other/bin/python"},
+        {"container": "image:1"},
+        {"checkouts": (Checkout(package="megatron-lm", repository="/lm", ref="main"),)},
+        {"checkouts": (Checkout(package="megatron-lm", repository="/lm", ref="v1"),)},
+        {"checkouts": (Checkout(package="megatron-lm", repository="/lm", ref="main", revert=("abc",)),)},
+        {"env": {"NVTE_DEBUG": "1"}},
+    ],
+)
+def test_stacks_of_one_name_that_ask_for_different_code_give_different_ids(change: dict[str, Any]) -> None:
+    plain = Stack(name="bad", packages=("megatron-core==0.17.1",))
+    ids = {
+        cell_id(CellConfig(layout=Layout(), data_path="unpacked", stack="bad", made_of=digest(stack)))
+        for stack in (plain, replace(plain, **change))
+    }
+    assert len(ids) == 2
+    assert digest(plain) == digest(replace(plain, name="good"))  # the name is in the id already

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from harness.node.data_paths.lookup import Lack
 from harness.node.device import Device
 from harness.node.probe.truth import StepTruth
 from harness.words.cell import CellConfig
@@ -66,7 +67,7 @@ class DataPath(Protocol):
     def __init__(self, context: RankContext) -> None: ...
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         """Why the software under test cannot serve this cell by this path; None when it can."""
         ...
 

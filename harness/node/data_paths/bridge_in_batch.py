@@ -21,6 +21,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, missing
+from harness.node.data_paths.lookup import Lack, either, lacks, release
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
 
@@ -35,11 +36,11 @@ class BridgeInBatchPath:
         self.step = BridgeStep(context, _dataset(context), module)
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
         in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
         if collate and in_step:
-            return f"{collate}; {in_step}"
+            return either(collate, in_step)
         return _split_by_model(config) if collate else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
@@ -62,12 +63,12 @@ class BridgeInBatchPath:
         return batch
 
 
-def _split_by_model(config: CellConfig) -> str | None:
+def _split_by_model(config: CellConfig) -> Lack:
     cp = config.layout.cp
     if cp == 1:
         return None
-    return (
-        f"cp {cp}: vlm_step of this Megatron-Bridge hands every context rank the whole row, and only its "
+    return lacks(
+        f"cp {cp}: vlm_step of {release('megatron.bridge')} hands every context rank the whole row, and only its "
         "vision-language models cut it in their forward (slice_batch_for_context_parallel), which the probe's GPT does "
         "not; set cp 1, or take a release from 0.6"
     )

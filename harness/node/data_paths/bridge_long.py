@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, dataset_config, missing
+from harness.node.data_paths.lookup import Lack
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
 
@@ -25,7 +26,7 @@ class BridgeLongPath:
         self.step = BridgeStep(context, dataset_config(context, str(context.folder)))
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         return missing("training.gpt_step", "training.config")
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Tensor | None]]:

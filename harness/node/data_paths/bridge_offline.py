@@ -24,6 +24,7 @@ import numpy as np
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge_step import BridgeStep, dataset_config, missing
+from harness.node.data_paths.lookup import Lack, either
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END
 from harness.words.cell import CellConfig
@@ -37,7 +38,7 @@ class BridgeOfflinePath:
         self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         return missing("training.gpt_step", "training.config") or _no_builder()
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
@@ -155,5 +156,6 @@ def _specs_class() -> Any:
     return PackedSequenceSpecs
 
 
-def _no_builder() -> str | None:
-    return missing("data.builders.gpt_sft") and missing("data.builders.finetuning_dataset")
+def _no_builder() -> Lack:
+    new, old = missing("data.builders.gpt_sft"), missing("data.builders.finetuning_dataset")
+    return either(new, old) if new and old else None

@@ -14,19 +14,14 @@ from typing import Any
 import torch
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack, module_lack
 
 
-def missing(*modules: str) -> str | None:
-    """Why the modules of megatron.bridge cannot be imported; None when they can."""
-    return next(filter(None, (not_importable(f"megatron.bridge.{module}") for module in modules)), None)
-
-
-def not_importable(module: str) -> str | None:
-    """Why a module cannot be imported; None when it can."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        return f"{module} cannot be imported: {type(error).__name__}: {error}"
+def missing(*modules: str) -> Lack:
+    """Why the modules of megatron.bridge cannot be used; None when they can."""
+    for module in modules:
+        if lack := module_lack(f"megatron.bridge.{module}", "megatron.bridge"):
+            return lack
     return None
 
 

@@ -17,6 +17,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
 from harness.words.workload import Workload, sums
@@ -38,7 +39,7 @@ class ReferencePath:
         self.workload: Workload | None = None  # of the step that chunk 0 last asked for
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.node.data_paths import rules_asked
-from harness.node.data_paths.bridge_step import missing, not_importable
+from harness.node.data_paths.bridge_step import missing
+from harness.node.data_paths.lookup import Lack, either, module_lack
 from harness.node.data_paths.unpacked import UnpackedPath
 from harness.words.cell import CellConfig
 from harness.words.records import Refusal
@@ -49,6 +50,11 @@ class Asked:
     says: str
     validator: str
     homes: tuple[str, ...]  # modules one of which has the validator
+
+    @property
+    def project(self) -> str:
+        """The top package of the project that has it; megatron.training comes with megatron.core."""
+        return "megatron.bridge" if self.homes[0].startswith("megatron.bridge.") else "megatron.core"
 
 
 def _micro_batch_2(config: Any) -> None:
@@ -116,13 +122,16 @@ class RulesPath(UnpackedPath):
     """Asks the validators in the metadata leg; what it trains is the control."""
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         """Each case needs only the module that has its validator."""
         case = CASES[config.forbidden]
         if isinstance(case, Case):
             return missing("training.config", "models.gpt_provider")
-        reasons = [not_importable(home) for home in case.homes]
-        return f"{case.validator} is not there: {'; '.join(map(str, reasons))}" if all(reasons) else None
+        lacking = [module_lack(home, case.project) for home in case.homes]
+        if not all(lacking):
+            return None
+        lack = either(*(one for one in lacking if one))
+        return replace(lack, reason=f"{case.validator} is not there: {lack.reason}")
 
     def refusal(self) -> Refusal:
         """What upstream says to the allowed combination and to the forbidden one."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack, lacks, why_not
 from harness.node.probe.truth import StepTruth
 from harness.words.cell import CellConfig
 from harness.words.documents import Document
@@ -40,13 +41,13 @@ class SchedulerPath:
         self.iterators: list[Any] = []  # one per chunk, of the step that chunk 0 last asked for
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         try:
             module = importlib.import_module(MODULE)
-        except ImportError as error:
-            return f"megatron-core {package_info.__version__} has no importable {MODULE}: {error}"
+        except Exception as error:
+            return why_not(MODULE, "megatron.core", error)
         missing = [name for name in _NEEDED if not hasattr(module, name)]
-        return f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}" if missing else None
+        return lacks(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}") if missing else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
         """Upstream schedules a step once, for all chunks; it is collective over the whole layout."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from harness.node.data_paths import sft_checkout, sft_wheel
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack
 from harness.node.data_paths.sft_rows import rows
 from harness.node.probe.truth import StepTruth
 from harness.words.cell import CellConfig
@@ -35,7 +36,7 @@ class SftPath:
         self.wiring: Wiring = sft_checkout.Checkout(context) if checkout else sft_wheel.Wheel(context)
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         """Also imports what the path needs, so that ranks forked later have it."""
         return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable()
 

@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack
 from harness.words.cell import CellConfig
+from harness.words.outcomes import Missing
 
 
 def find() -> Path | None:
@@ -35,15 +37,17 @@ def find() -> Path | None:
     return root if (root / "pretrain_gpt.py").is_file() else None
 
 
-def unavailable() -> str | None:
+def unavailable() -> Lack:
     """Why the checkout's pretrain_gpt cannot be used; imports it."""
     root = find()
     try:
         module = importlib.import_module("pretrain_gpt")
-    except ImportError as error:
-        return f"{root}/pretrain_gpt.py cannot be imported: {error}"
+    except Exception as error:
+        return Missing(reason=f"{root}/pretrain_gpt.py cannot be imported: {type(error).__name__}: {error}")
     found = Path(str(module.__file__)).resolve().parent
-    return None if found == root else f"pretrain_gpt comes from {found}, but megatron.core from {root}"
+    if found == root:
+        return None
+    return Missing(reason=f"pretrain_gpt comes from {found}, but megatron.core from {root}")
 
 
 class Checkout:

@@ -24,6 +24,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack, lacks, module_lack
 from harness.node.data_paths.sft_rows import DATASET_MODULE
 
 KEYS = (
@@ -42,13 +43,12 @@ _METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 _BODY = ("tokens", "labels", "loss_mask", "position_ids")
 
 
-def unavailable() -> str | None:
+def unavailable() -> Lack:
     """Why this wheel cannot serve `sft`; imports what it needs."""
-    try:
-        importlib.import_module(DATASET_MODULE)
-        training = importlib.import_module("megatron.training.utils")
-    except ImportError as error:
-        return f"megatron-core {package_info.__version__} has no importable {DATASET_MODULE}: {error}"
+    lack = module_lack(DATASET_MODULE, "megatron.core") or module_lack("megatron.training.utils", "megatron.core")
+    if lack:
+        return lack
+    training = importlib.import_module("megatron.training.utils")
     if hasattr(core, "get_batch_on_this_tp_rank"):
         return _missing("megatron.core.utils", core, "get_batch_on_this_cp_rank")
     return _missing("megatron.training.utils", training, "get_batch_on_this_tp_rank") or _missing(
@@ -56,8 +56,8 @@ def unavailable() -> str | None:
     )
 
 
-def _missing(module: str, found: Any, name: str) -> str | None:
-    return None if hasattr(found, name) else f"megatron-core {package_info.__version__} has no {module}.{name}"
+def _missing(module: str, found: Any, name: str) -> Lack:
+    return None if hasattr(found, name) else lacks(f"megatron-core {package_info.__version__} has no {module}.{name}")
 
 
 class Wheel:

@@ -25,8 +25,10 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack, lacks, module_lack, release
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
+from harness.words.outcomes import Missing
 
 _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distributed.megatron")
 
@@ -37,16 +39,19 @@ class SkyrlPath:
         self.packing, self.scoring = _upstream("megatron_utils"), _upstream("model_utils")
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
-        try:
-            packing = _upstream("megatron_utils")
-            _upstream("model_utils")
-        except ImportError as error:
-            return f"SkyRL's Megatron backend cannot be imported: {error}"
+    def unavailable(config: CellConfig) -> Lack:
+        home = _home()
+        if home is None:
+            return Missing(reason="neither skyrl nor skyrl-train is installed; add one to `packages` of the stack")
+        root = home.split(".")[0]
+        lack = module_lack(f"{home}.megatron_utils", root) or module_lack(f"{home}.model_utils", root)
+        if lack:
+            return lack
+        packing = _upstream("megatron_utils")
         packs = config.options.remove_microbatch_padding
         needed = ("preprocess_packed_seqs",) if packs else ("remove_left_padding", "recover_left_padding")
         missing = [name for name in needed if not hasattr(packing, name)]
-        return f"{packing.__name__} has no {missing[0]}" if missing else None
+        return lacks(f"{release(root)} has no {packing.__name__}.{missing[0]}") if missing else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth]:
         return iter(truth.micro_batches)
@@ -138,9 +143,10 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
 
+def _home() -> str | None:
+    """The package of SkyRL's Megatron backend; None where SkyRL is not installed."""
+    return next((home for home in _HOMES if find_spec(home.split(".")[0]) is not None), None)
+
+
 def _upstream(name: str) -> ModuleType:
-    """The module of SkyRL's Megatron backend; ImportError tells what is missing."""
-    home = next((home for home in _HOMES if find_spec(home.split(".")[0]) is not None), None)
-    if home is None:
-        raise ImportError("neither skyrl nor skyrl-train is installed")
-    return importlib.import_module(f"{home}.{name}")
+    return importlib.import_module(f"{_home()}.{name}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack
 from harness.node.probe.truth import MicroTruth, StepTruth
 from harness.words.cell import CellConfig
 
@@ -15,7 +16,7 @@ class UnpackedPath:
         self.context = context
 
     @staticmethod
-    def unavailable(config: CellConfig) -> str | None:
+    def unavailable(config: CellConfig) -> Lack:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:

@@ -23,21 +23,24 @@ from harness.node.probe.varlen import VarlenAttention
 from harness.words.attention import KERNELS, TE_KINDS, TE_PADDING, first_padded, limits, te_auto_padding
 from harness.words.cell import CellConfig
 from harness.words.devices import Place, ring_needs_p2p
-from harness.words.outcomes import Rejection
+from harness.words.outcomes import Missing, Rejection
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # what Transformer Engine's flash back end is
 _STACK = "the stack under test"
+_HOW = "add it to `packages` of the stack"
 # Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
 _BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
 
 
-def lacking(config: CellConfig, place: Place) -> Rejection | None:
+def lacking(config: CellConfig, place: Place) -> Rejection | Missing | None:
     """Why the cell's attention cannot run here: device, installed software; None when it can."""
     kind = config.attention
     if kind not in KERNELS:
         return None
     if place.kind != "cuda":
         reason = f"attention {kind} has CUDA kernels only, and ranks compute on the CPU; use attention: reference"
+        if config.device != "cpu":
+            return Missing(reason=f"{reason}, or a machine with a GPU")
         return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
     if kind == "varlen":
         return _varlen_lacking()
@@ -51,25 +54,25 @@ def _varlen_lacking() -> Rejection | None:
     return Rejection(rule="attention.varlen-torch", reason=reason, source=_STACK)
 
 
-def _engine_lacking(config: CellConfig) -> Rejection | None:
+def _engine_lacking(config: CellConfig) -> Rejection | Missing | None:
     engine = installed("transformer-engine")
     if engine is None or installed("transformer-engine-torch") is None:
         reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
-        return Rejection(rule="attention.te-missing", reason=reason, source=_STACK)
+        return Missing(reason=f"{reason}; {_HOW}")
     told = config.data_path == "reference" and TELLS_PADDING
     if wrong := te_auto_padding(_numbers(engine), config, told):
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
-    if config.attention == "te-flash" and (lacks := _flash_lacking(config)):
-        return Rejection(rule="attention.te-flash", reason=lacks, source="Transformer Engine get_attention_backend")
-    return None
+    return _flash_lacking(config) if config.attention == "te-flash" else None
 
 
-def _flash_lacking(config: CellConfig) -> str | None:
+def _flash_lacking(config: CellConfig) -> Rejection | Missing | None:
     there = [name for name in FLASH_PACKAGES if installed(name)]
+    needed = ", ".join(FLASH_PACKAGES)
     if not there:
-        return f"attention te-flash needs one of {', '.join(FLASH_PACKAGES)}, and this stack has none"
+        return Missing(reason=f"attention te-flash needs one of {needed}, and this stack has none; {_HOW}")
     if "flash-attn-3" not in there and (found := first_padded(config)):
-        return f"{found}; of {', '.join(there)} none takes padding between documents: flash-attn-3 does"
+        reason = f"{found}; of {', '.join(there)} none takes padding between documents: flash-attn-3 does"
+        return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
     return None
 
 
