@@ -24,9 +24,10 @@ from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
 from harness.edge.slurm_follower import Follower
-from harness.edge.slurm_launcher import close, close_refused, jobs_of, submit_all, unfinished
-from harness.edge.slurm_retry import allocations_of, retry
+from harness.edge.slurm_launcher import close, close_refused, unfinished
+from harness.edge.slurm_retry import allocations_of, keep_from_starting, retry
 from harness.edge.slurm_state import SlurmClient
+from harness.edge.slurm_submit import Submitter, jobs_of
 from harness.edge.stack_forecast import Forecast, forecasts
 from harness.edge.stacks import prepare
 from harness.edge.yaml_file import dump
@@ -174,27 +175,32 @@ def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
     listener.progress.start(len(ranks), ranks)
     try:
         client = SlurmClient()
-        follower = Follower(run, listener, client)
-        _submit_and_follow(run, plan, unfinished(run, allocations_of(run, plan)), follower)
+        submitter = Submitter(run, plan.run_id, client, listener.progress.note)
+        follower = Follower(run, listener, client, listener.progress.queue)
+        _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)
         for ended in follower.ended():
+            keep_from_starting(plan, ended, client)
             again = retry(run, plan, ended, client)
             close(run, ended)
-            _submit_and_follow(run, plan, again, follower)
+            _submit_and_follow(run, again, submitter, follower)
+        submitter.end_duplicates(allocations_of(run, plan))
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
     append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
 
 
-def _submit_and_follow(run: RunDir, plan: RunPlan, allocations: Sequence[Allocation], follower: Follower) -> None:
-    ids, refused = submit_all(run, plan.run_id, jobs_of(allocations))
+def _submit_and_follow(
+    run: RunDir, allocations: Sequence[Allocation], submitter: Submitter, follower: Follower
+) -> None:
+    ids, refused = submitter.submit_all(jobs_of(allocations))
     close_refused(run, refused)
     follower.add([one for one in allocations if one.name in ids], ids)
 
 
 def submit_plan(run: RunDir, plan: RunPlan) -> dict[str, str]:
     """Submit the job files that were not submitted yet and follow nothing; Slurm's job id by allocation."""
-    ids, refused = submit_all(run, plan.run_id, jobs_of(allocations_of(run, plan)))
+    ids, refused = Submitter(run, plan.run_id, SlurmClient(), say).submit_all(jobs_of(allocations_of(run, plan)))
     if refused:
         raise InfrastructureError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     return ids

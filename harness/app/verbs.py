@@ -88,8 +88,10 @@ def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool =
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
     """Submit and leave. Lost cells run again only while a launcher follows."""
     from harness.app import stages
+    from harness.edge.run_lock import only_launcher
 
-    ids = stages.submit_plan(directory, plan_)
+    with only_launcher(directory):
+        ids = stages.submit_plan(directory, plan_)
     screen.out(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
     return EXIT_PASS
 
@@ -223,6 +225,7 @@ def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
 
     cells = [cell for cell in stages.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
     wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their reference
+    directory.cancelled.unlink(missing_ok=True)  # the user asks for jobs again
     made = again(directory, plan_, wanted)
     screen.out(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")
 
@@ -239,16 +242,18 @@ def status(name: str, run_parent: Path) -> int:
 
 def cancel(name: str, run_parent: Path) -> int:
     """End the jobs of a run; what its cells have written stays and can be judged."""
-    from harness.edge.slurm_launcher import submitted
+    from harness.edge.evidence_files import read_plan
+    from harness.edge.slurm_cancel import cancel_run
+    from harness.edge.slurm_retry import allocations_of
     from harness.edge.slurm_state import SlurmClient
 
     directory = find_run(name, run_parent)
     _need_cluster(directory)
-    jobs = list(submitted(directory).values())
-    SlurmClient().cancel(jobs)
-    name_ = shlex.quote(shown(directory.root))
-    screen.out(f"asked Slurm to end {len(jobs)} jobs; judge what they left: harness report {name_}")
-    return EXIT_PASS
+    plan_ = read_plan(directory)
+    done = cancel_run(directory, plan_.run_id, allocations_of(directory, plan_), SlurmClient())
+    screen.out(f"jobs of {plan_.run_id}: {done.text}")
+    screen.out(f"  judge what they left: harness report {shlex.quote(shown(directory.root))}")
+    return EXIT_UNDECIDED if done.left else EXIT_PASS
 
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:

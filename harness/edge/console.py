@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ _STYLES = {
 }
 _LANES = {LaneVerdict.PASS: ("pass", "green"), LaneVerdict.FAIL: ("FAIL", "bold red"), LaneVerdict.SKIP: ("-", "dim")}
 _SHOWN_RUNNING = 6
+_QUEUE_CHANGED_S, _QUEUE_SAME_S = 60.0, 600.0  # between plain lines about the jobs that wait
 _PLAIN_WIDTH = 160  # of tables that go to a file or a CI log
 
 
@@ -58,6 +60,8 @@ class Progress:
         self._running: dict[str, float] = {}
         self._counts = dict.fromkeys(_STATUS, 0)
         self._started = 0.0
+        self._queue = ""
+        self._queue_printed = -math.inf
 
     def start(self, total: int, ranks: Mapping[str, int] | None = None) -> None:
         """`total` cells are going to run; `ranks` holds the number of ranks of each by id."""
@@ -85,6 +89,24 @@ class Progress:
             line = self._line(cell, status, seconds)
         if self._console is not None and (self._live is None or status in ("failed", "error")):
             self._console.print(line, soft_wrap=True)
+            self._stream.flush()
+
+    def queue(self, text: str) -> None:
+        """What the scheduler says of jobs that wait; "" when none does. Part of the live display, else a line now and
+        then: soon when it changes, seldom when it does not.
+        """
+        now = self._clock()
+        with self._lock:
+            wait_s = _QUEUE_CHANGED_S if text != self._queue else _QUEUE_SAME_S
+            self._queue = text
+        if text and self._live is None and self._console is not None and now >= self._queue_printed + wait_s:
+            self._queue_printed = now
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the live display."""
+        if self._console is not None:
+            self._console.print(shown(text), soft_wrap=True)
             self._stream.flush()
 
     def stop(self) -> None:
@@ -116,7 +138,7 @@ class Progress:
 
         with self._lock:
             running, counts, now = list(self._running.items()), dict(self._counts), self._clock()
-            left = self.seconds_left()
+            left, queue = self.seconds_left(), self._queue
         done = sum(counts.values())
         head = Text(f"{done}/{self._total} cells", style="bold", no_wrap=True, overflow="ellipsis")
         head.append(f"  {len(running)} running", style="not bold")
@@ -129,6 +151,8 @@ class Progress:
         lines = Table.grid(expand=True)
         lines.add_row(ProgressBar(total=max(self._weight_total, 1), completed=self._weight_done))
         lines.add_row(head)
+        if queue:
+            lines.add_row(Text(f"  {shown(queue)}", style="dim", no_wrap=True, overflow="ellipsis"))
         for cell, since in running[:_SHOWN_RUNNING]:
             text = Text(f"  {shown(cell)}", no_wrap=True, overflow="ellipsis")
             lines.add_row(text.append(f"  {duration(now - since)}", style="dim"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.edge.evidence_files import newest
 from harness.edge.run_dir import RunDir, read_events
@@ -20,7 +21,7 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
     for event in read_events(run.events):
         if event["event"] == "job_ended":
             try:
-                ending = _ending(run, event["state"], event["array"], event["job"])
+                ending = _ending(run, event)
                 order = read_order(run, event["allocation"])
             except (HarnessError, OSError, ValueError, TypeError, KeyError):
                 continue  # a damaged note or order: the cells are judged by what their ranks left
@@ -28,8 +29,10 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
     return endings
 
 
-def _ending(run: RunDir, state: str, array: str, job: str) -> JobEnding:
-    logs = [Path(f"{run.submission(array, '')}.{job}{suffix}") for suffix in (".out", ".err")]
+def _ending(run: RunDir, event: Mapping[str, Any]) -> JobEnding:
+    files = f"{run.submission(event['array'], '')}.{event['job']}"
+    logs = [Path(f"{files}{suffix}") for suffix in (".out", ".err")]
     written = [path for path in logs if path.exists() and path.stat().st_size]
     shown = str(written[-1].relative_to(run.root)) if written else ""
-    return JobEnding(state=state or None, log="\n".join(map(tail, written)), path=shown)
+    log = "\n".join(map(tail, written))
+    return JobEnding(state=event["state"] or None, words=event.get("words", ""), log=log, path=shown)

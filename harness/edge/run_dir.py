@@ -1,9 +1,9 @@
 """The run directory: names, atomic writes, reads. Node and launcher both use it; only the standard library.
 
 reports/<run_id>/
-  matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock
+  matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
-  agents/<allocation>.<node>.{jsonl,heartbeat}
+  agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
   turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.words.errors import DiskFullError, InputError
-from harness.words.jsonable import dumps, loads
+from harness.words.job_start import Claim, JobStart
+from harness.words.jsonable import dumps, from_jsonable, loads
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -70,6 +72,39 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
     write_atomic(path, dumps(value, indent=indent) + "\n")
+
+
+def write_new(path: Path, value: Any) -> bool:
+    """Write a JSON file that nobody has written yet; False when it exists. Of several writers one gets True.
+
+    A hard link refuses to replace a file on every node of a shared file system, and shows the file only once it is
+    whole; where there are no hard links the file is created exclusively.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    text = dumps(value) + "\n"
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return _create(path, text)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return True
+
+
+def _create(path: Path, text: str) -> bool:
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        return False
+    return True
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -183,6 +218,49 @@ class RunDir:
 
     def submission(self, allocation: str, suffix: str = ".json") -> Path:
         return self.root / "submissions" / f"{safe_name(allocation)}{suffix}"
+
+    @property
+    def cancelled(self) -> Path:
+        """Exists once the run was cancelled: nothing more is submitted, and no agent starts."""
+        return self.root / "cancelled.json"
+
+    def claim(self, allocation: str, number: int) -> Path:
+        """The claim of the job start that came as `number`, from 1, to run an allocation."""
+        return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
+
+    def refused(self, allocation: str, start: JobStart) -> Path:
+        """Where a job start that may not run an allocation leaves the reason."""
+        return self.root / "agents" / f"{safe_name(allocation)}.refused-{start.job}-{start.restart}.json"
+
+    def claims(self, allocation: str) -> list[Claim]:
+        """The claims on an allocation, oldest first."""
+        found: list[Claim] = []
+        while (claim := self.read_claim(allocation, len(found) + 1)) is not None:
+            found.append(claim)
+        return found
+
+    def read_claim(self, allocation: str, number: int) -> Claim | None:
+        """A claim; None while there is none that is whole."""
+        try:
+            text = self.claim(allocation, number).read_text(encoding="utf-8")
+            return from_jsonable(Claim, loads(text))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def newest_order(self, allocation: str) -> str:
+        """Name of the order of the newest start of an allocation's job: the allocation's own until a second start."""
+        orders = [claim.order for claim in self.claims(allocation)]
+        return next((order for order in reversed(orders) if self.submission(order).exists()), allocation)
+
+    def new_attempt(self, cell: str, after: int) -> int:
+        """Make the folder of a cell's next attempt; its number. No other process gets the same one."""
+        number = after + 1
+        while True:
+            try:
+                self.attempt(cell, number).root.mkdir(parents=True)
+                return number
+            except FileExistsError:
+                number += 1
 
     def agent_journal(self, allocation: str, node: int) -> Path:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"

@@ -6,8 +6,9 @@ from collections import Counter
 
 from harness.edge.evidence_files import read_result
 from harness.edge.run_dir import RunDir, read_events
-from harness.edge.slurm_launcher import submitted
+from harness.edge.slurm_follower import queue_text
 from harness.edge.slurm_state import SlurmClient
+from harness.edge.slurm_submit import submitted
 from harness.words.run_plan import RunPlan
 
 
@@ -23,10 +24,18 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
     lines += [f"  running: {cell}" for cell in running]
     jobs = submitted(run)
     if jobs:
-        states = Counter(state.state for state in SlurmClient().states(list(jobs.values())).values())
+        client = SlurmClient()
+        known = client.states(list(jobs.values()))
+        states = Counter(state.state for state in known.values())
         lines.append("Jobs: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+        queue = queue_text(client.pending([job for job, state in known.items() if state.state == "PENDING"]))
+        lines += [queue] if queue else []
+    if run.cancelled.exists():
+        lines.append("The run was cancelled: nothing more is submitted; harness resume --errors takes that back")
     return "\n".join(lines)
 
 
 def _agents(run: RunDir, plan: RunPlan) -> list[dict[str, str]]:
-    return [event for one in plan.allocations for event in read_events(run.agent_journal(one.name, 0))]
+    return [
+        event for one in plan.allocations for event in read_events(run.agent_journal(run.newest_order(one.name), 0))
+    ]

@@ -6,6 +6,7 @@ they are printed. Documented in docs/clusters.md.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from harness.words.run_plan import Allocation
 DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
 _JOB_NAME = 64  # characters
+_ARRAY_NAME = 40  # of them, so that the run's time and hex digits have room
 
 
 class Ready(str):
@@ -94,7 +96,12 @@ def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
 
 
 def job_name(run_id: str, array: str) -> str:
-    """At most 64 characters; the run's time and hex digits, which tell runs apart, are kept."""
+    """The one name of a submission, by which it is found again: at most 64 characters.
+
+    The run's time and hex digits, which tell runs apart, are kept; of a long array the end is replaced by a digest.
+    """
+    if len(array) > _ARRAY_NAME:
+        array = f"{array[: _ARRAY_NAME - 17]}-{hashlib.sha256(array.encode()).hexdigest()[:16]}"
     return f"{run_id}.{array}"[-_JOB_NAME:].lstrip("._-")
 
 

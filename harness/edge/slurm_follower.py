@@ -7,13 +7,15 @@ has not said that it finished may still do so.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.edge.run_dir import Journal, RunDir
-from harness.edge.slurm_state import JobState, SlurmClient
+from harness.edge.slurm_state import JobState, Pending, SlurmClient
 from harness.words.run_plan import Allocation
 
 Listener = Callable[[dict[str, Any]], None]
@@ -31,15 +33,16 @@ LOST_AFTER_S = 45.0  # Slurm knows nothing of the job and its agent is silent
 
 @dataclass
 class Following:
-    """An allocation that has been submitted and has not ended."""
+    """An allocation that has been submitted and has not ended. Times are of the follower's clock, seconds."""
 
     allocation: Allocation
-    job: str  # Slurm's id, "12" or "12_3"
-    journal: Journal
+    job: str  # Slurm's id, "12" or "12_3"; of the job that has claimed the allocation, once one has
+    journal: Journal  # of its newest start
+    last_known: float  # when Slurm last said that it has not ended
+    last_word: float  # of its leading agent, a heartbeat or an event
+    claims: int = 0  # starts that have claimed the allocation
     state: JobState = field(default_factory=JobState)
-    first_ended: float | None = None  # local time at which Slurm first said that it had ended
-    last_known: float = field(default_factory=time.monotonic)  # when Slurm last said that it has not ended
-    last_word: float = field(default_factory=time.monotonic)  # of its leading agent, a heartbeat or an event
+    first_ended: float | None = None  # when Slurm first said that it had ended
     last_event: float = 0.0
     last_beat: int = 0  # modification time of the leading agent's heartbeat, ns
 
@@ -55,90 +58,134 @@ class Ended:
 
 
 class Follower:
-    """Waits for jobs and says how each ended; jobs may be added while it does."""
+    """Waits for jobs and says how each ended; jobs may be added while it does.
 
-    def __init__(self, run: RunDir, listener: Listener, client: SlurmClient) -> None:
-        self.run, self.listener = run, listener
+    `show_queue` is told what Slurm says of the jobs that wait, "" when none does. `clock` and `sleep` in seconds.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        listener: Listener,
+        client: SlurmClient,
+        show_queue: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.run, self.listener, self.show_queue, self.clock, self.sleep = run, listener, show_queue, clock, sleep
         self.waiting: list[Following] = []
-        self.questions = _Questions(client)
+        self.questions = _Questions(client, clock)
 
     def add(self, allocations: Iterable[Allocation], ids: Mapping[str, str]) -> None:
         """Follow these too; `ids` holds Slurm's job id by allocation."""
-        self.waiting += [
-            Following(one, ids[one.name], Journal(self.run.agent_journal(one.name, 0))) for one in allocations
-        ]
+        now = self.clock()
+        for one in allocations:
+            journal = Journal(self.run.agent_journal(one.name, 0))
+            self.waiting.append(Following(one, ids[one.name], journal, last_known=now, last_word=now))
 
     def ended(self) -> Iterator[Ended]:
         """Pass on the agents' events; every allocation as soon as it has ended, until none is left."""
         while self.waiting:
             for one in list(self.waiting):
-                finished = _pass_on(one, self.listener)
-                if finished or _is_over(one):
+                finished = self._pass_on(one)
+                if finished or _is_over(one, self.clock()):
                     self.waiting.remove(one)
                     yield Ended(one.allocation, one.job, one.state, finished)
-            self.questions.go_on(self.waiting)
-            time.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
+            if self.questions.go_on(self.waiting):
+                self.show_queue(queue_text(self.questions.pending))
+            self.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
+
+    def _pass_on(self, one: Following) -> bool:
+        """New events to the listener; whether the leading agent of the newest start says that it has finished."""
+        finished = self._new_events(one)
+        while (claim := self.run.read_claim(one.allocation.name, one.claims + 1)) is not None:
+            one.claims += 1
+            one.job = claim.job
+            journal = self.run.agent_journal(claim.order, 0)
+            if journal != one.journal.path:  # Slurm has started the job again: what an earlier start says is over
+                one.journal, one.first_ended, one.state, one.last_beat = Journal(journal), None, JobState(), 0
+            one.last_word = self.clock()
+            finished = self._new_events(one)
+        beat = _beat(one.journal.path.with_suffix(".heartbeat"))
+        if beat and beat != one.last_beat:
+            one.last_beat, one.last_word = beat, self.clock()
+        return finished
+
+    def _new_events(self, one: Following) -> bool:
+        finished = False
+        for event in one.journal.new_events():
+            one.last_word = one.last_event = self.clock()
+            finished |= event["event"] == "finished"
+            self.listener(event)
+        return finished
 
 
 class _Questions:
     """Asks Slurm about all jobs at once, in a thread: an answer that takes long holds up no journal."""
 
-    def __init__(self, client: SlurmClient) -> None:
-        self.client = client
+    def __init__(self, client: SlurmClient, clock: Callable[[], float]) -> None:
+        self.client, self.clock = client, clock
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.asked: Future[dict[str, JobState]] | None = None
+        self.asked: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
+        self.pending: dict[str, Pending] = {}  # of the last answer
         self.pause_s = FIRST_ASK_S
-        self.last_asked = (
-            time.monotonic() - FIRST_ASK_S
-        )  # the first question comes at once: a job may have ended before we came
+        # The first question comes at once: a job may have ended before we came.
+        self.last_asked = clock() - FIRST_ASK_S
 
-    def go_on(self, waiting: Sequence[Following]) -> None:
-        """Take an answer that has come, or ask again when it is time."""
-        now = time.monotonic()
+    def go_on(self, waiting: Sequence[Following]) -> bool:
+        """Take an answer that has come, or ask again when it is time; whether there was an answer."""
+        now = self.clock()
         silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
         if self.asked is None:
             doubtful = any(one.first_ended is not None or (one.job in silent and one.last_beat) for one in waiting)
             if waiting and now >= self.last_asked + (DOUBT_ASK_S if doubtful else self.pause_s):
-                self.asked = self.thread.submit(self.client.states, [one.job for one in waiting], silent)
-        elif self.asked.done():
-            states, self.asked = self.asked.result(), None
-            for one in waiting:
-                if one.job in states:  # others are followed only since Slurm was asked
-                    _take(one, states[one.job])
-            moved = any(one.last_event >= self.last_asked for one in waiting)
-            self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
-            self.last_asked = now
+                self.asked = self.thread.submit(self._ask, [one.job for one in waiting], silent)
+            return False
+        if not self.asked.done():
+            return False
+        (states, self.pending), self.asked = self.asked.result(), None
+        for one in waiting:
+            if one.job in states:  # others are followed only since Slurm was asked
+                _take(one, states[one.job], now)
+        moved = any(one.last_event >= self.last_asked for one in waiting)
+        self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
+        self.last_asked = now
+        return True
+
+    def _ask(self, jobs: Sequence[str], silent: frozenset[str]) -> tuple[dict[str, JobState], dict[str, Pending]]:
+        states = self.client.states(jobs, silent)
+        return states, self.client.pending([job for job in jobs if states[job].state == "PENDING"])
 
 
-def _pass_on(one: Following, listener: Listener) -> bool:
-    """New events to the listener; whether the leading agent says that it has finished."""
-    finished = False
-    for event in one.journal.new_events():
-        one.last_word = one.last_event = time.monotonic()
-        finished |= event["event"] == "finished"
-        listener(event)
-    heartbeat = one.journal.path.with_suffix(".heartbeat")
+def queue_text(pending: Mapping[str, Pending]) -> str:
+    """E.g. "3 jobs wait in the queue: Resources (2), Priority (1); first start expected at 2027-01-31T12:00:00"."""
+    if not pending:
+        return ""
+    reasons = Counter(one.reason for one in pending.values())
+    listed = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
+    start = min((one.start for one in pending.values() if one.start), default="")
+    jobs = "1 job waits" if len(pending) == 1 else f"{len(pending)} jobs wait"
+    return f"{jobs} in the queue: {listed}" + (f"; first start expected at {start}" if start else "")
+
+
+def _beat(heartbeat: Path) -> int:
     try:
-        beat = heartbeat.stat().st_mtime_ns
-    except OSError:  # not there yet, or between two names while it is written anew
-        beat = one.last_beat
-    if beat != one.last_beat:
-        one.last_beat, one.last_word = beat, time.monotonic()
-    return finished
+        return heartbeat.stat().st_mtime_ns
+    except OSError:  # none yet, or being replaced
+        return 0
 
 
-def _take(one: Following, state: JobState) -> None:
+def _take(one: Following, state: JobState, now: float) -> None:
     one.state = state if state.state != "UNKNOWN" else one.state
     if not state.ended:
         one.first_ended = None
     elif one.first_ended is None:
-        one.first_ended = time.monotonic()
+        one.first_ended = now
     waits = not state.answered and one.last_beat == 0  # perhaps in the queue of a controller that is away
     if waits or state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
-        one.last_known = time.monotonic()
+        one.last_known = now
 
 
-def _is_over(one: Following) -> bool:
-    now = time.monotonic()
+def _is_over(one: Following, now: float) -> bool:
     sure = one.first_ended is not None and now > one.first_ended + SURE_AFTER_S
     return sure or now > max(one.last_word, one.last_known) + LOST_AFTER_S

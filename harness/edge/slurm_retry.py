@@ -12,18 +12,18 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
-from harness.edge.sbatch_template import Job
+from harness.edge.sbatch_template import Job, job_name
 from harness.edge.slurm_follower import Ended
 from harness.edge.slurm_state import SlurmClient
 from harness.edge.submissions import read_order, render, write_order
 from harness.plan.cluster import ClusterProfile
 from harness.words.cell import CellConfig
+from harness.words.job_start import was_cut_off
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult
 from harness.words.run_plan import Allocation, RunPlan
 
 RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
-_CUT_OFF = ("missing", "killed")  # endings of ranks that a lost node explains
 
 
 def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
@@ -37,11 +37,18 @@ def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[A
     cells = _cut_off(run, one, plan.max_attempts)
     name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
     known = {allocation.name for allocation in allocations_of(run, plan)}
-    if not cells or name in known:  # a launcher that was killed may have made it already
+    # A launcher that was killed may have made it already; and a cancelled run starts nothing.
+    if not cells or name in known or run.cancelled.exists():
         return []
     why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
     why += ": the run directory's disk was full" if one.state.disk_full else ""
     return [_write(run, plan, one.allocation, name, cells, why, _failed_nodes(one, client))]
+
+
+def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
+    """Cancel a job that is given up and that Slurm may start again, or may still run without saying so."""
+    if not one.finished and (one.state.state in RETRIED or not one.state.ended):
+        client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
 
 
 def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocation]:
@@ -78,10 +85,7 @@ def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
     for cell, attempt in read_order(run, one.allocation.name).items():
         path = run.attempt(cell, attempt).result
         result = from_jsonable(CellResult, loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        lost = result is None or (
-            result.status != "completed" and any(ending.ended in _CUT_OFF for ending in result.ranks)
-        )
-        if lost and attempt < most:
+        if (result is None or was_cut_off(result)) and attempt < most:
             again[cell] = attempt + 1
     return again
 

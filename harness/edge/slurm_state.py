@@ -1,4 +1,7 @@
-"""What Slurm says of jobs: one call for all of them. Silence is `unknown`, never success."""
+"""The client of Slurm: what it says of jobs, one call for all of them; scancel. Silence is `unknown`, never success.
+
+Jobs are submitted in submitit_executor.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.words.errors import DiskFullError
+from harness.words.errors import DiskFullError, InfrastructureError
 
 CALL_TIMEOUT_S = 20.0
 ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: a service that is away makes every call take long
@@ -24,6 +27,12 @@ _NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job tha
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # else the list of an array's pending members is cut after 64 characters
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
 _SPAN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
+_NAMES_AT_ONCE = 500  # of 64 characters, in one argument
+
+
+class ControllerAwayError(InfrastructureError):
+    """Slurm's controller could not be reached, or it is not known whether it heard the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +43,9 @@ class JobState:
     answered: bool = True  # false: Slurm could not be asked, so UNKNOWN does not mean that it lost the job
     exit_code: str = ""  # "3:0": exit status, signal
     nodes: str = ""
-    restarts: int = 0
     source: str = ""  # sacct | squeue
+    limit_min: int | None = None  # the job's time limit, minutes
+    cancelled_by: str = ""  # uid; only accounting knows
 
     @property
     def ended(self) -> bool:
@@ -46,6 +56,42 @@ class JobState:
     def disk_full(self) -> bool:
         """An agent of the job had no room in the run directory; only accounting knows."""
         return self.exit_code == f"{DiskFullError.process_exit_code}:0"
+
+    @property
+    def named(self) -> bool:
+        """`ending` says more than the state alone."""
+        return self.state in ("TIMEOUT", "CANCELLED")
+
+    def ending(self, job: str) -> str:
+        """How the job ended, as a sentence without its end."""
+        if self.state == "TIMEOUT":
+            limit = f" of {self.limit_min} min" if self.limit_min is not None else ""
+            return f"job {job} hit its time limit{limit}"
+        if self.state == "CANCELLED":
+            return f"job {job} was cancelled" + (f" by uid {self.cancelled_by}" if self.cancelled_by else "")
+        return f"job {job} ended as {self.state}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedJob:
+    """A job or the members of an array that share a state, found by the job's name."""
+
+    number: str  # of an array its own, not a member's
+    name: str
+    state: str
+    submitted: str = ""  # as Slurm shows it, local time
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """Why a job waits in the queue, in Slurm's word, and when Slurm expects to start it."""
+
+    reason: str
+    start: str = ""  # local time like 2027-01-31T12:00:00; empty when Slurm cannot say
 
 
 class SlurmClient:
@@ -64,7 +110,9 @@ class SlurmClient:
         found: dict[str, JobState] = {}
         answered = True
         if jobs and time.monotonic() >= self._accounting_from:
-            text = self._call(["sacct", "-n", "-P", "-X", "-o", "JobID,State,ExitCode,NodeList", "-j", _roots(jobs)])
+            text = self._call(
+                ["sacct", "-n", "-P", "-X", "-o", "JobID,State,ExitCode,NodeList,Timelimit", "-j", _roots(jobs)]
+            )
             if text is None:
                 self._accounting_from = time.monotonic() + ACCOUNTING_AGAIN_S
             found = parse_sacct(text or "")
@@ -72,7 +120,7 @@ class SlurmClient:
         unsure = [job for job in silent if job in found and not found[job].ended]
         doubtful = [job for job in jobs if job not in found or found[job].state in _MAY_BE_REQUEUED or job in unsure]
         if doubtful:
-            text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N", "-j", _roots(doubtful)])
+            text = self._call(["squeue", "-h", "-t", "all", "-o", "%i|%T|%N|%l", "-j", _roots(doubtful)])
             answered = text is not None
             queue = parse_squeue(text or "")
             if answered:
@@ -80,9 +128,37 @@ class SlurmClient:
             found |= {job: queue[job] for job in doubtful if job in queue and not (job in found and queue[job].ended)}
         return {job: found.get(job, JobState(answered=answered)) for job in jobs}
 
-    def cancel(self, jobs: Sequence[str]) -> None:
+    def pending(self, jobs: Sequence[str]) -> dict[str, Pending]:
+        """Of those of the jobs that wait in the queue, why; empty when Slurm cannot be asked."""
+        if not jobs:
+            return {}
+        text = self._call(["squeue", "-h", "-t", "PENDING", "-o", "%i|%S|%r", "-j", _roots(jobs)])
+        found = parse_pending(text or "")
+        return {job: found[job] for job in jobs if job in found}
+
+    def named(self, names: Sequence[str]) -> list[NamedJob]:
+        """The jobs of these names that the controller knows, in the order of their submission.
+
+        ControllerAwayError when it cannot be asked.
+        """
+        found: list[NamedJob] = []
+        for begin in range(0, len(names), _NAMES_AT_ONCE):
+            some = ",".join(names[begin : begin + _NAMES_AT_ONCE])
+            text = self._call(["squeue", "-h", "-t", "all", "-o", "%F|%V|%T|%j", f"--name={some}"])
+            if text is None:
+                raise ControllerAwayError("Slurm's controller does not answer squeue")
+            found += parse_named(text)
+        return sorted(found, key=lambda job: (job.submitted, int(job.number)))
+
+    def accounted(self, name: str) -> str | None:
+        """Number of a job of that name that accounting knows, also when the controller has forgotten it."""
+        text = self._call(["sacct", "-n", "-X", "-P", "-S", "now-30days", "-o", "JobID", f"--name={name}"])
+        return text.split()[0].partition("_")[0] if text and text.split() else None
+
+    def cancel(self, name: str, jobs: Sequence[str]) -> None:
+        """End those of the jobs that have this name: Slurm may have given an old number to somebody else's job."""
         if jobs:
-            self._call(["scancel", *jobs])
+            self._call(["scancel", f"--name={name}", *jobs])
 
     def unusable(self, nodes: str) -> str:
         """Those of a node list ("n[1-4]") that cannot run jobs now, as a list for --exclude; empty when all can."""
@@ -114,28 +190,64 @@ def _roots(jobs: Iterable[str]) -> str:
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
-    """`sacct -n -P -X -o JobID,State,ExitCode,NodeList`. "CANCELLED by 0" is CANCELLED."""
-    found = {}
+    """`sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`. "CANCELLED by 0" is CANCELLED."""
+    found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) != 4 or not fields[1]:
+        if len(fields) != 5 or not fields[1]:
             continue
-        state = fields[1].split()[0]
-        nodes = fields[3] if fields[3] != _NO_NODES else ""
-        for job in members(fields[0]):
-            found[job] = JobState(state=state, exit_code=fields[2], nodes=nodes, source="sacct")
+        state, _, by = fields[1].partition(" by ")
+        one = JobState(
+            state=state.split()[0],
+            exit_code=fields[2],
+            nodes=fields[3] if fields[3] != _NO_NODES else "",
+            source="sacct",
+            limit_min=minutes(fields[4]),
+            cancelled_by=by,
+        )
+        found |= dict.fromkeys(members(fields[0]), one)
     return found
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
-    """`squeue -h -t all -o "%i|%T|%N"`."""
-    found = {}
+    """`squeue -h -t all -o "%i|%T|%N|%l"`."""
+    found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) == 3:
-            for job in members(fields[0]):
-                found[job] = JobState(state=fields[1], nodes=fields[2], source="squeue")
+        if len(fields) == 4:
+            one = JobState(state=fields[1], nodes=fields[2], source="squeue", limit_min=minutes(fields[3]))
+            found |= dict.fromkeys(members(fields[0]), one)
     return found
+
+
+def parse_pending(text: str) -> dict[str, Pending]:
+    """`squeue -h -t PENDING -o "%i|%S|%r"`."""
+    found: dict[str, Pending] = {}
+    for line in text.splitlines():
+        fields = line.split("|", 2)
+        if len(fields) == 3:
+            one = Pending(reason=fields[2], start=fields[1] if fields[1][:1].isdecimal() else "")
+            found |= dict.fromkeys(members(fields[0]), one)
+    return found
+
+
+def parse_named(text: str) -> list[NamedJob]:
+    """`squeue -h -t all -o "%F|%V|%T|%j"`."""
+    rows = (line.split("|", 3) for line in text.splitlines())
+    return [
+        NamedJob(number=row[0], submitted=row[1], state=row[2], name=row[3])
+        for row in rows
+        if len(row) == 4 and row[0].isdecimal()
+    ]
+
+
+def minutes(limit: str) -> int | None:
+    """Minutes of a time limit like "10:00", "00:10:00" or "1-02:00:00", rounded up; None for "UNLIMITED"."""
+    found = _LIMIT.fullmatch(limit.strip())
+    if found is None:
+        return None
+    days, hours, mins, seconds = (int(part or 0) for part in found.groups())
+    return days * 1440 + hours * 60 + mins + (seconds > 0)
 
 
 def members(job: str) -> list[str]:

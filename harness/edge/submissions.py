@@ -91,8 +91,8 @@ def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *
 
 
 def read_order(run: RunDir, allocation: str) -> dict[str, int]:
-    """The cells of an allocation's order with the number of their attempt."""
-    order = loads(run.submission(allocation).read_text(encoding="utf-8"))
+    """The cells that the newest start of an allocation's job runs, with the number of their attempt."""
+    order = loads(run.submission(run.newest_order(allocation)).read_text(encoding="utf-8"))
     return {item["cell"]: item["attempt"] for item in order["cells"]}
 
 

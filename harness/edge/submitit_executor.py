@@ -16,13 +16,15 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from harness.edge.run_dir import needs_room
+from harness.edge.slurm_state import ControllerAwayError
 from harness.words.errors import InfrastructureError
 
-_AWAY = re.compile("Unable to contact slurm controller|Socket timed out|Connection refused|Slurm backup controller")
-
-
-class ControllerAwayError(InfrastructureError):
-    """sbatch could not reach Slurm's controller, or did not hear whether it took the job."""
+# What sbatch says when it could not reach the controller, or did not hear whether the controller took the job.
+_AWAY = re.compile(
+    "[Uu]nable to contact slurm controller|Socket timed out|Connection refused|Connection timed out"
+    "|Slurm backup controller|Zero Bytes were transmitted|Communication (?:connection|shutdown) failure"
+    "|Message (?:send|receive) failure|Transport endpoint is not connected|Broken pipe|temporarily unable to accept"
+)
 
 
 class _JobFileExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -51,6 +53,12 @@ def submit(text: str, folder: Path) -> str:
         with needs_room(folder):
             folder.mkdir(parents=True, exist_ok=True)
             return str(_JobFileExecutor(folder, text)._submit_command("").job_id)
-    except (FailedJobError, FailedSubmissionError) as error:
-        kind = ControllerAwayError if _AWAY.search(str(error)) else InfrastructureError
-        raise kind(f"sbatch refused the job file: {error}") from error
+    except FailedSubmissionError as error:  # it succeeded and named no job
+        raise ControllerAwayError(f"sbatch did not say which job it made: {error}") from error
+    except FailedJobError as error:
+        code = getattr(error.__cause__, "returncode", 1)
+        unclear = code < 0 or _AWAY.search(str(error)) is not None  # below 0: a signal ended it
+        said = str(error) or f"exit code {code}"
+        if unclear:
+            raise ControllerAwayError(f"sbatch did not hear whether Slurm took the job: {said}") from error
+        raise InfrastructureError(f"sbatch refused the job file: {said}") from error

@@ -33,6 +33,7 @@ class JobEnding:
     """How the scheduler's job of a cell ended. The job runs many cells."""
 
     state: str | None = None  # as sacct and squeue name it; None: not known
+    words: str = ""  # how it ended, e.g. "job 12 hit its time limit of 10 min"; empty where not known
     log: str = ""  # the end of its own output, where slurmstepd and srun write
     path: str = ""  # of that output, relative to the run directory
 

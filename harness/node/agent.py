@@ -32,6 +32,7 @@ from typing import Any
 
 from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, protect_new_files, write_json
 from harness.node import rendezvous
+from harness.node.job_start import order_of
 from harness.node.load import load
 from harness.node.process import die_with
 from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share
@@ -302,8 +303,12 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # 100 GB per rank
-    run, allocation, node, nodes = RunDir(arguments.run_dir), arguments.allocation, arguments.node, arguments.nodes
+    run, node, nodes = RunDir(arguments.run_dir), arguments.node, arguments.nodes
     try:
+        ours = not arguments.attached_to  # a job of its own, which Slurm may start again
+        allocation = order_of(run, arguments.allocation, node) if ours else arguments.allocation
+        if allocation is None:
+            return 0
         agent = Follower(run, allocation, node, nodes) if node else Leader(run, allocation, node, nodes)
         agent.main()
     except (InfrastructureError, InputError) as error:

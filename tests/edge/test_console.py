@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from harness.edge.console import Progress, duration, print_problems, print_report
 from harness.edge.html_report import render_html
@@ -47,6 +48,37 @@ def run(progress: Progress, clock: Clock) -> None:
         clock.now += 2.125
         progress.cell_finished(cell, status, 2.125)
     progress.cell_started("big")
+
+
+def test_a_log_file_says_now_and_then_why_jobs_wait() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
+    progress.start(4)
+    heard = [(0, "2 jobs: Priority"), (8, "1 job: Resources"), (70, "1 job: Resources"), (71, "1 job: PartitionDown")]
+    heard += [(300, ""), (301, "1 job: PartitionDown"), (400, "1 job: PartitionDown"), (1000, "1 job: PartitionDown")]
+    shown = []
+    for seconds, text in heard:
+        clock.now = 100.0 + seconds
+        before = len(stream.getvalue())
+        progress.queue(text)
+        shown += [(seconds, line) for line in stream.getvalue()[before:].splitlines()]
+    progress.stop()
+    assert shown == [(0, "2 jobs: Priority"), (71, "1 job: PartitionDown"), (301, "1 job: PartitionDown")] + [
+        (1000, "1 job: PartitionDown")
+    ]
+
+
+def test_a_terminal_shows_why_jobs_wait_until_none_does() -> None:
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
+    progress.start(4)
+    progress.queue("2 jobs wait in the queue: Priority (2)")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(progress)
+    progress.queue("")
+    console.print(progress)
+    progress.stop()
+    assert console.file.getvalue().count("Priority (2)") == 1  # type: ignore[attr-defined]
 
 
 def test_a_log_file_gets_one_plain_line_for_each_finished_cell() -> None:

@@ -13,7 +13,9 @@ def _ended(run: RunDir, name: str, cells: dict[str, int], job: str, state: str) 
     write_order(run, Allocation(name=name, cells=tuple(cells)), cells, parallel_ranks=1)
     for cell, attempt in cells.items():
         write_json(run.attempt(cell, attempt).config, {})
-    append_line(run.events, {"event": "job_ended", "allocation": name, "array": "1n1r", "job": job, "state": state})
+    words = f"job {job} ended as {state}" if state else ""
+    names = {"allocation": name, "array": "1n1r", "job": job}
+    append_line(run.events, {"event": "job_ended", **names, "state": state, "words": words})
 
 
 def test_a_cell_has_the_ending_of_the_job_of_its_newest_attempt(tmp_path: Path) -> None:
@@ -23,10 +25,10 @@ def test_a_cell_has_the_ending_of_the_job_of_its_newest_attempt(tmp_path: Path) 
     run.submission("1n1r", ".7_0.out").write_text("")
     run.submission("1n1r", ".7_0.err").write_text("slurmstepd: error: *** DUE TO NODE FAILURE\n")
     endings = read_job_endings(run, {"a": None, "b": None, "c": None})
-    words = "slurmstepd: error: *** DUE TO NODE FAILURE"
+    log = "slurmstepd: error: *** DUE TO NODE FAILURE"
     assert endings == {
         "a": JobEnding(),
-        "b": JobEnding(state="NODE_FAIL", log=words, path="submissions/1n1r.7_0.err"),
+        "b": JobEnding(state="NODE_FAIL", words="job 7_0 ended as NODE_FAIL", log=log, path="submissions/1n1r.7_0.err"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Submission when Slurm cannot be asked; whole runs are in tests/slurm."""
+"""What is noted when a job has ended, and what the cells without a result say."""
 
 from __future__ import annotations
 
@@ -6,23 +6,61 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.run_dir import RunDir, append_line, read_events
-from harness.edge.slurm_launcher import jobs_of, submit_all
-from harness.edge.submitit_executor import ControllerAwayError
+from harness.edge.evidence_files import read_result
+from harness.edge.run_dir import RunDir, read_events, write_json
+from harness.edge.slurm_follower import Ended
+from harness.edge.slurm_launcher import close, close_refused, unfinished
+from harness.edge.slurm_state import JobState
+from harness.edge.submissions import write_order
+from harness.words.records import CellResult
 from harness.words.run_plan import Allocation
 
+ONE = Allocation(name="1n2r-0", cells=("a", "b"), array="1n2r")
 
-def test_a_submission_that_was_begun_is_not_made_again_while_slurm_cannot_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
-    run = RunDir(tmp_path / "run")
-    append_line(run.events, {"time": 0.0, "event": "submitting", "job": "1n2r"})
-    jobs = jobs_of([Allocation(name="1n2r-0", cells=("a",), array="1n2r")])
-    with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; resume later: .* contact slurm"):
-        submit_all(run, "run-1", jobs)
-    assert [event["event"] for event in read_events(run.events)] == ["submitting"]
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path)
+    write_order(made, ONE, {"a": 1, "b": 1}, parallel_ranks=2)
+    write_json(made.attempt("b").result, CellResult(cell="b", attempt=1, status="completed"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (
+            JobState(state="TIMEOUT", exit_code="0:0", nodes="n1", source="sacct", limit_min=10),
+            "Slurm job 7 hit its time limit of 10 min before the cell ended: TIMEOUT (exit 0:0) on n1",
+        ),
+        (
+            JobState(state="CANCELLED", exit_code="0:0", source="sacct", cancelled_by="1000"),
+            "Slurm job 7 was cancelled by uid 1000 before the cell ended: CANCELLED (exit 0:0)",
+        ),
+        (
+            JobState(state="FAILED", exit_code="28:0", nodes="n1", source="sacct"),
+            "Slurm job 7 ended before the cell did: FAILED (exit 28:0) on n1; the run directory's disk was full",
+        ),
+        (JobState(), "Slurm job 7 ended before the cell did: unknown to Slurm"),
+    ],
+)
+def test_a_cell_without_a_result_says_how_its_job_ended(run: RunDir, state: JobState, reason: str) -> None:
+    close(run, Ended(ONE, "7", state, finished=False))
+    left, kept = read_result(run, "a"), read_result(run, "b")
+    assert left is not None
+    assert kept is not None
+    assert (left.status, left.reason) == ("error", reason)
+    assert kept.status == "completed"
+    (event,) = read_events(run.events)
+    assert (event["event"], event["job"], event["allocation"]) == ("job_ended", "7", "1n2r-0")
+    assert event["words"] == (state.ending("7") if state.ended else "")
+    assert unfinished(run, [ONE]) == []
+
+
+def test_a_refused_allocation_is_not_submitted_by_a_later_launcher(run: RunDir) -> None:
+    assert unfinished(run, [ONE]) == [ONE]
+    close_refused(run, {"1n2r-0": "Invalid account"})
+    assert unfinished(run, [ONE]) == []
+    left = read_result(run, "a")
+    assert left is not None
+    assert left.reason == "Invalid account"

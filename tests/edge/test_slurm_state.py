@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.slurm_state import JobState, SlurmClient, members, parse_sacct, parse_squeue
+from harness.edge.slurm_state import (
+    ControllerAwayError,
+    JobState,
+    Pending,
+    SlurmClient,
+    members,
+    minutes,
+    parse_named,
+    parse_pending,
+    parse_sacct,
+    parse_squeue,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,21 +35,55 @@ def test_pending_array_members_are_told_apart(shown: str, meant: list[str]) -> N
 
 
 def test_sacct_states_lose_their_remarks() -> None:
-    found = parse_sacct("12_0|CANCELLED by 0|0:0|n1\n12_1|COMPLETED|0:0|n[2-3]\n12_[2-3%1]|PENDING|0:0|None assigned\n")
-    assert found["12_0"] == JobState(state="CANCELLED", exit_code="0:0", nodes="n1", source="sacct")
-    assert found["12_1"].ended
-    assert (found["12_3"].ended, found["12_3"].nodes) == (False, "")
+    found = parse_sacct(
+        "12_0|CANCELLED by 0|0:0|n1|00:10:00\n12_1|COMPLETED|0:0|n[2-3]|UNLIMITED\n"
+        "12_[2-3%1]|PENDING|0:0|None assigned|1-00:00:00\n"
+    )
+    assert found["12_0"] == JobState(
+        state="CANCELLED", exit_code="0:0", nodes="n1", source="sacct", limit_min=10, cancelled_by="0"
+    )
+    assert (found["12_1"].ended, found["12_1"].limit_min) == (True, None)
+    assert (found["12_3"].ended, found["12_3"].nodes, found["12_3"].limit_min) == (False, "", 1440)
 
 
 def test_an_empty_or_strange_answer_says_nothing() -> None:
-    assert parse_sacct("") == parse_squeue("") == {}
+    assert parse_sacct("") == parse_squeue("") == parse_pending("") == {}
+    assert parse_named("") == parse_named("slurm_load_jobs error") == []
     assert parse_sacct("Slurm accounting storage is disabled\n") == {}
 
 
 def test_squeue_knows_finished_jobs_too() -> None:
-    found = parse_squeue("5|COMPLETED|n1\n6_[0-1]|PENDING|\n")
-    assert found["5"].ended
-    assert found["6_1"].state == "PENDING"
+    found = parse_squeue("5|COMPLETED|n1|10:00\n6_[0-1]|PENDING||1:00:00\n")
+    assert (found["5"].ended, found["5"].limit_min) == (True, 10)
+    assert (found["6_1"].state, found["6_1"].limit_min) == ("PENDING", 60)
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"),
+    [("10:00", 10), ("0:30", 1), ("00:10:00", 10), ("2-03:04:05", 3065), ("UNLIMITED", None), ("", None)],
+)
+def test_time_limits_are_whole_minutes(limit: str, wanted: int | None) -> None:
+    assert minutes(limit) == wanted
+
+
+def test_reasons_are_told_of_members_that_wait() -> None:
+    found = parse_pending("6_[0-1]|N/A|ReqNodeNotAvail, UnavailableNodes:n[1-4]\n7|2027-01-31T12:00:00|Priority\n")
+    assert found["6_1"] == Pending(reason="ReqNodeNotAvail, UnavailableNodes:n[1-4]")
+    assert found["7"] == Pending(reason="Priority", start="2027-01-31T12:00:00")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (JobState(state="TIMEOUT", limit_min=10), "job 7 hit its time limit of 10 min"),
+        (JobState(state="TIMEOUT"), "job 7 hit its time limit"),
+        (JobState(state="CANCELLED", cancelled_by="0"), "job 7 was cancelled by uid 0"),
+        (JobState(state="CANCELLED"), "job 7 was cancelled"),
+        (JobState(state="NODE_FAIL"), "job 7 ended as NODE_FAIL"),
+    ],
+)
+def test_how_a_job_ended_is_said_in_words(state: JobState, words: str) -> None:
+    assert state.ending("7") == words
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "UNKNOWN"])
@@ -68,35 +113,55 @@ class Scripted(SlurmClient):
 
 
 def test_a_requeued_job_has_not_ended_although_sacct_still_shows_its_old_end() -> None:
-    client = Scripted(sacct="3|PREEMPTED|0:0|n1\n4|PREEMPTED|0:0|n2\n5|COMPLETED|0:0|n3\n", squeue="3|PENDING|\n")
-    states = client.states(["3", "4", "5"])
-    assert [states[job].state for job in ("3", "4", "5")] == ["PENDING", "PREEMPTED", "COMPLETED"]
+    ended = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "FAILED")
+    rows = [f"{job}|{state}|0:0|n1|10:00" for job, state in enumerate(ended)] + ["8|PREEMPTED|0:0|n2|10:00"]
+    queue = "\n".join(f"{job}|PENDING||10:00" for job in range(len(ended)))
+    client = Scripted(sacct="\n".join([*rows, "9|COMPLETED|0:0|n3|10:00"]), squeue=queue)
+    states = client.states(["0", "1", "2", "3", "8", "9"])
+    assert [state.state for state in states.values()] == ["PENDING"] * 4 + ["PREEMPTED", "COMPLETED"]
 
 
 def test_sacct_tells_more_of_an_end_than_squeue() -> None:
-    client = Scripted(sacct="3|FAILED|9:0|n1\n", squeue="3|FAILED|n1\n")
+    client = Scripted(sacct="3|FAILED|9:0|n1|10:00\n", squeue="3|FAILED|n1|10:00\n")
     assert client.states(["3"])["3"].exit_code == "9:0"
 
 
 def test_a_completed_job_costs_one_call() -> None:
-    client = Scripted(sacct="5|COMPLETED|0:0|n3\n")
+    client = Scripted(sacct="5|COMPLETED|0:0|n3|10:00\n")
     assert client.states(["5"])["5"].ended
     assert client.calls == 1
 
 
 def test_the_controller_decides_on_a_job_whose_agent_is_silent() -> None:
     """Accounting that was away when a job ended shows it as RUNNING for ever."""
-    stale = "3|RUNNING|0:0|n1\n4|RUNNING|0:0|n2\n5|RUNNING|0:0|n3\n"
-    client = Scripted(sacct=stale, squeue="4|FAILED|n2\n5|RUNNING|n3\n")
+    stale = "".join(f"{job}|RUNNING|0:0|n1|10:00\n" for job in (3, 4, 5))
+    client = Scripted(sacct=stale, squeue="4|FAILED|n2|10:00\n5|RUNNING|n3|10:00\n")
     states = client.states(["3", "4", "5"], silent={"3", "4", "5"})
     assert [states[job].state for job in ("3", "4", "5")] == ["UNKNOWN", "FAILED", "RUNNING"]
     assert client.states(["3"])["3"].state == "RUNNING"
 
 
 def test_a_silent_job_keeps_its_state_while_the_controller_is_away() -> None:
-    assert Scripted(sacct="3|RUNNING|0:0|n1\n").states(["3"], silent={"3"})["3"].state == "RUNNING"
+    assert Scripted(sacct="3|RUNNING|0:0|n1|10:00\n").states(["3"], silent={"3"})["3"].state == "RUNNING"
 
 
 def test_nodes_to_keep_away_from_become_a_list_for_exclude() -> None:
     assert Scripted(sinfo="n1\nn3\n").unusable("n[1-4]") == "n1,n3"
     assert Scripted().unusable("n[1-4]") == ""
+
+
+def test_jobs_are_found_by_name_in_the_order_of_their_submission() -> None:
+    client = Scripted(squeue="12|2027-01-31T10:00:09|PENDING|a|b\n7|2027-01-31T10:00:05|RUNNING|a|b\n")
+    assert [(job.number, job.name, job.ended) for job in client.named(["a|b"])] == [
+        ("7", "a|b", False),
+        ("12", "a|b", False),
+    ]
+    with pytest.raises(ControllerAwayError):
+        Scripted().named(["a"])
+
+
+def test_many_names_are_asked_for_in_several_calls() -> None:
+    client = Scripted(squeue="")
+    assert client.named([f"job-{number}" for number in range(1001)]) == []
+    assert client.calls == 3
+    assert client.named([]) == []

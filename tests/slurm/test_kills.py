@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.edge.run_dir import read_events
-from harness.edge.slurm_launcher import _find, _find_ended
+from harness.edge.slurm_state import SlurmClient
 from harness.words.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
@@ -118,9 +118,10 @@ def test_an_array_that_runs_is_found_by_its_name_with_its_own_number(
     monkeypatch.setenv("SLURM_CONF", lab.environment["SLURM_CONF"])
     number = lab.output("sbatch", "--parsable", "--array=0-1", "--job-name=mine", "--wrap", "sleep 3600")
     lab.wait_for(lambda: lab.output("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2, 60, "both members run")
-    assert _find("mine") == number
-    assert _find("nobody's") is None
+    client = SlurmClient()
+    assert {(job.number, job.state) for job in client.named(["mine", "other"])} == {(number, "RUNNING")}
+    assert client.named(["nobody's"]) == []
     lab.output("scancel", number)
-    lab.wait_for(lambda: _find_ended("mine"), 60, "accounting has heard of it")
-    assert _find_ended("mine") == number
-    assert _find_ended("nobody's") is None
+    lab.wait_for(lambda: client.accounted("mine"), 60, "accounting has heard of it")
+    assert client.accounted("mine") == number
+    assert client.accounted("nobody's") is None

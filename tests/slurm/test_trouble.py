@@ -115,7 +115,9 @@ def test_a_preempted_job_goes_on_after_its_requeue(cluster: Cluster) -> None:
     cluster.lab.output("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--wrap=true")
     output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, output
-    assert all_pass(cluster)
+    report = cluster.report()
+    assert {cell.outcome for cell in report.cells} <= {Outcome.PASS, Outcome.FLAKY}
+    assert report.counts[Outcome.FLAKY] >= 1, "what the first start did not finish ran as a second attempt"
     states = cluster.lab.output("sacct", "-D", "-n", "-X", "-P", "-o", "State", "-j", ",".join(cluster.jobs().values()))
     assert "PREEMPTED" in states.split()
 
