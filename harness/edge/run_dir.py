@@ -244,7 +244,7 @@ class RunDir:
         try:
             text = self.claim(allocation, number).read_text(encoding="utf-8")
             return from_jsonable(Claim, loads(text))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, TypeError, ValueError):
             return None
 
     def newest_order(self, allocation: str) -> str:

@@ -35,10 +35,12 @@ def order_of(
     start = JobStart.of(environment)
     if start is None:
         return allocation
-    return _claim(run, allocation, start) if node == 0 else _await_claim(run, allocation, start, patience_s)
+    decide = _claim if node == 0 else _await_claim
+    return decide(run, allocation, start, patience_s)
 
 
-def _claim(run: RunDir, allocation: str, start: JobStart) -> str | None:
+def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:
+    limit = time.monotonic() + patience_s
     while True:
         claims = run.claims(allocation)
         refusal = claims[-1].refusal(start) if claims else None
@@ -55,6 +57,9 @@ def _claim(run: RunDir, allocation: str, start: JobStart) -> str | None:
             if claims:
                 _order_again(run, before, order, start)
             return order
+        if time.monotonic() > limit:  # else another start has just claimed it
+            raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} cannot be read")
+        time.sleep(POLL_S)
 
 
 def _order_again(run: RunDir, before: str, order: str, start: JobStart) -> None:
