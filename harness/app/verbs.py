@@ -251,8 +251,7 @@ def cancel(name: str, run_parent: Path) -> int:
     _need_cluster(directory)
     plan_ = read_plan(directory)
     done = cancel_run(directory, plan_.run_id, allocations_of(directory, plan_), SlurmClient())
-    screen.out(f"jobs of {plan_.run_id}: {done.text}")
-    screen.out(f"  judge what they left: harness report {shlex.quote(shown(directory.root))}")
+    screen.out(f"jobs: {done.text}\n  judge what they left: harness report {shlex.quote(shown(directory.root))}")
     return EXIT_UNDECIDED if done.left else EXIT_PASS
 
 
