@@ -305,9 +305,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # 100 GB per rank
     run, node, nodes = RunDir(arguments.run_dir), arguments.node, arguments.nodes
     try:
-        ours = not arguments.attached_to  # a job of its own, which Slurm may start again
-        allocation = order_of(run, arguments.allocation, node) if ours else arguments.allocation
-        if allocation is None:
+        allocation = arguments.allocation if arguments.attached_to else order_of(run, arguments.allocation, node)
+        if allocation is None:  # another start of the job, or another job, runs it
             return 0
         agent = Follower(run, allocation, node, nodes) if node else Leader(run, allocation, node, nodes)
         agent.main()
