@@ -26,7 +26,7 @@ __all__ = ["Environment", "environment", "render_user_template", "visible"]
 _MOST_TEXT = 8000  # characters of one value on a page
 MOST_BYTES = MIB // 4  # of a template
 MOST_CHARACTERS = MIB  # of what it renders
-MOST_SECONDS = 5.0  # of processor time
+MOST_SECONDS = 2.0  # of processor time
 MOST_MEMORY = 512 * MIB  # beside what the process has
 MOST_POWER = 1_000_000  # digits, about: no signal interrupts a single operation
 

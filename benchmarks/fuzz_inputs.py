@@ -1,0 +1,226 @@
+"""Mutated inputs through the command line: `python benchmarks/fuzz_inputs.py [--count 100000] [--seed 1] [--run DIR]`.
+
+Matrices, cluster profiles, job templates, files of lengths, and every file of a finished run are mutated
+(fuzz_mutations.py) and given to verify, plan, run --dry-run, report, status, logs, compare and history, in process, as
+the command line would. Each input must end with an exit code and a message: no traceback, no "internal error", at most
+5 s of processor time and 500 MB. Nothing is launched. `--run`: a finished run; without it a small one is trained first.
+
+The same seed and number give the same input: `--seed S --only N` runs one again and prints what it printed; `--keep`
+leaves its files. Exit code 1 when an input broke a rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fuzz_corpus import MATRIX, Corpus, corpus_of, prepare  # noqa: E402 - beside this file
+
+SECONDS, BYTES = 5.0, 500 * 2**20
+BATCH = 50  # inputs of one forked process
+SIGNS = ("internal error", "cannot go on", "Traceback (most recent call last)")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one input led to. `broken`: the rule it broke, empty for none."""
+
+    number: int
+    what: str  # e.g. "matrix verify"
+    code: int
+    seconds: float
+    broken: str = ""
+
+
+class _TooSlowError(BaseException):
+    """Past its processor time; no `except Exception` may catch it."""
+
+
+def train(folder: Path) -> tuple[Path, Path]:
+    """A small finished run, and the history that it is in."""
+    (folder / "fuzz.yaml").write_text(MATRIX)
+    command = [sys.executable, "-m", "harness", "run", "fuzz.yaml", "--run-dir", "runs"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    [run] = (folder / "runs").glob("fuzz-*")
+    return run, folder / "runs" / "history.sqlite"
+
+
+def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo: bool = False) -> Result:
+    """One input, judged."""
+    folder = Path(tempfile.mkdtemp(prefix=f"input-{number}-"))
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    what, words, code, broken = "?", [], -1, ""
+    begin = time.process_time()
+    try:
+        what, words = prepare(corpus, number, seed, folder)
+        begin = time.process_time()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), _timed(2 * SECONDS):
+            code, broken = _called(words)
+    except _TooSlowError:
+        broken = f"more than {2 * SECONDS:g} s of processor time"
+    seconds = time.process_time() - begin
+    output.flush()
+    text = output.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    if echo:
+        told = f", {broken}" if broken else ""
+        print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{told}")
+    broken = broken or _verdict(code, seconds, text, folder)
+    if keep:
+        print(f"files: {folder}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Result(number, what, code, seconds, broken)
+
+
+def _called(words: list[str]) -> tuple[int, str]:
+    from harness.app.cli import main as command_line
+
+    try:
+        return command_line(words), ""
+    except SystemExit as error:  # of argparse
+        return error.code if isinstance(error.code, int) else 1, ""
+    except Exception as error:
+        return -1, f"{type(error).__name__} left the command line: {_innermost(error)}"
+
+
+def _verdict(code: int, seconds: float, text: str, folder: Path) -> str:
+    """The rule that an input broke; empty for none."""
+    sign = next((sign for sign in SIGNS if sign in text), "")
+    if sign:
+        line = next(line for line in text.splitlines() if sign in line)
+        return f"{sign}: {line.replace(str(folder), 'FOLDER')[:300]}"
+    if code not in (0, 1, 2, 3):
+        return f"exit code {code}"
+    if code in (2, 3) and not text.strip():
+        return f"exit code {code} without a message"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if peak > BYTES:
+        return f"{peak / 1e6:.0f} MB of memory"
+    return f"{seconds:.1f} s of processor time" if seconds > SECONDS else ""
+
+
+def _innermost(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}: {error}"[:300]
+
+
+@contextlib.contextmanager
+def _timed(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise _TooSlowError
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
+    """The inputs in a process of their own; one that ends it, or fills its memory, breaks a rule."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        with os.fdopen(writing, "w") as stream:
+            for number in numbers:
+                result = run_one(corpus, number, seed)
+                stream.write(json.dumps(asdict(result)) + "\n")
+                stream.flush()
+                if "memory" in result.broken:
+                    break  # the peak of a process stays: the others go into a new one
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        found = [Result(**json.loads(line)) for line in stream]
+    _, status = os.waitpid(child, 0)
+    if len(found) < len(numbers):
+        if status:
+            found.append(Result(numbers[len(found)], "?", -1, 0.0, f"it ended the process with status {status}"))
+        found += batch(corpus, numbers[len(found) :], seed) if len(found) < len(numbers) else []
+    return found
+
+
+def isolated(folder: Path) -> None:
+    """Nothing of this machine's caches and histories is read or written, and no program of a cluster is found."""
+    names = {
+        "XDG_CACHE_HOME": "cache",
+        "HARNESS_STACKS": "stacks",
+        "HARNESS_HISTORY": "history.sqlite",
+        "TMPDIR": "inputs",
+    }
+    os.environ.update({name: str(folder / path) for name, path in names.items()})
+    (folder / "inputs").mkdir()
+    tempfile.tempdir = str(folder / "inputs")
+    os.environ["PATH"] = "/usr/bin:/bin"
+    os.environ["COLUMNS"] = "120"
+    for name in ("HARNESS_CLUSTERS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITLAB_CI", "CI"):
+        os.environ.pop(name, None)
+
+
+def fuzz(corpus: Corpus, count: int, seed: int, *, start: int = 0) -> list[Result]:
+    """Runs the inputs and prints how they ended; those that broke a rule."""
+    codes, slowest, broken = collections.Counter[str](), Result(0, "", 0, 0.0), []
+    for first in range(start, start + count, BATCH):
+        for result in batch(corpus, range(first, min(first + BATCH, start + count)), seed):
+            codes[f"{result.what.split()[-1]}: exit code {result.code}"] += 1
+            slowest = max(slowest, result, key=lambda item: item.seconds)
+            if result.broken:
+                broken.append(result)
+                print(f"seed {seed} input {result.number} ({result.what}): {result.broken}", flush=True)
+        if first // BATCH % 20 == 19:
+            print(f"{first + BATCH - start:,} inputs, {len(broken)} broke a rule", file=sys.stderr, flush=True)
+    for name, number in sorted(codes.items()):
+        print(f"{number:8,}  {name}")
+    print(
+        f"{count:,} inputs of seed {seed}: {len(broken)} broke a rule; slowest {slowest.seconds:.2f} s ({slowest.what})"
+    )
+    return broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=int, default=0, help="the first number (0)")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="a finished run; absent: a small one is trained")
+    parser.add_argument("--only", type=int, metavar="N", help="one input, with what it prints")
+    parser.add_argument("--keep", action="store_true", help="with --only: leave its files")
+    arguments = parser.parse_args()
+    temporary = tempfile.mkdtemp(prefix="fuzz-inputs-")
+    try:
+        run, history = (arguments.run.resolve(), None) if arguments.run else train(Path(temporary))
+        if history is None and (run.parent / "history.sqlite").is_file():
+            history = run.parent / "history.sqlite"
+        isolated(Path(temporary))
+        corpus = corpus_of(run, history)
+        if arguments.only is not None:
+            return 1 if run_one(corpus, arguments.only, arguments.seed, keep=arguments.keep, echo=True).broken else 0
+        return 1 if fuzz(corpus, arguments.count, arguments.seed, start=arguments.start) else 0
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
