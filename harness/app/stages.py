@@ -23,6 +23,7 @@ from harness.edge.html_report import render_html
 from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
 from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
+from harness.edge.screen import environment_secrets
 from harness.edge.slurm_follower import Follower
 from harness.edge.slurm_launcher import close, close_refused, unfinished
 from harness.edge.slurm_retry import allocations_of, keep_from_starting, retry
@@ -43,6 +44,7 @@ from harness.plan.matrix import Matrix, resolved
 from harness.words.errors import HarnessError, InfrastructureError, InputError
 from harness.words.jsonable import dumps
 from harness.words.run_plan import Allocation, Expansion, RunPlan
+from harness.words.secrets import redacted, without_secrets
 from harness.words.stack import ReadyStack
 
 
@@ -140,10 +142,10 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
 def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
     """Everything that is known before the start: plan.json, the resolved matrix, each cell's configuration."""
     if matrix is not None:
-        write_atomic(run.matrix, dump(resolved(matrix)))
+        write_atomic(run.matrix, redacted(dump(resolved(matrix))))
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)
-    write_json(run.plan, plan)
+    write_json(run.plan, without_secrets(plan))
     for cell in plan.expansion.cells:
         stack = plan.stacks.get(cell.config.stack)
         if stack is not None and not stack.usable:
@@ -241,7 +243,8 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
     facts = {**_stacks(plan), **seen.facts()}
     problems = [one for one in (baseline_problem(run),) if one]
-    return report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
+    report = report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
+    return without_secrets(report, environment_secrets())
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:

@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.section import SECRET_WORDS, Count, Section, is_secret_name
+from harness.plan.section import Count, Section
 from harness.plan.sections import Name
 from harness.plan.throughput_section import PeakTflops
+from harness.words.secrets import NAMES, holds_secret, is_secret_name
 
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
-_SECRET_NAME = rf"[A-Za-z0-9_]*(?:{'|'.join(SECRET_WORDS)})[A-Za-z0-9_]*"
-# NAME=value with a written-out value; NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
-_SECRET_VALUE = re.compile(rf"(?i)(?:^|[^A-Za-z0-9_])({_SECRET_NAME})=[\"']?(?![\"'$`\s]|$)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
 # What the job file sets from the plan or from a key of the profile -> where the user sets it.
@@ -218,21 +216,19 @@ def _check_secrets(values: Any, problems: Problems) -> None:
     if not isinstance(values, Mapping):
         return
     env = values.get("env")
-    for name in env if isinstance(env, Mapping) else ():
+    for name, value in env.items() if isinstance(env, Mapping) else ():
         if isinstance(name, str) and is_secret_name(name):
             problems.add(
-                ("env", name),
-                f"names a secret ({', '.join(SECRET_WORDS)}), which must not stand in a job file",
-                hint=SECRET_HINT,
+                ("env", name), f"names a secret ({NAMES}), which must not stand in a job file", hint=SECRET_HINT
             )
+        elif isinstance(value, str) and holds_secret(value):
+            problems.add(("env", name), "holds a secret, which must not stand in a job file", hint=SECRET_HINT)
     for key in ("setup", "sbatch_flags", "srun_flags", "sbatch-flags", "srun-flags"):
         entries = values.get(key)
         for number, line in enumerate(entries if isinstance(entries, list) else ()):
-            found = _SECRET_VALUE.search(line) if isinstance(line, str) else None
-            if found:
-                problems.add(
-                    (key, number), f"writes out the value of {found[1]}, a secret by its name", hint=SECRET_HINT
-                )
+            # NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
+            if isinstance(line, str) and holds_secret(line):
+                problems.add((key, number), "writes out a secret, by its name or by its looks", hint=SECRET_HINT)
 
 
 def _check_together(profile: ClusterFile, problems: Problems) -> None:

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
 Count = Annotated[int, Field(ge=1)]
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "API")
 
 
 class Section(BaseModel):
@@ -24,8 +23,3 @@ def one_of(*names: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name must not stand in job files and run directories, which many can read."""
-    return any(word in name.upper() for word in SECRET_WORDS)

@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.projects import PROJECTS, UNDECLARED
-from harness.plan.section import SAFE_NAME, SECRET_WORDS, Section, is_secret_name, one_of
+from harness.plan.section import SAFE_NAME, Section, one_of
+from harness.words.secrets import NAMES, holds_secret, is_secret_name
 from harness.words.stack import DEFAULT, Checkout, Stack
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
@@ -23,6 +24,8 @@ _NEWER_PYTHON = ("3.12", "3.13")  # megatron-core 0.17 and later
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[\w., -]*\])?\s*(@\s*\S+|[<>=!~][^@;]*)?\s*(;.*)?"
 )
+_INHERITED = "set it where the harness starts: agents on this machine inherit it; on a cluster see docs/security.md"
+_KEPT_BY_GIT = "leave them out; git's credential helper or ~/.netrc supplies them"
 PathOf = Callable[[str], str]
 
 
@@ -151,11 +154,15 @@ def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
     """Many read run directories and job files, which hold the definition."""
     for name, value in layer.env.items():
         if is_secret_name(name):
-            problems.add((*at, "env", name), f"names a secret ({', '.join(SECRET_WORDS)}); many read run directories")
+            problems.add((*at, "env", name), f"names a secret ({NAMES}); many read run directories", hint=_INHERITED)
+        elif holds_secret(value):
+            problems.add((*at, "env", name), "holds a secret; many read run directories", hint=_INHERITED)
         elif not value.isprintable():
             problems.add((*at, "env", name), "must be one line of text, without control characters")
-    if layer.checkout is not None and re.match(r"https?://[^/]*@|[a-z+]+://[^/:@]*:[^/]*@", layer.checkout):
-        problems.add((*at, "checkout"), "holds credentials; many read run directories", hint="git can keep them")
+    for key in ("checkout", "ref", "setup", "python", "container", "packages"):
+        given = getattr(layer, key)
+        if any(map(holds_secret, [given] if isinstance(given, str) else given or ())):
+            problems.add((*at, key), "holds credentials; many read run directories", hint=_KEPT_BY_GIT)
 
 
 def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:

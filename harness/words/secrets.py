@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +25,9 @@ _ENDINGS = (
     *("TOKEN", "KEY", "APIKEY", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES", "SIGNATURE", "WEBHOOK"),
 )
 _NOT_SECRET = frozenset(("BYPASS", "COMPASS", "PWD", "OLDPWD", "MONKEY"))
+_PLAIN_NAME = re.compile(
+    r"(?i:passw|passphrase|secret|credential|cookie|^(?:token|auth|authorization|apikey)$)|[_.-]|[a-z][A-Z]"
+)
 _PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # of queries, beside the names above
 
 _BREAK = r"\s\"'<>\\"  # where a value ends in any of the formats
@@ -35,7 +38,7 @@ _WEBHOOK = re.compile(
 )
 _PARAMETER = re.compile(rf"([?&;])([A-Za-z][\w.-]{{0,63}})=([^{_BREAK}&#;]+)")
 _ASSIGNED = re.compile(
-    r"(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,63})=(?!\*\*\*)(\"[^\"\\\n]*\"|'[^'\\\n]*'|(?![\"'$`])[^\s\"'<>\\&;,]+)"
+    r"(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,63})=(?!=|\*\*\*)(\"[^\"\\\n]*\"|'[^'\\\n]*'|(?![\"'$`])[^\s\"'<>\\&;,]+)"
 )
 _OPTION = re.compile(rf"(?<![\w-])(--[a-z][a-z-]{{0,63}}|-u)( +)(?![-$`])([^{_BREAK}]+)")
 _QUOTED = re.compile(r"([\"'])([A-Za-z][\w.-]{0,63})\1(\s?:\s?)([\"'])((?!\*\*\*)[^\"'\\\n]+)\4")
@@ -125,26 +128,51 @@ def without_secrets(value: T, values: Iterable[str] = ()) -> T:
     return _walked(value, known)  # type: ignore[no-any-return]
 
 
+_SHORT = 80  # characters
+_PLAIN = frozenset((int, float, bool, type(None)))
+
+
+@lru_cache(maxsize=4096)
+def _short(text: str, known: tuple[str, ...]) -> str:
+    return redacted(text, known)
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    """Of a dataclass, the names of its fields; empty for another class."""
+    return tuple(item.name for item in dataclasses.fields(kind) if item.init) if dataclasses.is_dataclass(kind) else ()
+
+
 def _walked(value: Any, known: tuple[str, ...]) -> Any:
     kind = type(value)
-    if kind is str:
-        return redacted(value, known)
+    if kind in _PLAIN:
+        return value
+    if kind is str:  # short ones, such as states of ranks, come again and again
+        text = _short(value, known) if len(value) < _SHORT else redacted(value, known)
+        return value if text == value else text
     if isinstance(value, Mapping):
         new = {key: _named(key, item, known) for key, item in value.items()}
         return new if any(new[key] is not value[key] for key in new) else value
     if kind in (list, tuple):
+        if _PLAIN.issuperset(map(type, value)):
+            return value
         items = [_walked(item, known) for item in value]
         return kind(items) if any(one is not other for one, other in zip(items, value)) else value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        old = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+    if names := _field_names(kind):  # type: ignore[arg-type]  # classes are hashable
+        old = {name: getattr(value, name) for name in names}
         changed = {name: new for name, item in old.items() if (new := _walked(item, known)) is not item}
         return dataclasses.replace(value, **changed) if changed else value
     return value
 
 
 def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
-    hidden = isinstance(item, str) and item and isinstance(key, str) and key.lower() != "key" and is_secret_name(key)
+    hidden = isinstance(item, str) and item and isinstance(key, str) and _is_plain(key) and is_secret_name(key)
     return HIDDEN if hidden and not item.startswith("$") else _walked(item, known)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is meant as one of a secret: `token=5` is a place in a document, and tiktoken is a package."""
+    return name.isupper() or _PLAIN_NAME.search(name) is not None
 
 
 def _is_value(value: str) -> bool:
@@ -167,11 +195,10 @@ def _without_parameter(match: re.Match[str]) -> str:
 
 
 def _without_assigned(match: re.Match[str]) -> str:
-    """NAME=value and --name=value; of lower-case names only unmistakable ones: `token=5` is a place in a document."""
+    """NAME=value and --name=value."""
     dashes, name, value = match.groups()
-    strong = dashes or name.isupper() or re.search(r"(?i)passw|passphrase|secret|credential|api.?key|[_.-]", name)
     reference = value.strip("\"'").startswith(("$", "`"))
-    if not strong or reference or not is_secret_name(name):
+    if not (dashes or (_is_plain(name) and not value.rstrip(":.)").isdigit())) or reference or not is_secret_name(name):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{dashes}{name}={quote}{HIDDEN}{quote}"
@@ -187,6 +214,6 @@ def _without_option(match: re.Match[str]) -> str:
 def _without_quoted(match: re.Match[str]) -> str:
     """`"password": "value"`, as JSON and Python write it."""
     quote, name, colon, other, value = match.groups()
-    if name.lower() == "key" or value.startswith("$") or not is_secret_name(name):
+    if not _is_plain(name) or value.startswith("$") or not is_secret_name(name):
         return match[0]
     return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan.cluster import LOCAL, ClusterProfile, Container, is_secret_name, load_profile, nodes_for
+from harness.plan.cluster import LOCAL, ClusterProfile, Container, load_profile, nodes_for
 from harness.words.errors import InputError
 from harness.words.jsonable import dumps, from_jsonable, loads
 
@@ -105,6 +105,8 @@ def test_all_problems_are_told_at_once_each_at_its_line() -> None:
         {"env": {"HF_TOKEN": "hunter2"}},
         {"env": {"wandb_api_key": "hunter2"}},
         {"env": {"DB_PASSWORD": "hunter2\nx"}},
+        {"env": {"DB": "https://me:hunter2@db"}},
+        {"setup": ["pip install git+https://me:hunter2@host/x"]},
         {"setup": ["export HF_TOKEN=hunter2"]},
         {"setup": ["export A=1 MY_SECRET='hunter2'"]},
         {"sbatch_flags": ["--export=ALL,WANDB_API_KEY=hunter2"]},
@@ -120,13 +122,6 @@ def test_a_secret_is_refused_without_being_shown(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", ['export HF_TOKEN="$(cat ~/.hf)"', "export HF_TOKEN=$OTHER", "module load key/1"])
 def test_a_setup_line_that_reads_a_secret_on_the_cluster_is_allowed(line: str) -> None:
     assert profile(setup=[line]).setup == (line,)
-
-
-def test_every_listed_word_makes_a_name_secret() -> None:
-    assert [is_secret_name(name) for name in ("My_Key", "tokens", "A_SECRET", "PASSWORD2", "RAPID", "PATH")] == [
-        *(True,) * 5,
-        False,
-    ]
 
 
 def test_a_cell_takes_as_few_nodes_as_hold_its_ranks_or_as_many_as_asked_for() -> None:

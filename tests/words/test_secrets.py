@@ -68,6 +68,8 @@ PLAIN = [
     "stacks.a.env.DB_PASSWORD: names a secret",
     "KeyError: 'token'",
     '{"key": "stacks.a", "tokens": "many"}',
+    '{"tiktoken": "0.9.1"}',
+    "tiktoken==0.9.1 python-key==2.0",
     "the author of a basic key: nobody",
     "http://host:8080/path@v1",
     "tp2-pp1-cp1-sft-0123abcd at /srv/me/x@y",
@@ -139,6 +141,7 @@ def test_structures_are_searched_and_only_changed_parts_are_new() -> None:
     assert shown.env == {"DB_PASS": HIDDEN, "A": "1"}
     assert shown.inner[0] is clean
     assert without_secrets(clean) is clean
+    assert without_secrets({"tiktoken": "0.9.1"}) == {"tiktoken": "0.9.1"}
     assert without_secrets({"env": {"HF_TOKEN": "${HF_TOKEN}"}}) == {"env": {"HF_TOKEN": "${HF_TOKEN}"}}
 
 
