@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.edge import screen
+from harness.edge.text_file import MIB, is_file, read_text
 from harness.words.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from harness.judge.compare_runs import Comparison
     from harness.judge.report_model import Report
     from harness.judge.stack_changes import Counts
+
+MOST_BYTES = 256 * MIB  # of a report.json
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,17 +114,16 @@ def read(name: str, run_parent: Path) -> tuple[Report, Path]:
     from harness.judge.render_json import read_report
 
     path = Path(name)
-    if not path.is_file():
+    if not is_file(path):
         run = find_run(name, run_parent)
         path = run.report("report.json")
         if not path.exists():
             raise InputError(
                 Problem(message="has no report.json", file=str(run.root), hint=f"harness report {shown(run.root)}")
             )
+    text = read_text(path, MOST_BYTES)
     try:
-        return read_report(path.read_text(encoding="utf-8")), path.resolve().parent
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(Problem(message=f"cannot be read: {error}", file=str(path))) from error
+        return read_report(text), path.resolve().parent
     except InputError as error:
         raise InputError(
             Problem(message=str(error), file=str(path), hint="harness report RUN writes it anew")

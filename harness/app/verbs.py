@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.app.ending import Finish, judge_and_report, shown
 from harness.edge import screen
 from harness.edge.run_dir import RunDir
-from harness.edge.text_file import expanded
+from harness.edge.text_file import expanded, is_file
 from harness.words.errors import InputError, Problem
 from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
 
@@ -304,7 +304,7 @@ def find_run(name: str, run_parent: Path) -> RunDir:
     if name == "latest" and known:
         return RunDir(known[-1].resolve())
     for candidate in (Path(name), run_parent / name):
-        if (candidate / "plan.json").exists():
+        if is_file(candidate / "plan.json"):
             return RunDir(candidate.resolve())
     listed = ", ".join(path.name for path in known[-3:]) or f"none under {run_parent}"
     raise InputError(Problem(message=f"no run {name!r}", allowed=f"a path, 'latest', or an id: {listed}"))

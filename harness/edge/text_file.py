@@ -23,6 +23,9 @@ def read_text(path: Path, most_bytes: int) -> str:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(Problem(message=f"cannot be read: {reason}", file=str(path))) from error
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise InputError(Problem(message="not a text file: it holds a NUL character", file=str(path), line=line))
     try:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

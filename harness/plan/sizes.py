@@ -10,7 +10,7 @@ from harness.words.cell import ModelConfig, TrainConfig
 from harness.words.flops import weights_per_token
 
 MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
-MOST_DOCUMENTS = 2**18  # of all steps: planning makes each
+MOST_DOCUMENTS = 2**16  # of all steps: planning makes each
 MOST_ROWS = 2**17  # combinations that constraints leave: each becomes a cell or a rejected cell
 MOST_TESTS = 20_000_000  # of a combination against a row of include or exclude, a constraint or an xfail entry
 

@@ -62,8 +62,13 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """JSON text to plain values, with tagged non-finite floats restored."""
-    return json.loads(text, object_hook=_untag) if _TAG in text else json.loads(text)
+    """JSON text to plain values, with tagged non-finite floats restored. ValueError for anything else."""
+    try:
+        return json.loads(text, object_hook=_untag) if _TAG in text else json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    except TypeError as error:  # a tag without a number
+        raise ValueError(f"not a number: {error}") from error
 
 
 _TAG = '"$float"'

@@ -103,3 +103,11 @@ def test_what_has_no_json_form_is_refused(value: object) -> None:
 def test_a_wrong_shape_is_named_with_its_place(value: Any, where: str) -> None:
     with pytest.raises(TypeError, match=where):
         from_jsonable(Outer, value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 50_000, '{"$float": [1]}', '{"$float": "x"}', "9" * 5_000, "\0", ""]
+)
+def test_what_is_no_json_is_a_value_error_whatever_it_is(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested|number|float|Expecting|Exceeds"):
+        loads(text)
