@@ -1,0 +1,162 @@
+"""Mutation testing by mutmut: which changes of the deciding code no unit test notices.
+
+    python benchmarks/mutants.py rules                  # a group of GROUPS, with the tests that mirror it
+    python benchmarks/mutants.py checks --only 'step_*' # modules of it whose names match
+
+Each mutant is one small change; it survives when the mirrored tests pass with it. A survivor needs a test that kills
+it, or a reason in tests/mutants_accepted.toml. Changes of words in a message count apart: tests hold the numbers and
+names in a message, not its wording. Prints a table of modules and every survivor without a reason, which makes the
+exit code 1. mutmut runs in a copy of the tree and comes through `uv run --with`; minutes to an hour of two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import tomllib
+
+MUTMUT = "mutmut==3.8.1"
+ROOT = Path(__file__).resolve().parent.parent
+ACCEPTED = ROOT / "tests/mutants_accepted.toml"
+# Group -> modules, and tests beside those that mirror them.
+GROUPS: dict[str, tuple[list[str], list[str]]] = {
+    "rules": (["harness/plan/rules/*.py"], ["tests/plan/rules/test_table.py"]),
+    "packing": (["harness/words/packing*.py", "harness/words/layout.py"], []),
+    "checks": (["harness/judge/checks/*.py"], []),
+    "verdict": (["harness/judge/verdict.py", "harness/words/outcomes.py"], []),
+    "slurm": ([f"harness/edge/slurm_{name}.py" for name in ("retry", "follower", "launcher", "state")], []),
+}
+_MIRRORS = {"tests/words/test_packing_style.py": "tests/words/test_packing.py"}
+_CONFIG = """
+[tool.mutmut]
+source_paths = ["harness"]
+also_copy = ["harness", "matrices", "docs", "README.md", "ARCHITECTURE.md"]
+pytest_add_cli_args = ["-p", "no:cacheprovider", "-W", "ignore"]
+use_git_change_detection = false
+track_dependencies = false
+"""
+
+
+class Mutant(NamedTuple):
+    """`status`: as mutmut names it. `removed` and `added`: its change, stripped lines joined by a space."""
+
+    module: str
+    name: str
+    status: str
+    removed: str = ""
+    added: str = ""
+
+    @property
+    def wording(self) -> bool:
+        """Whether it differs in the words of text alone, not in names between braces."""
+        return bool(self.removed) and _plain(self.removed) == _plain(self.added)
+
+
+def _plain(code: str) -> list[str]:
+    """The tokens of a line, less the words of its longer texts."""
+    try:
+        tokens = [token.string for token in tokenize.generate_tokens(io.StringIO(code).readline)]
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        tokens = re.findall(r'f?"[^"]*"|\S+', code)
+    return [re.sub(r"(?<=})[^{}]*|^f?\"[^{}]*", "", item) if item.count(" ") > 1 else item for item in tokens]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("group", choices=GROUPS)
+    parser.add_argument("--only", default="*", metavar="GLOB", help="modules of the group with such a name")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="show every survivor, also those with a reason")
+    arguments = parser.parse_args()
+    modules, tests = _chosen(arguments.group, arguments.only)
+    with tempfile.TemporaryDirectory() as folder:
+        _copy(Path(folder), modules, tests)
+        _mutmut(Path(folder), "run", "--max-children", str(arguments.workers), quiet=False)
+        found = _results(Path(folder))
+    return _report(found, show_all=arguments.list)
+
+
+def _chosen(group: str, only: str) -> tuple[list[str], list[str]]:
+    patterns, tests = GROUPS[group]
+    files = sorted(file for pattern in patterns for file in ROOT.glob(pattern) if fnmatch.fnmatch(file.stem, only))
+    modules = [str(file.relative_to(ROOT)) for file in files if file.stem != "__init__"]
+    mirrors = [f"tests/{Path(name).parent.relative_to('harness')}/test_{Path(name).stem}.py" for name in modules]
+    mirrors = [_MIRRORS.get(name, name) for name in mirrors]
+    there = [name for name in dict.fromkeys([*mirrors, *tests]) if (ROOT / name).exists()]
+    return modules, there
+
+
+def _copy(folder: Path, modules: list[str], tests: list[str]) -> None:
+    """The committed tree, with mutmut's section for these modules."""
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="data")
+    project = folder / "pyproject.toml"
+    chosen = f"only_mutate = {modules!r}\npytest_add_cli_args_test_selection = {tests!r}\n"
+    project.write_text(project.read_text() + _CONFIG + chosen.replace("'", '"'))
+
+
+def _mutmut(folder: Path, *words: str, quiet: bool = True) -> str:
+    python = ROOT / ".venv/bin/python"
+    command = [str(python.parent / "uv"), "run", "--quiet", "--no-project", "--python", str(python)]
+    done = subprocess.run([*command, "--with", MUTMUT, "mutmut", *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode and not quiet:
+        sys.exit(f"mutmut failed: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def _results(folder: Path) -> list[Mutant]:
+    mutants = []
+    for line in _mutmut(folder, "results", "--all", "true").splitlines():
+        name, _, status = line.strip().rpartition(": ")
+        module = name.rpartition(".")[0]
+        if status != "killed":
+            diff = _mutmut(folder, "show", name).splitlines()
+            change = [line for line in diff if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+            sides = (" ".join(line[1:].strip() for line in change if line[0] == sign) for sign in "-+")
+            mutants.append(Mutant(module, name.rpartition(".")[2], status, *sides))
+        else:
+            mutants.append(Mutant(module, name.rpartition(".")[2], status))
+    return mutants
+
+
+def _report(found: list[Mutant], *, show_all: bool) -> int:
+    accepted = tomllib.loads(ACCEPTED.read_text())["mutant"]
+    reasons = {(item["module"], item["from"], item["to"]): item["reason"] for item in accepted}
+    counts: dict[str, Counter[str]] = {}
+    missing = []
+    for mutant in found:
+        kind = "killed" if mutant.status in ("killed", "timeout") else "unexplained"
+        if kind == "unexplained" and mutant.wording:
+            kind = "wording"
+        reason = reasons.get((mutant.module, mutant.removed, mutant.added))
+        if kind == "unexplained" and reason:
+            kind = "accepted"
+        counts.setdefault(mutant.module, Counter())[kind] += 1
+        if kind == "unexplained" or (show_all and kind != "killed"):
+            missing.append(f"{kind}: {mutant.module} {mutant.name} ({mutant.status})\n{_change(mutant)}")
+    print("\n".join(missing))
+    kinds = ("killed", "wording", "accepted", "unexplained")
+    print(f"{'module':52}{'mutants':>9}" + "".join(f"{kind:>13}" for kind in kinds))
+    for module, count in sorted(counts.items()):
+        print(f"{module:52}{count.total():>9}" + "".join(f"{count[kind]:>13}" for kind in kinds))
+    return int(any(count["unexplained"] for count in counts.values()))
+
+
+def _change(mutant: Mutant) -> str:
+    return "\n".join([f"  - {mutant.removed}", f"  + {mutant.added}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
