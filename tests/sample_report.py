@@ -169,7 +169,7 @@ def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:
             "steps_s": 0.12 * spec.layout.world_size,
             "overhead_s": 0.5,
         },
-        reproduce=f"harness run matrices/smoke.yaml --cell {name}",
+        reproduce=f"harness run matrices/smoke.yaml --only {name}",
         group=f"documents-3f2a-{spec.dtype}",
         reference=None if is_reference else REFERENCE,
         throughput=_throughput(spec, name),
@@ -199,7 +199,7 @@ def _metadata_failure() -> ReportCell:
     findings = [
         Finding(
             lane=Lane.METADATA,
-            check="packed_params_present",
+            check="params_present",
             message="no packed metadata reached this rank: PackedSeqParams is missing in 2 of 8 ranks",
             fault_class="A metadata: middle stages without cu_seqlens",
             where=where,
@@ -208,7 +208,7 @@ def _metadata_failure() -> ReportCell:
         ),
         Finding(
             lane=Lane.METADATA,
-            check="ranks_agree",
+            check="params_agree_ranks",
             message="cu_seqlens differs between tp 0 and tp 1 of stage 2",
             fault_class="A metadata: middle stages without cu_seqlens",
             where={**where, "rank": 5, "stage": 2, "layer": 3},
@@ -216,7 +216,7 @@ def _metadata_failure() -> ReportCell:
             bound=[0, 1, 4, 23, 27, 46, 64],
         ),
         Finding(
-            lane=Lane.METADATA,
+            lane=Lane.NUMERICS,
             check="ended",
             message="rank 3 raised TypeError: 'NoneType' object is not subscriptable",
             where={"rank": 3, "leg": "training"},
@@ -225,7 +225,7 @@ def _metadata_failure() -> ReportCell:
     return replace(
         cell,
         outcome=Outcome.FAIL,
-        lanes=lanes("fail", "skip"),
+        lanes=lanes("fail", "fail"),
         findings=findings,
         ranks=ranks,
         curve=LossCurve(),
@@ -246,7 +246,7 @@ def _numerics_failure() -> ReportCell:
     findings = [
         Finding(
             lane=Lane.NUMERICS,
-            check="gradient_norm",
+            check="grad_norm",
             message="gradient norm is 2.0000 times the reference: within 2 % of cp = 2",
             fault_class="D gradient reduction",
             where={"step": 0},
@@ -255,7 +255,7 @@ def _numerics_failure() -> ReportCell:
         ),
         Finding(
             lane=Lane.NUMERICS,
-            check="parameter_gradient",
+            check="parameter_gradients",
             message="gradient of the first parameter that differs is twice the reference",
             fault_class="D gradient reduction",
             where={"stage": 0, "layer": 1, "parameter": "decoder.layers.1.self_attention.linear_qkv.weight"},
@@ -281,7 +281,7 @@ def _known_failure() -> ReportCell:
     differs = [replace(view, state="differs", max_seqlen=-1093) if view.place.tp else view for view in cell.ranks]
     finding = Finding(
         lane=Lane.METADATA,
-        check="max_seqlen",
+        check="params_agree_plan",
         message="max_seqlen is garbage on tp 1: an uninitialised broadcast buffer",
         fault_class="A metadata: max_seqlen wrong",
         where={"stage": 0, "tp": 1, "cp": 0, "field": "max_seqlen_q"},

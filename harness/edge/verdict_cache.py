@@ -60,9 +60,13 @@ def _file(key: VerdictKey) -> Path:
 
 @cache
 def harness_version() -> str:
-    """The version and what its code is: a changed check must not be answered with an old verdict."""
-    root = Path(harness.__file__).parent
+    """The version and a digest of its code: a changed check must not be answered with an old verdict."""
+    return f"{harness.__version__}-{code_digest(Path(harness.__file__).parent)}"
+
+
+def code_digest(root: Path) -> str:
+    """Twelve hex digits of the Python files under `root`, their names and their text."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return f"{harness.__version__}-{digest.hexdigest()[:12]}"
+    return digest.hexdigest()[:12]

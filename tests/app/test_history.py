@@ -98,7 +98,7 @@ def test_findings_and_metrics_are_listed_with_their_cell(folder: Path, capsys: p
     told = capsys.readouterr()
     assert "2 of 3 runs recorded" in told.out and "no run 'gone'" in told.err
     findings = rows(capsys, "findings", "--cell", "tp2-pp4-cp1-sft")
-    assert [row["check"] for row in findings] == ["packed_params_present", "ranks_agree", "ended"]
+    assert [row["check"] for row in findings] == ["params_present", "params_agree_ranks", "ended"]
     assert json.loads(findings[0]["place"])["stage"] == 1
     (metric,) = [
         row

@@ -14,6 +14,7 @@ def commands(root: Path) -> list[Command]:
     files = [root / "README.md", root / "CONTRIBUTING.md", root / "reports" / "README.md"]
     files += [file for file in sorted((root / "docs").rglob("*")) if file.is_file()]
     files += sorted((root / "matrices").rglob("*.yaml"))
+    files += sorted((root / "tests" / "judge" / "golden").glob("*.md"))
     return [command for file in files for command in commands_in(file, file.relative_to(root).as_posix())]
 
 
@@ -27,6 +28,7 @@ def test_every_command_exists_with_its_arguments_and_matrices(root: Path, comman
         "docs/examples/github-actions.yaml",
         "docs/examples/gitlab-ci.yml",
         "matrices/nightly.yaml",
+        "tests/judge/golden/compare.md",
     }
     assert [found for command in commands if (found := complaint(command, root))] == []
 

@@ -200,7 +200,7 @@ def test_the_report_shows_cells_then_rejected_then_failures_then_the_verdict() -
         f"FAIL {failing.id}\n  metadata: no packed metadata reached this rank",
         "  at rank 3, stage 1, tp 1, cp 0, dp 0, layer 2, micro-batch 0, field cu_seqlens_q",
         "probable fault: A metadata: middle stages without cu_seqlens",
-        f"reproduce: harness run matrices/smoke.yaml --cell {failing.id}",
+        f"reproduce: harness run matrices/smoke.yaml --only {failing.id}",
         "report: reports/x/report.html",
         "report: reports/x/report.json",
         "FAIL: 6 PASS, 2 FAIL, 1 XFAIL, 2 REJECTED, 1 ERROR, 1 FLAKY in 1 min 02 s; exit code 1",

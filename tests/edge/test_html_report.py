@@ -132,7 +132,7 @@ def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_comman
     assert "[0, 1, 4, 23, 27, 46, 64]" in text
     assert "A metadata: middle stages without cu_seqlens" in text
     assert "TypeError: 'NoneType' object is not subscriptable" in text and "rope_utils.py" in text
-    assert "harness run matrices/smoke.yaml --cell tp2-pp4-cp1-sft" in text
+    assert "harness run matrices/smoke.yaml --only tp2-pp4-cp1-sft" in text
 
 
 def test_a_bound_is_shown_with_its_origin(sample: str) -> None:

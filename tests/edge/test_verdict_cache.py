@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness.edge import verdict_cache
 from harness.edge.verdict_cache import KeptVerdict, VerdictKey
 from harness.judge.bisection import JudgedCell
@@ -49,6 +50,25 @@ def test_half_a_file_is_no_verdict(kept: Path, text: str) -> None:
     assert verdict_cache.read(KEY) is None
 
 
-def test_the_version_of_the_harness_tells_its_code() -> None:
-    assert verdict_cache.harness_version() == verdict_cache.harness_version()
-    assert len(verdict_cache.harness_version().rpartition("-")[2]) == 12
+def test_the_digest_changes_with_text_and_names_of_the_code_and_with_nothing_else(tmp_path: Path) -> None:
+    code, other = tmp_path / "checks" / "a.py", tmp_path / "checks" / "b.py"
+    code.parent.mkdir()
+    seen = [verdict_cache.code_digest(tmp_path)]
+    for change in (
+        lambda: code.write_text("BOUND = 1\n"),
+        lambda: code.write_text("BOUND = 2\n"),
+        lambda: code.rename(other),
+        lambda: other.with_name("c.py").write_text(""),
+    ):
+        change()
+        seen.append(verdict_cache.code_digest(tmp_path))
+        code.with_suffix(".pyc").write_text(f"{len(seen)}")
+        assert verdict_cache.code_digest(tmp_path) == seen[-1]
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_version_of_the_harness_tells_its_release_and_the_code_that_runs() -> None:
+    release, _, digest = verdict_cache.harness_version().rpartition("-")
+    root = Path(harness.__file__).parent
+    assert (release, digest) == (harness.__version__, verdict_cache.code_digest(root))
+    assert root.joinpath("judge", "checks", "table.py").is_file()

@@ -16,7 +16,7 @@ def test_a_red_run_tells_the_first_findings_and_what_changed() -> None:
     report = replace(sample_report(), since=Since(run_id="a", started="yesterday", cells=[cell]))
     value = json.loads(dumps(announcement(report, exit_code=1, directory="reports/b")))
     assert (value["verdict"], value["exit_code"], value["counts"]["FAIL"]) == ("fail", 1, 2)
-    assert value["first"][0]["check"] == "packed_params_present"
+    assert value["first"][0]["check"] == "params_present"
     assert value["first"][0]["place"].startswith("rank 3, stage 1, tp 1")
     assert value["since"]["cells"][0]["change"] == "newly failing"
     lines = value["text"].splitlines()

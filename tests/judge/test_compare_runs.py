@@ -34,8 +34,8 @@ def test_a_cell_that_passed_and_fails_is_a_regression_with_its_new_findings_and_
     assert found.verdict == "regression"
     assert found.cells[0] is broken
     assert (broken.before, broken.after, broken.regressions) == (Outcome.PASS, Outcome.FAIL, ["newly failing"])
-    assert (broken.findings[0].check, broken.findings[0].where["stage"]) == ("packed_params_present", 1)
-    assert broken.lanes == ["metadata"]
+    assert (broken.findings[0].check, broken.findings[0].where["stage"]) == ("params_present", 1)
+    assert broken.lanes == ["metadata", "numerics"]
     assert cell(found, "tp2-pp2-cp1-sft").change == "fixed"
     assert cell(found, "tp1-pp2-cp1-vpp2").change == "new"
 

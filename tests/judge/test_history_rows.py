@@ -46,7 +46,7 @@ def test_metrics_are_named_with_their_units_and_absent_ones_are_left_out() -> No
     assert 0 < passed.metrics["loss_drift"] < 1e-6
     crashed = next(cell for cell in row.cells if cell.name == "tp2-pp4-cp1-sft")
     assert set(crashed.metrics) == {"wall_s", "steps_s"}
-    assert [finding.check for finding in crashed.findings] == ["packed_params_present", "ranks_agree", "ended"]
+    assert [finding.check for finding in crashed.findings] == ["params_present", "params_agree_ranks", "ended"]
 
 
 def test_drift_is_the_largest_relative_difference_and_keeps_what_is_not_a_number() -> None:

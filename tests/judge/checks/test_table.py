@@ -8,6 +8,8 @@ import pytest
 from harness.judge.checks.table import CHECKS
 from harness.words.outcomes import LaneVerdict, Outcome
 from tests.judge.simulator import config_of, evidence_for, judge
+from tests.sample_report import sample_report
+from tests.two_runs import earlier_report, later_report
 
 LAYOUTS: list[dict[str, Any]] = [
     {},
@@ -56,3 +58,12 @@ def test_findings_carry_the_name_and_lane_of_their_check() -> None:
     assert verdict.findings
     assert all(finding.lane is lanes[finding.check] for finding in verdict.findings)
     assert verdict.lanes[verdict.findings[0].lane] is LaneVerdict.FAIL
+
+
+def test_sample_reports_name_only_checks_that_there_are_in_their_lanes() -> None:
+    """Renderers and goldens show these reports, so that no page shows a check by a name it no longer has."""
+    lanes = {check.name: check.lane for check in CHECKS}
+    reports = (sample_report(), earlier_report(), later_report())
+    findings = [finding for report in reports for cell in report.cells for finding in cell.findings]
+    assert len(findings) > 15
+    assert {(item.check, item.lane) for item in findings if lanes.get(item.check) is not item.lane} == set()
