@@ -12,7 +12,8 @@ from functools import cached_property
 
 from harness.judge.assemble import ParameterGradient, whole_activations, whole_gradients
 from harness.judge.baseline import Baseline
-from harness.judge.endings import Cause, Ending, cause_of, endings_of
+from harness.judge.cause import Cause, cause_of
+from harness.judge.endings import Ending, endings_of
 from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, LogTail, classify
 from harness.judge.leg_evidence import LegEvidence, legs_seen
 from harness.judge.noise import noise_floors
@@ -147,7 +148,7 @@ class CellEvidence:
     @cached_property
     def cause(self) -> Cause | None:
         """Why the cell did not complete; None when every rank did."""
-        return cause_of(self.endings, self.result)
+        return cause_of(self.endings, self.result, self.job.state)
 
     @cached_property
     def failure_class(self) -> FailureClass | None:

@@ -7,40 +7,46 @@ a failure, a cascade only follows from one, on this rank or another. docs/failur
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-CODE, INFRASTRUCTURE, UNKNOWN_DOMAIN = "code", "infrastructure", "unknown"
-ROOT, CASCADE = "root", "cascade"
-NEVER, OTHER_NODES, UNKNOWN_OUTLOOK = "never", "other nodes", "unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """One failure class. All regular expressions are searched; an empty one never matches."""
-
-    name: str
-    title: str
-    domain: str  # code | infrastructure | unknown
-    role: str  # root | cascade
-    retry: str  # never | other nodes | unknown
-    advice: str  # what to do next, in one sentence
-    exception: str = ""  # in "Type: message" of an exception that a rank recorded
-    log: str = ""  # in one line of log text, without the prefixes of torch, srun and slurmstepd
-    states: tuple[str, ...] = ()  # of the job, as sacct and squeue name them
-
-    def in_exception(self, text: str) -> bool:
-        return bool(self.exception) and re.search(self.exception, text, re.I) is not None
-
-    def in_log(self, line: str) -> bool:
-        return bool(self.log) and re.search(self.log, line, re.I) is not None
-
-    def in_state(self, state: str) -> bool:
-        """`state` may carry a comment ("CANCELLED by 0") or be cut by sacct's column ("OUT_OF_ME+")."""
-        word = (state.split() or [""])[0]
-        if word.endswith("+"):
-            return len(word) > 4 and any(name.startswith(word[:-1]) for name in self.states)
-        return word in self.states
-
+from harness.judge.ending_patterns import (
+    DEADLINE,
+    FROZEN,
+    HANG,
+    HARNESS_DEFECT,
+    KILLED,
+    NATIVE_CRASH,
+    PYTHON,
+    REPLACEMENT,
+    SETUP,
+    STALLED,
+    UNKNOWN,
+    UNREACHABLE,
+)
+from harness.judge.failure_row import (
+    CASCADE,
+    CODE,
+    HARNESS,
+    INFRASTRUCTURE,
+    NEVER,
+    OTHER_NODES,
+    ROOT,
+    UNKNOWN_DOMAIN,
+    UNKNOWN_OUTLOOK,
+    Pattern,
+)
+from harness.judge.infrastructure_patterns import (
+    BOOT,
+    CANCELLED,
+    CONTAINER,
+    DISK,
+    GPU_HARDWARE,
+    GPU_UNAVAILABLE,
+    NETWORK,
+    NODE_FAILURE,
+    PREEMPTION,
+    STORAGE,
+    TIME_LIMIT,
+)
 
 # Import errors of an interpreter that is ending. Other noise of a tear-down is kept out by the rows themselves: a plain
 # "STEP ... CANCELLED" is srun ending the other tasks, Xid 45 is the driver's clean-up, and CUDA's advice is no cause.
@@ -70,78 +76,6 @@ HOST_MEMORY = Pattern(
     log=r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory|task \d+: Out Of Memory|"
     r"DefaultCPUAllocator: (can't|not enough)",
     states=("OUT_OF_MEMORY",),
-)
-NODE_FAILURE = Pattern(
-    name="node-failure",
-    title="node failure",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
-    advice="Run the cell again on other nodes, and tell the administrators which node failed.",
-    log=r"DUE TO NODE FAILURE|^Node failure on ",
-    states=("NODE_FAIL",),
-)
-PREEMPTION = Pattern(
-    name="preemption",
-    title="preempted or requeued",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
-    advice="Run the cell again, in a partition or QOS that is not preempted if this comes often.",
-    log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
-    states=("PREEMPTED", "REQUEUED"),
-)
-TIME_LIMIT = Pattern(
-    name="time-limit",
-    title="job time limit",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Raise launch.time_limit_min or the time of the cluster profile, or lower launch.cells_per_allocation.",
-    log=r"DUE TO TIME LIMIT",
-    states=("TIMEOUT", "DEADLINE"),
-)
-CANCELLED = Pattern(
-    name="cancelled",
-    title="cancelled",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Somebody cancelled the job: if that was not wanted, run its cells again with harness resume RUN --errors.",
-    log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
-    states=("CANCELLED",),
-)
-BOOT = Pattern(
-    name="boot-failure",
-    title="node boot or task launch failure",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
-    advice="Run the cell again on other nodes, and tell the administrators which node did not start it.",
-    log=r"wrong with the boot of the nodes|are still not ready|^Task launch for \S+ failed on node|"
-    r"^Application launch failed|^task \d+ launch failed",
-    states=("BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"),
-)
-CONTAINER = Pattern(
-    name="container-start",
-    title="container did not start",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
-    advice="Check the image and mounts of the cluster profile with one srun by hand.",
-    log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
-)
-GPU_HARDWARE = Pattern(
-    name="gpu-hardware",
-    title="GPU hardware fault",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
-    advice="Run the cell again on other nodes, and have the GPU of this one checked.",
-    exception=r"uncorrectable ECC|GPU has fallen off the bus|uncorrectable NVLink",
-    # Xid numbers that NVIDIA's catalogue gives to memory, link, bus and firmware; 13, 31, 43 can be the program's.
-    log=r"uncorrectable ECC|fallen off the bus|uncorrectable NVLink|"
-    r"NVRM: Xid \([^)]*\): (48|6[1-4]|74|79|9[2458]|119|12[0-2]|140|14[3-9]),",
 )
 NON_FINITE = Pattern(
     name="non-finite",
@@ -176,16 +110,6 @@ IMPORT = Pattern(
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
     log=r"^(ModuleNotFoundError|ImportError):|undefined symbol: |"
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
-)
-DISK = Pattern(
-    name="disk-full",
-    title="disk full",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Free space or quota where the run directory and the temporary files are, then harness resume RUN --errors.",
-    exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
-    log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
 )
 CONFIGURATION = Pattern(
     name="configuration",
@@ -247,6 +171,8 @@ PATTERNS: tuple[Pattern, ...] = (
     BOOT,
     CONTAINER,
     GPU_HARDWARE,
+    GPU_UNAVAILABLE,
+    NETWORK,
     NON_FINITE,
     GPU_MEMORY_ACCESS,
     NCCL_TIMEOUT,
@@ -254,57 +180,71 @@ PATTERNS: tuple[Pattern, ...] = (
     LOST_PEER,
     IMPORT,
     DISK,
+    STORAGE,
     CONFIGURATION,
 )
 
-# The classes that are told by how ranks ended, without a text of their own.
-HANG = Pattern(
-    name="hang",
-    title="hang in a collective",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Compare the stacks in the logs of the ranks that wait with that of the rank that came least far.",
-)
-PYTHON = Pattern(
-    name="python-exception",
-    title="Python exception",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Read the traceback of this rank.",
-)
-NATIVE_CRASH = Pattern(
-    name="native-crash",
-    title="native crash or exit",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
-    advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
-)
-KILLED = Pattern(
-    name="killed",
-    title="killed from outside",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
-    advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
-)
-DEADLINE = Pattern(
-    name="deadline",
-    title="deadline of the cell",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
-    advice="No rank waited for another, so it may only be slow: raise deadline_s, or read the dumped stacks.",
-)
-UNKNOWN = Pattern(
-    name="unknown",
-    title="unknown",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
-    advice="Nothing says why: read the logs of the attempt and of its job.",
+CLASSES: tuple[Pattern, ...] = (
+    *PATTERNS,
+    HANG,
+    FROZEN,
+    STALLED,
+    UNREACHABLE,
+    SETUP,
+    HARNESS_DEFECT,
+    REPLACEMENT,
+    PYTHON,
+    NATIVE_CRASH,
+    KILLED,
+    DEADLINE,
+    UNKNOWN,
 )
 
-CLASSES: tuple[Pattern, ...] = (*PATTERNS, HANG, PYTHON, NATIVE_CRASH, KILLED, DEADLINE, UNKNOWN)
+__all__ = [
+    "BOOT",
+    "CANCELLED",
+    "CASCADE",
+    "CLASSES",
+    "CODE",
+    "CONFIGURATION",
+    "CONTAINER",
+    "DEADLINE",
+    "DISK",
+    "FROZEN",
+    "GLOO_TIMEOUT",
+    "GPU_HARDWARE",
+    "GPU_MEMORY",
+    "GPU_MEMORY_ACCESS",
+    "GPU_UNAVAILABLE",
+    "HANG",
+    "HARNESS",
+    "HARNESS_DEFECT",
+    "HOST_MEMORY",
+    "IMPORT",
+    "INFRASTRUCTURE",
+    "KILLED",
+    "LOST_PEER",
+    "NATIVE_CRASH",
+    "NCCL_TIMEOUT",
+    "NETWORK",
+    "NEVER",
+    "NODE_FAILURE",
+    "NON_FINITE",
+    "OTHER_NODES",
+    "PATTERNS",
+    "PREEMPTION",
+    "PREFIX",
+    "PYTHON",
+    "REPLACEMENT",
+    "ROOT",
+    "SETUP",
+    "STALLED",
+    "STORAGE",
+    "TEAR_DOWN",
+    "TIME_LIMIT",
+    "UNKNOWN",
+    "UNKNOWN_DOMAIN",
+    "UNKNOWN_OUTLOOK",
+    "UNREACHABLE",
+    "Pattern",
+]

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.judge import failure_patterns as table
+from harness.judge.blame import blame_of
 from harness.judge.endings import SIGTERM, Ending, signal_of
 from harness.judge.failure_patterns import Pattern
+from harness.judge.hangs import stall_of
 from harness.judge.places import counted
-from harness.words.records import Failure
+from harness.words.errors import STORAGE_EXITS
 
 SIGABRT = 6
 _QUOTE_LENGTH = 300
@@ -56,7 +58,7 @@ class FailureEvidence:
 class FailureClass:
     name: str
     title: str
-    domain: str  # code | infrastructure | unknown
+    domain: str  # code | harness | infrastructure | unknown
     role: str  # root | cascade
     retry: str  # never | other nodes | unknown; "other nodes" only on more evidence than a text
     advice: str
@@ -69,6 +71,7 @@ class _Candidate:
     pattern: Pattern
     source: int
     evidence: str
+    domain: str = ""  # where frames decide; empty: the row's
     rank: int | None = None
     time: float = math.inf
 
@@ -94,7 +97,7 @@ def classify(evidence: FailureEvidence) -> FailureClass:
     return FailureClass(
         name=pattern.name,
         title=pattern.title,
-        domain=pattern.domain,
+        domain=chosen.domain or pattern.domain,
         role=pattern.role,
         retry=_outlook(chosen, evidence),
         advice=pattern.advice,
@@ -115,7 +118,7 @@ def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> str:
     if pattern.retry != table.OTHER_NODES:
         return pattern.retry
     gone = any(ending.ended in ("killed", "missing") for ending in evidence.endings)
-    proven = chosen.source in (EXCEPTION, SCHEDULER) or gone
+    proven = chosen.source in (EXCEPTION, SCHEDULER) or pattern is table.FROZEN or gone
     return table.OTHER_NODES if pattern.domain == table.INFRASTRUCTURE and proven else table.UNKNOWN_OUTLOOK
 
 
@@ -126,21 +129,26 @@ def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
     for ending in evidence.endings:
         log = evidence.logs.get(ending.rank, LogTail(text=""))
         if ending.failure is not None and ending.ended == "raised":
-            yield from _of_an_exception(ending.rank, ending.failure, log)
+            yield from _of_an_exception(ending, log)
         elif ending.ended != "completed":
             yield from _of_a_silent_rank(ending, log)
     # A rank that raised has said itself why it ended; the job's output counts for those that could not.
     if any(ending.ended in ("killed", "missing", "crashed", "deadline") for ending in evidence.endings):
         for pattern, line in patterns_of_log(evidence.job_log):
             yield _Candidate(pattern=pattern, source=LOG, evidence=line)
-    yield from _of_waiting_ranks(evidence.endings)
+    stall = stall_of(evidence.endings)
+    if stall is not None:
+        source = DEADLINE if stall.pattern is table.DEADLINE else HANG
+        yield _Candidate(pattern=stall.pattern, source=source, evidence=stall.text, rank=stall.rank)
 
 
-def _of_an_exception(rank: int, failure: Failure, log: LogTail) -> Iterator[_Candidate]:
+def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
     """The exception; and where it is only a cascade, what else the rank's log says."""
-    pattern = pattern_of_exception(failure.type, failure.message)
-    text = f"{failure.type}: {failure.message}"
-    yield _Candidate(pattern=pattern, source=EXCEPTION, evidence=text, rank=rank, time=failure.time)
+    failure, rank = ending.failure, ending.rank
+    assert failure is not None
+    pattern, domain, frame = blame_of(failure, ending.progress)
+    text = f"{failure.type}: {failure.message}{f', at {frame}' if frame else ''}"
+    yield _Candidate(pattern=pattern, source=EXCEPTION, evidence=text, domain=domain, rank=rank, time=failure.time)
     if pattern.role == table.CASCADE:
         for found, line in patterns_of_log(log.text):
             yield _Candidate(pattern=found, source=LOG, evidence=line, rank=rank, time=log.written)
@@ -156,36 +164,16 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
     code = ending.exit_code or 0
     # torch aborts the process when its watchdog gives up on a collective: that crash is part of the cascade.
     gave_up = signal_of(code) == SIGABRT and any(pattern.role == table.CASCADE for pattern, _ in found)
-    if crashed and not gave_up:
+    if crashed and code in STORAGE_EXITS:
+        how = f"exit code {code}: it could not write its record"
+        yield _Candidate(pattern=table.STORAGE, source=EXCEPTION, evidence=how, rank=ending.rank)
+    elif crashed and not gave_up:
         how = f"signal {signal_of(code)}" if signal_of(code) else f"exit code {code}"
         yield _Candidate(pattern=table.NATIVE_CRASH, source=CRASH, evidence=how, rank=ending.rank)
     # SIGTERM is how the parent ends the ranks that are left.
     if ending.ended in ("killed", "missing") and code and signal_of(code) != SIGTERM:
         how = f"exit code {code}"
         yield _Candidate(pattern=table.KILLED, source=KILLED, evidence=how, rank=ending.rank)
-
-
-def _of_waiting_ranks(endings: tuple[Ending, ...]) -> Iterator[_Candidate]:
-    late = [ending for ending in endings if ending.ended == "deadline"]
-    if not late:
-        return
-    waits: dict[str, list[int]] = {}
-    for ending in late:
-        if ending.hang:
-            waits.setdefault(ending.hang, []).append(ending.rank)
-    last = min(late, key=lambda ending: (ending.order, ending.rank))
-    step = max(ending.progress.step for ending in late)
-    if waits:
-        where = " and ".join(f"{name} ({counted('rank', ranks)})" for name, ranks in waits.items())
-        yield _Candidate(pattern=table.HANG, source=HANG, evidence=f"hang in {where} at step {step}", rank=last.rank)
-    else:
-        yield _Candidate(pattern=table.DEADLINE, source=DEADLINE, evidence=last.at, rank=last.rank)
-
-
-def pattern_of_exception(type_name: str, message: str) -> Pattern:
-    """The row of an exception; the Python row when no other knows it."""
-    text = f"{type_name}: {message}"
-    return next((pattern for pattern in table.PATTERNS if pattern.in_exception(text)), table.PYTHON)
 
 
 def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from harness.judge.blame import pattern_of_exception
 from harness.judge.failure_patterns import GPU_MEMORY, HOST_MEMORY
-from harness.judge.failures import pattern_of_exception
 from harness.words.records import Failure, RankRecord
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

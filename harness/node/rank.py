@@ -18,7 +18,7 @@ from harness.node.process import die_with, log_to
 from harness.node.recorder import Recorder
 from harness.node.rendezvous import Abort, Share, write_abort
 from harness.words.cell import CellConfig
-from harness.words.errors import DiskFullError
+from harness.words.errors import STORAGE_EXIT, DiskFullError
 from harness.words.records import RankRecord
 
 
@@ -48,6 +48,7 @@ def rank_main(
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     flight = flight_recorder.watch(attempt, rank, deadline_at)
     place = config.layout.coordinates(rank)
+    recorder = None
     try:
         recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
         recorder.flush()
@@ -58,6 +59,12 @@ def rank_main(
         with suppress(OSError):  # the log lies on the same disk
             print(f"rank {rank}: {error}", file=sys.stderr)
         os._exit(DiskFullError.process_exit_code)  # an orderly exit would flush the log and fail
+    except OSError as error:
+        if recorder is not None and recorder.written == "raised":
+            raise
+        with suppress(OSError):
+            print(f"rank {rank} could not write its record: {error}", file=sys.stderr)
+        os._exit(STORAGE_EXIT)
     flight.cancel()
     faulthandler.cancel_dump_traceback_later()
 
@@ -68,7 +75,7 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
         run_probe(config, recorder.record.place, recorder, listener)
     except DiskFullError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # argparse of the code under test exits
         _prove_imports(recorder)
         recorder.fail(error)
         if share.nodes > 1:  # before this process closes its connections and its peers fail in turn

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.edge.run_dir import needs_room, write_json
+from harness.node.frames import errno_of, frames_of
 from harness.words.jsonable import dumps, from_jsonable, loads
 from harness.words.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 
@@ -26,6 +27,7 @@ class Recorder:
     def __init__(self, record: RankRecord, path: Path) -> None:
         self.record = record
         self.path = path
+        self.written = ""  # how the record on the disk says that the rank ended
         self._known: dict[Any, int] = {}
         self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params have not been read from the GPU yet
         self._last: tuple[Any, Any, Any] | None = None  # params seen last, their key, their snapshot
@@ -77,6 +79,7 @@ class Recorder:
     def end(self, ended: str) -> None:
         self.record.ended = ended
         self.flush()
+        self.written = ended
 
     def fail(self, error: BaseException) -> None:
         unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
@@ -87,6 +90,8 @@ class Recorder:
             message=str(error)[:4000],
             traceback="".join(traceback.format_exception(type(error), error, error.__traceback__))[-16000:],
             time=time.time(),
+            frames=frames_of(error),
+            errno=errno_of(error),
         )
         self.end("raised")
 

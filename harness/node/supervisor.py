@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import socket
 import time
@@ -26,19 +25,20 @@ from harness.edge.run_dir import AttemptDir, write_json
 from harness.node import rendezvous
 from harness.node.addresses import gloo_interface, own_addresses, reach
 from harness.node.deadline import Deadline
+from harness.node.frames import collective_in, stack_of
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
-from harness.node.recorder import last_progress
+from harness.node.recorder import last_progress, progress_file
 from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
 from harness.words.devices import shown_gpus
-from harness.words.errors import DiskFullError, InfrastructureError
+from harness.words.errors import STORAGE_EXIT, DiskFullError, InfrastructureError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankEnding, RankRecord
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
+_UNWRITTEN = {DiskFullError.process_exit_code: "no room on the disk for", STORAGE_EXIT: "a storage error prevented"}
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
-_COLLECTIVE = re.compile(r'File "[^"]*(?:distributed_c10d|p2p_communication)\.py", line \d+ in (\w+)')
 
 
 class _Peers:
@@ -221,8 +221,12 @@ def settle(
                 record.progress = last_progress(path) or record.progress
                 write_json(path, record)
             ended = record.ended
-        hang = _hung_in(attempt.log(rank)) if ended == "deadline" else None
-        endings.append(RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank), hang=hang))
+        ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
+        if ended == "deadline":
+            ending.stack = _dumped(attempt.log(rank))
+            ending.hang = collective_in(ending.stack or [])
+            ending.still_s = _still_s(path, late.get(rank))
+        endings.append(ending)
     return endings
 
 
@@ -246,8 +250,9 @@ def _result(
     paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
     records = {rank: _record(path) for rank, path in paths.items()}
     failed = [ending for ending in endings if ending.ended != "completed"]
-    full = [str(ending.rank) for ending in failed if ending.exit_code == DiskFullError.process_exit_code]
-    troubles = [*troubles, *([f"no room on the disk for the record of rank {', '.join(full)}"] if full else [])]
+    for code, why in _UNWRITTEN.items():
+        hit = [str(ending.rank) for ending in failed if ending.exit_code == code]
+        troubles = [*troubles, *([f"{why} the record of rank {', '.join(hit)}"] if hit else [])]
     status = ("error" if troubles else "failed") if failed else "completed"
     counted = f"{len(failed)} of {len(endings)} ranks did not complete"
     return CellResult(
@@ -278,7 +283,21 @@ def _record(path: Path) -> RankRecord:
     return from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
 
 
-def _hung_in(log: Path) -> str | None:
-    """The innermost collective or pipeline function in the stack dump of a rank's log."""
-    found = _COLLECTIVE.search(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
-    return found.group(1) if found else None
+def _dumped(log: Path) -> list[str] | None:
+    """Frames of a rank's last stack dump, innermost last; None when its log has none."""
+    return stack_of(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+
+
+def _still_s(record: Path, found: float | None) -> float | None:
+    """How long a rank that the deadline found had reported no progress; None where that is not known.
+
+    By the clock of the file system, which may not be this node's.
+    """
+    path = progress_file(record)
+    if found is None or not path.exists():
+        return None
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe.write_text("", encoding="utf-8")
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return max(now - path.stat().st_mtime - (time.time() - found), 0.0)

@@ -67,6 +67,10 @@ class DiskFullError(InfrastructureError):
     process_exit_code = 28  # ENOSPC, of ranks and agents: whoever waits for them learns it without a file
 
 
+STORAGE_EXIT = 74  # EX_IOERR of sysexits.h: a rank could not write its own files for another reason than their size
+STORAGE_EXITS = (DiskFullError.process_exit_code, STORAGE_EXIT)
+
+
 class NotBuildableError(InfrastructureError):
     """What a stack needs cannot be compiled on this machine; that says nothing about the code under test."""
 

@@ -223,6 +223,8 @@ class Failure:
     message: str
     traceback: str
     time: float  # seconds since the epoch
+    frames: list[str] = field(default_factory=list)  # innermost last, as words/frames.py writes them
+    errno: str = ""  # name of the system's error in the exception's chain, e.g. "ESTALE"
 
 
 @dataclass(kw_only=True)
@@ -296,6 +298,9 @@ class RankEnding:
     ended: str  # as RankRecord.ended, plus "missing" when it left no record
     exit_code: int | None = None
     hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
+    stack: list[str] | None = None  # frames of that dump, innermost last; None: the process left no dump
+    flight: list[str] = field(default_factory=list)  # collectives that NCCL's flight recorder had not seen complete
+    still_s: float | None = None  # seconds before the deadline in which the rank reported no progress
 
 
 @dataclass(kw_only=True)

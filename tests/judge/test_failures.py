@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge import failure_patterns as table
+from harness.judge.blame import pattern_of_exception
 from harness.judge.endings import Ending
 from harness.judge.failure_patterns import CLASSES, PATTERNS, Pattern
 from harness.judge.failures import (
@@ -13,12 +14,11 @@ from harness.judge.failures import (
     FailureEvidence,
     LogTail,
     classify,
-    pattern_of_exception,
     patterns_of_log,
 )
 from harness.words.layout import Coordinates
 from harness.words.records import Failure, Progress
-from tests.judge.checks.test_ended import cut_off
+from tests.judge.checks.test_ended import IN_CODE, cut_off
 from tests.judge.simulator import config_of, evidence_for
 
 LOGS = Path(__file__).parent / "logs"
@@ -51,6 +51,12 @@ def ending(rank: int, ended: str, **facts: object) -> Ending:
     progress = Progress(leg="training", step=1, micro_batch=0, phase="forward")
     place = Coordinates(pp=0, dp=0, cp=0, tp=rank)
     return Ending(rank=rank, place=place, ended=ended, progress=progress, **facts)  # type: ignore[arg-type]
+
+
+def late_rank(rank: int, hang: str | None, *frames: str) -> Ending:
+    """A rank that had not moved for long when the deadline came."""
+    stack = ("harness/node/rank.py:70 in _run", *(frames or (IN_CODE,)))
+    return ending(rank, "deadline", hang=hang, stack=stack, stalled=True, exit_code=-9)
 
 
 def raised(rank: int, message: str, time: float, type_name: str = "RuntimeError") -> Ending:
@@ -92,7 +98,7 @@ def test_every_expression_of_a_row_has_a_text(pattern: Pattern) -> None:
 def test_rows_are_unique_and_speak_the_words_of_the_table() -> None:
     assert len(BY_NAME) == len(CLASSES)
     for row in CLASSES:
-        assert row.domain in (table.CODE, table.INFRASTRUCTURE, table.UNKNOWN_DOMAIN)
+        assert row.domain in (table.CODE, table.HARNESS, table.INFRASTRUCTURE, table.UNKNOWN_DOMAIN)
         assert row.role in (table.ROOT, table.CASCADE)
         assert row.retry in (table.NEVER, table.OTHER_NODES, table.UNKNOWN_OUTLOOK)
         assert row.advice.endswith(".")
@@ -183,14 +189,14 @@ def test_ranks_that_lost_a_failed_node_are_its_consequence() -> None:
 
 
 def test_a_hang_is_named_with_collective_ranks_and_step_though_the_job_timed_out_over_it() -> None:
-    late = [ending(0, "deadline", hang="all_reduce"), ending(1, "deadline", hang="barrier")]
+    late = [late_rank(0, "all_reduce"), late_rank(1, "barrier")]
     found = classed(*late, state="TIMEOUT")
     assert (found.name, found.domain, found.retry) == ("hang", "code", "never")
-    assert found.evidence == "hang in all_reduce (rank 0) and barrier (rank 1) at step 1"
+    assert found.evidence.startswith("hang in all_reduce (rank 0) and barrier (rank 1) at step 1; rank 0 ")
 
 
 def test_a_deadline_without_a_wait_and_silence_are_unknown() -> None:
-    assert classed(ending(0, "deadline")).name == "deadline"
+    assert classed(late_rank(0, None)).name == "deadline"
     found = classed(ending(0, "missing"), ending(1, "missing"))
     assert (found.name, found.evidence, found.retry) == ("unknown", "ranks 0, 1 left no word", "unknown")
 

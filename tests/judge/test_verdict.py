@@ -11,7 +11,7 @@ from harness.words.layout import Coordinates
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
 from harness.words.records import Failure, Progress, RankEnding
 from harness.words.run_plan import XFail
-from tests.judge.checks.test_ended import cut_off
+from tests.judge.checks.test_ended import IN_CODE, cut_off, waits
 from tests.judge.simulator import at, config_of, drop_params, evidence_for, judge
 
 KNOWN = XFail(pattern="*sft*", reason="no metadata on middle stages", link="https://example.org/4092")
@@ -37,7 +37,11 @@ def test_a_cell_that_left_nothing_is_undecided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "how"), [(-9, "was killed from outside"), (None, "was cut off, nobody knows how")]
+    ("exit_code", "how"),
+    [
+        (-9, "was killed from outside"),
+        (None, "was terminated in the training leg, step 0, micro-batch 1, forward; cause unknown"),
+    ],
 )
 def test_a_rank_killed_from_outside_is_infrastructure(exit_code: int | None, how: str) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
@@ -111,7 +115,9 @@ def test_a_model_that_cannot_be_built_is_undecided() -> None:
 def test_a_deadline_with_nobody_waiting_is_undecided() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
-        cut_off(record, "deadline")
+        cut_off(record, "running")
+    for rank in evidence.records:
+        waits(evidence, rank, None, IN_CODE)
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "no rank waiting in a collective" in verdict.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -34,6 +35,18 @@ def config(
         fault=fault,
         deadline_s=deadline_s,
     )
+
+
+def upstream_module(folder: Path, text: str) -> Any:
+    """A module whose frames count as code under test: `text` in folder/site-packages/skyrl/simulated.py."""
+    path = folder / "site-packages" / "skyrl" / "simulated.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("import time\nimport os\n\n\n" + text)
+    spec = importlib.util.spec_from_file_location("simulated", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -14,39 +14,17 @@ import pytest
 import torch.distributed as dist
 
 from harness.edge.run_dir import AttemptDir, RunDir, needs_room, write_json
-from harness.judge.endings import Cause, cause_of, endings_of
+from harness.judge.cause import Cause, cause_of
+from harness.judge.endings import endings_of
 from harness.node import rank as rank_module
 from harness.node.deadline import Deadline
 from harness.node.recorder import Recorder
 from harness.node.rendezvous import Heartbeats, Share
-from harness.node.supervisor import _hung_in, _result, _wait, settle, supervise
+from harness.node.supervisor import _result, _wait, settle, supervise
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.layout import Layout
 from harness.words.records import CellResult, Failure, RankEnding, RankRecord
-from tests.node.conftest import config
-
-DUMP = """Timeout (0:00:08)!
-Thread 0x1 (most recent call first):
-  File "site-packages/torch/distributed/distributed_c10d.py", line 2714 in all_reduce
-  File "site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "megatron/core/distributed/finalize_model_grads.py", line 300 in finalize_model_grads
-"""
-
-
-def test_the_innermost_collective_of_the_dump_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "rank.log"
-    log.write_text("some warning\n" + DUMP)
-    assert _hung_in(log) == "all_reduce"
-
-
-def test_a_hang_in_the_pipeline_is_named_by_its_function(tmp_path: Path) -> None:
-    log = tmp_path / "rank.log"
-    log.write_text('  File "megatron/core/pipeline_parallel/p2p_communication.py", line 9 in _communicate_shapes\n')
-    assert _hung_in(log) == "_communicate_shapes"
-
-
-def test_no_dump_names_nothing(tmp_path: Path) -> None:
-    assert _hung_in(tmp_path / "missing.log") is None
+from tests.node.conftest import config, upstream_module
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
@@ -113,6 +91,7 @@ def _supervise(*arguments: Any) -> None:
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Attempts in which rank 0 waits in a barrier, and rank 1 fails once the deadline has come, side by side."""
     roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises")}
+    upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
     deadline_at = time.time() + 8.0
 
     def probe(how: str, recorder: Recorder) -> None:
@@ -121,7 +100,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         dist.init_process_group("gloo", store=dist.FileStore(str(roots[how] / "store"), 2), rank=rank, world_size=2)
         if rank == 0:
             dist.barrier()
-        time.sleep(max(deadline_at - time.time(), 0))
+        upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # its stack is written by then
         if how == "raises":
             raise ValueError("a consequence")
         os.kill(os.getpid(), signal.SIGSEGV)  # as the dump of its stacks may do

@@ -1,16 +1,20 @@
 """Every rank left a record and came through the metadata leg.
 
 A data path that raises or hangs while it only hands out batches is wrong as a data path, so that is a metadata
-finding; `ended` has the legs with the model. Infrastructure causes are warnings: verdict.py makes them ERROR, not FAIL.
+finding; `ended` has the legs with the model. Causes that do not blame the code are warnings: verdict.py makes them
+ERROR, not FAIL.
 """
 
 from __future__ import annotations
 
+from harness.judge import failure_patterns as table
 from harness.judge import fault_classes
 from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.places import counted, where_of
 from harness.words.outcomes import Finding, Lane, Severity
+
+_NOT_THE_CODE = {table.HARNESS: fault_classes.HARNESS, table.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
@@ -28,7 +32,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             lane=Lane.METADATA,
             check="completeness",
             severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
-            fault_class=crash if cause.blames_code else fault_classes.INFRASTRUCTURE,
+            fault_class=crash if cause.blames_code else _NOT_THE_CODE.get(cause.domain, fault_classes.UNKNOWN),
             message=f"{cause.message}{others}",
             where=where_of(
                 ending.place,

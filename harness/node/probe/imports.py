@@ -8,6 +8,7 @@ import os
 import sys
 from functools import cache
 
+from harness.words.frames import CODE_PACKAGES
 from harness.words.records import ImportProof
 from harness.words.stack import HEADS
 
@@ -25,7 +26,6 @@ WARM_MODULES = (
 )
 # Imported late by some releases, in every rank: wanted in the parent too, if they are there.
 _WARM_IF_PRESENT = ("megatron.core.models.mimo",)
-_TOPS = ("megatron", "skyrl", "skyrl_train", "transformer_engine", "pretrain_gpt", "gpt_builders", "model_provider")
 
 
 def import_all() -> None:
@@ -64,7 +64,9 @@ def modules_beside() -> dict[str, str]:
 
 def _files() -> dict[str, str]:
     """Loaded modules under test and where each lies, by name."""
-    files = {name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in _TOPS or name == "torch"}
+    files = {
+        name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in CODE_PACKAGES or name == "torch"
+    }
     return {name: file for name, file in files.items() if file}
 
 

@@ -6,6 +6,9 @@ from harness.words.outcomes import Lane, LaneVerdict
 from harness.words.records import Failure, Progress, RankEnding, RankRecord
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
+IN_CODE = "megatron/core/pipeline_parallel/schedules.py:400 in forward_step"
+OUTER = ["harness/node/rank.py:70 in _run", "harness/node/probe/training.py:40 in run"]
+
 
 def cut_off(record: RankRecord, ended: str) -> None:
     """The record as it is when the rank stops in step 0, micro-batch 1 of the training leg."""
@@ -13,6 +16,17 @@ def cut_off(record: RankRecord, ended: str) -> None:
     record.progress = Progress(leg="training", step=0, micro_batch=1, phase="forward")
     record.layers = [layer for layer in record.layers if layer.step == 0 and layer.micro_batch == 0]
     record.steps, record.parameters, record.activations = [], [], []
+    if ended == "raised":
+        record.failure = Failure(type="RuntimeError", message="64 vs 32", traceback="", time=5.0, frames=[IN_CODE])
+
+
+def waits(evidence: CellEvidence, rank: int, hang: str | None, *frames: str) -> None:
+    """What the supervisor saw of a rank that had not moved for long when the deadline came; frames innermost last."""
+    assert evidence.result is not None
+    ending = evidence.result.ranks[rank]
+    inner = ["torch/distributed/distributed_c10d.py:2714 in " + hang] if hang else []
+    ending.ended, ending.hang, ending.stack = "deadline", hang, [*OUTER, *frames, *inner]
+    ending.still_s, ending.exit_code = 20.0, -9
 
 
 def _cut_off_all(evidence: CellEvidence, ended: str) -> None:
@@ -52,10 +66,12 @@ def test_a_hang_is_named_after_its_collective() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     _cut_off_all(evidence, "deadline")
     assert evidence.result is not None
-    evidence.result.ranks[0].hang = "all_reduce"
+    waits(evidence, 0, "all_reduce", "megatron/core/distributed/finalize_model_grads.py:300 in finalize_model_grads")
+    waits(evidence, 1, None, IN_CODE)
     evidence.records[0].progress.step = 1
     finding = the_only_finding(evidence, "ended")
     assert "hang in all_reduce (rank 0) at step 1" in finding.message
+    assert f"rank 1 (stage 0, tp 1, cp 0, dp 0) never arrived: it was at {IN_CODE}" in finding.message
     assert place_of(finding, "rank") == (1,)
     assert finding.fault_class == fault_classes.HANG
 
@@ -116,7 +132,7 @@ def test_a_hang_says_which_ranks_wait_where() -> None:
     _cut_off_all(evidence, "deadline")
     assert evidence.result is not None
     for rank, name in enumerate(("broadcast", "broadcast", "barrier", None)):
-        evidence.result.ranks[rank].hang = name
+        waits(evidence, rank, name, IN_CODE)
     message = the_only_finding(evidence, "ended").message
     assert "hang in broadcast (ranks 0, 1) and barrier (rank 2) at step 0" in message
 
