@@ -128,7 +128,8 @@ def judged(report: Report, cell: str, name: str) -> JudgedCell:
         reason = next(one.reason for one in report.rejected if one.id == cell)
         return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
     failed = found.outcome is Outcome.FAIL
-    if failed and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
+    undecided = failed or found.outcome is Outcome.ERROR
+    if undecided and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
         reason = f"does not import: {found.failure.message}"
         return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
     findings = tuple(found.findings[:FINDINGS]) if failed else ()

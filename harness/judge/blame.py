@@ -41,7 +41,8 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
     if pattern.domain == table.INFRASTRUCTURE or pattern in _ASYNCHRONOUS:
         return Blame(pattern, pattern.domain)
     if pattern.role == table.CASCADE:
-        return Blame(table.UNREACHABLE if progress.leg == "start" else pattern, table.UNKNOWN_DOMAIN)
+        row = table.UNREACHABLE if progress.leg == "start" else pattern
+        return Blame(row, row.domain)
     if failure.type in _IMPORTS:  # the environment lacks something: that proves nothing about what the code computes
         return Blame(table.IMPORT, table.UNKNOWN_DOMAIN, frame)
     if owner == CODE:

@@ -82,6 +82,11 @@ def _nothing() -> Any:
 
 def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
     """transformer_engine_torch.thd_get_partitioned_indices: int32 slots of this rank, zigzag per segment."""
+    if not torch.is_tensor(cu_seqlens):
+        kind = type(cu_seqlens).__name__
+        raise TypeError(
+            f"the CPU stub of thd_get_partitioned_indices got cu_seqlens of type {kind}; the real kernel may accept it"
+        )
     bounds = [int(value) for value in cu_seqlens.tolist()]
     if bounds[-1] != total:
         raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")

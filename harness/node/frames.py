@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.words.frames import frame_text
 
+_CRASH = "Fatal Python error"
 MOST = 40  # innermost frames that are kept
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$', re.M)
@@ -75,7 +76,7 @@ def stack_of(log: str) -> list[str] | None:
     thread, which the dump has last.
     """
     starts = [match.start() for match in _TIMEOUT.finditer(log)]
-    text = log[starts[-1] :] if starts else log
+    text = (log[starts[-1] :] if starts else log).partition(_CRASH)[0]  # what it dumps as it dies comes later
     threads = []
     heads = list(_HEAD.finditer(text))
     for head, following in zip(heads, [*heads[1:], None]):

@@ -48,3 +48,10 @@ def test_a_hang_in_the_pipeline_is_named_by_its_function() -> None:
 def test_a_log_without_a_dump_has_no_stack() -> None:
     assert stack_of("") is None
     assert stack_of('Traceback (most recent call last):\n  File "a.py", line 3, in f\nValueError: x\n') is None
+
+
+def test_a_crash_after_the_dump_does_not_hide_where_the_rank_was() -> None:
+    thread = 'Current thread 0x1 (most recent call first):\n  File "/y/a.py", line 9 in x\n'
+    died = f"\nFatal Python error: Segmentation fault\n\n{thread}"
+    assert stack_of(DUMP + died) == stack_of(DUMP)
+    assert stack_of(died) is None

@@ -21,6 +21,7 @@ from harness.node.deadline import Deadline
 from harness.node.recorder import Recorder
 from harness.node.rendezvous import Heartbeats, Share
 from harness.node.supervisor import _result, _wait, settle, supervise
+from harness.words.errors import STORAGE_EXIT
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.layout import Layout
 from harness.words.records import CellResult, Failure, RankEnding, RankRecord
@@ -89,8 +90,8 @@ def _supervise(*arguments: Any) -> None:
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Attempts in which rank 0 waits in a barrier, and rank 1 fails once the deadline has come, side by side."""
-    roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises")}
+    """Attempts in which rank 0 waits in a barrier that rank 1 does not come to, side by side."""
+    roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises", "frozen", "stale", "unwritable")}
     upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
     deadline_at = time.time() + 8.0
 
@@ -100,6 +101,15 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         dist.init_process_group("gloo", store=dist.FileStore(str(roots[how] / "store"), 2), rank=rank, world_size=2)
         if rank == 0:
             dist.barrier()
+        if how == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how in ("stale", "unwritable"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "pwrite", _stale)
+                if how == "unwritable":
+                    patch.setattr(Path, "write_text", _stale)
+                    patch.undo = lambda: None  # for as long as the process lives
+                recorder.progress("training", 1, 0, "backward")
         upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # its stack is written by then
         if how == "raises":
             raise ValueError("a consequence")
@@ -118,6 +128,44 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         process.join()
         assert process.exitcode == 0
     return roots
+
+
+def test_a_frozen_rank_is_infrastructure_though_others_wait_for_it(late: dict[str, Path]) -> None:
+    result, _, cause = _read(late["frozen"])
+    assert [ending.ended for ending in result.ranks] == ["deadline", "deadline"]
+    assert result.ranks[0].hang == "barrier"
+    assert result.ranks[1].stack is None
+    assert cause is not None
+    assert (cause.domain, cause.ending.rank) == ("infrastructure", 1)
+    assert "rank 1 left no stack at the deadline" in cause.message
+    assert "barrier (rank 0) waited for it" in cause.message
+
+
+def test_a_storage_error_on_a_rank_s_own_progress_file_is_infrastructure(late: dict[str, Path]) -> None:
+    result, records, cause = _read(late["stale"])
+    assert result.status == "failed"
+    assert records[1].failure is not None
+    assert (records[1].failure.errno, records[1].failure.frames[-1].partition(":")[0]) == (
+        "ESTALE",
+        "tests/node/test_supervisor.py",
+    )
+    assert cause is not None
+    assert (cause.domain, cause.ending.rank) == ("infrastructure", 1)
+
+
+def test_a_rank_that_cannot_even_write_its_record_is_infrastructure(late: dict[str, Path]) -> None:
+    result, _, cause = _read(late["unwritable"])
+    assert result.ranks[1].exit_code == STORAGE_EXIT
+    assert (result.status, result.reason) == (
+        "error",
+        "2 of 2 ranks did not complete; a storage error prevented the record of rank 1",
+    )
+    assert cause is not None
+    assert cause.domain == "infrastructure"
+
+
+def _stale(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")

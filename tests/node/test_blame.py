@@ -1,0 +1,231 @@
+"""Each kind of error, raised from each kind of frame on a rank, through the recorder and the classifier."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.edge.run_dir import write_json
+from harness.judge.blame import blame_of
+from harness.node import cpu_stand_ins
+from harness.node.data_paths.base import RankContext
+from harness.node.faults.endings import ExceptionAtStep1
+from harness.node.probe.prediction import MtpWatch
+from harness.node.recorder import Recorder
+from harness.words.jsonable import from_jsonable, loads
+from harness.words.layout import Coordinates
+from harness.words.records import Failure, Progress, RankRecord
+from tests.node.conftest import config, upstream_module
+
+PLACE = Coordinates(tp=1, cp=0, dp=0, pp=0)
+UPSTREAM = """
+def fails(error):
+    raise error
+
+
+def calls(function, *args, **kwargs):
+    return function(*args, **kwargs)
+
+
+def adds(left, right):
+    return left + right
+
+
+def chained(error):
+    try:
+        raise error
+    except OSError as cause:
+        raise ValueError("cannot read the index") from cause
+"""
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return upstream_module(tmp_path_factory.mktemp("upstream"), UPSTREAM)
+
+
+def recorded(tmp_path: Path, act: Callable[[], Any]) -> Failure:
+    """What the real recorder keeps of what `act` raises, read back from its file."""
+    recorder = Recorder(RankRecord(cell="cell", rank=1, place=PLACE), tmp_path / "ranks" / "rank-00001.json")
+    with pytest.raises(BaseException) as caught:
+        act()
+    recorder.fail(caught.value)
+    failure = from_jsonable(RankRecord, loads(recorder.path.read_text())).failure
+    assert failure is not None
+    return failure
+
+
+def blamed(failure: Failure, leg: str = "training", phase: str = "forward") -> tuple[str, str]:
+    found = blame_of(failure, Progress(leg=leg, phase=phase))
+    return found.domain, found.pattern.name
+
+
+def hook(watch: Any) -> Callable[..., Any]:
+    """A hook of the harness as torch calls it when upstream passes its input by keyword: without positional inputs."""
+    return lambda: MtpWatch._before_output(watch, torch.nn.Identity(), ())
+
+
+class Watch:
+    losses, depths = ["one"], 1
+    position = type("Position", (), {"first_step": True})
+
+
+KINDS = {
+    "programming error": (TypeError("unsupported operand"), "code", "python-exception"),
+    "assertion": (AssertionError("64 != 32"), "code", "python-exception"),
+    "no memory": (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        "code",
+        "gpu-out-of-memory",
+    ),
+    "NaN": (RuntimeError("found NaN in local grad norm"), "code", "non-finite"),
+    "kernel": (RuntimeError("CUDA error: an illegal memory access was encountered"), "code", "gpu-memory-access"),
+    "wrong path": (FileNotFoundError(errno.ENOENT, "No such file", "a.idx"), "code", "python-exception"),
+    "import": (ModuleNotFoundError("No module named 'apex'"), "unknown", "import-or-version"),
+    "lost peer": (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:8092"), "unknown", "lost-peer"),
+    "NCCL system error": (RuntimeError("NCCL error: unhandled system error"), "infrastructure", "network-error"),
+    "NCCL internal error": (
+        RuntimeError("ncclInternalError: Internal check failed."),
+        "infrastructure",
+        "network-error",
+    ),
+    "busy GPU": (RuntimeError("CUDA error: device(s) is/are busy or unavailable"), "infrastructure", "gpu-unavailable"),
+    "fabric": (RuntimeError("CUDA error: system not yet initialized"), "infrastructure", "gpu-unavailable"),
+    "NVLink": (RuntimeError("Invalid access of peer GPU memory over nvlink or"), "infrastructure", "gpu-hardware"),
+    "no route": (OSError(errno.EHOSTUNREACH, "No route to host"), "infrastructure", "network-error"),
+    **{
+        name: (OSError(getattr(errno, name), os.strerror(getattr(errno, name))), "infrastructure", row)
+        for name, row in (
+            ("ESTALE", "storage-error"),
+            ("EIO", "storage-error"),
+            ("EROFS", "storage-error"),
+            ("EACCES", "storage-error"),
+            ("ENOLCK", "storage-error"),
+            ("ENOSPC", "disk-full"),
+            ("EDQUOT", "disk-full"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_the_code_under_test_is_its_own_but_for_what_the_system_did(
+    kind: str, tmp_path: Path, upstream: Any
+) -> None:
+    error, domain, row = KINDS[kind]
+    failure = recorded(tmp_path, lambda: upstream.fails(error))
+    assert failure.frames[-1].startswith("skyrl/simulated.py:")
+    assert blamed(failure) == (domain, row)
+    assert blamed(failure, phase="setup") == (domain, row), "building the model is the code's too"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_path: Path) -> None:
+    """Only asynchronous errors of kernels may come from elsewhere."""
+    error, domain, _ = KINDS[kind]
+    failure = Failure(
+        type=type(error).__name__,
+        message=str(error),
+        traceback="",
+        time=1.0,
+        frames=["skyrl/simulated.py:7 in calls", "harness/node/probe/prediction.py:41 in _before_output"],
+        errno=errno.errorcode.get(error.errno, "") if isinstance(error, OSError) else "",
+    )
+    found, row = blamed(failure)
+    if kind in ("NaN", "kernel"):
+        assert found == "code"
+    elif domain == "code" and kind == "wrong path":
+        assert (found, row) == ("infrastructure", "storage-error"), "a file of the harness's own"
+    elif domain == "code" and kind != "no memory":
+        assert (found, row) == ("harness", "harness-defect")
+    else:
+        assert found in ("infrastructure", "unknown")
+
+
+def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_harness(
+    tmp_path: Path, upstream: Any
+) -> None:
+    failure = recorded(tmp_path, lambda: upstream.calls(hook(Watch())))
+    assert failure.type == "IndexError"
+    assert "harness/node/probe/prediction.py" in failure.frames[-1]
+    assert blamed(failure) == ("harness", "harness-defect")
+
+
+def test_a_hook_that_does_not_take_an_argument_of_upstream_is_a_defect_of_the_harness(
+    tmp_path: Path, upstream: Any
+) -> None:
+    """The exception is raised in upstream's frame, which calls rightly."""
+    failure = recorded(tmp_path, lambda: upstream.calls(MtpWatch._before_output, Watch(), None, None, weight=None))
+    assert failure.message.startswith("MtpWatch._before_output() got an unexpected keyword argument")
+    assert blamed(failure) == ("harness", "harness-defect")
+
+
+def test_an_argument_that_upstream_gives_its_own_function_is_upstreams(tmp_path: Path, upstream: Any) -> None:
+    assert blamed(recorded(tmp_path, lambda: upstream.calls(upstream.adds, 1, 2, scale=3)))[0] == "code"
+
+
+def test_torch_raises_what_its_caller_made_it_raise(tmp_path: Path, upstream: Any) -> None:
+    failure = recorded(tmp_path, lambda: upstream.adds(torch.zeros(2), torch.zeros(3)))
+    assert blamed(failure) == ("code", "python-exception")
+
+
+def test_a_cpu_stub_that_raises_is_a_limit_of_the_stub(tmp_path: Path, upstream: Any) -> None:
+    stub = cpu_stand_ins._thd_get_partitioned_indices
+    failure = recorded(tmp_path, lambda: upstream.calls(stub, None, 16, 2, 0))
+    assert blamed(failure) == ("harness", "replacement-kernel")
+    assert "the real kernel may accept it" in failure.message
+
+
+def test_an_injected_fault_plays_the_part_of_upstream(tmp_path: Path) -> None:
+    context = RankContext(config=config(tp=2), place=PLACE, device=None, folder=tmp_path)  # type: ignore[arg-type]
+    failure = recorded(tmp_path, lambda: ExceptionAtStep1().on_step(context, 1))
+    assert blamed(failure) == ("code", "python-exception")
+
+
+def test_a_storage_error_in_the_chain_of_an_exception_counts(tmp_path: Path, upstream: Any) -> None:
+    failure = recorded(tmp_path, lambda: upstream.chained(OSError(errno.ESTALE, "Stale file handle")))
+    assert (failure.type, failure.errno) == ("ValueError", "ESTALE")
+    assert blamed(failure) == ("infrastructure", "storage-error")
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOLCK, errno.ENOENT])
+@pytest.mark.parametrize("place", ["progress", "flush", "record"])
+def test_what_the_storage_does_to_the_files_of_a_rank_is_infrastructure(
+    place: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    recorder = Recorder(RankRecord(cell="cell", rank=0, place=PLACE), tmp_path / "own" / "rank-00000.json")
+    acts: dict[str, Callable[[], Any]] = {
+        "progress": lambda: recorder.progress("training", 1, 0, "forward"),
+        "flush": recorder.flush,
+        "record": lambda: write_json(tmp_path / "other.json", recorder.record),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", broken)
+        patch.setattr(Path, "write_text", broken)
+        with pytest.raises(OSError) as caught:
+            acts[place]()
+    failure = recorded(tmp_path, lambda: _raise(caught.value))
+    assert blamed(failure) == ("infrastructure", "storage-error")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_a_torch_error_while_ranks_meet_is_no_defect_of_the_harness() -> None:
+    frames = ["harness/node/rank.py:70 in _run", "harness/node/probe/run.py:90 in _join"]
+    unknown = Failure(type="RuntimeError", message="it did not work", traceback="", time=1.0, frames=frames)
+    assert blamed(unknown, "start", "setup") == ("unknown", "setup-error")
+    refused = Failure(type="DistNetworkError", message="connection refused", traceback="", time=1.0, frames=frames)
+    assert blamed(refused, "start", "setup") == ("infrastructure", "store-unreachable")
+    wrong = Failure(type="TypeError", message="unexpected", traceback="", time=1.0, frames=frames)
+    assert blamed(wrong, "start", "setup") == ("harness", "harness-defect")
