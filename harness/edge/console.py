@@ -273,6 +273,8 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
         console.print(Text(f"  {first.lane.value}: {shown(first.message)}"), soft_wrap=True)
         if place := place_text(first.where):
             console.print(Text(f"  at {shown(place)}"), soft_wrap=True)
+        if first.known:
+            console.print(Text(f"  known: {shown(first.known)}"), soft_wrap=True)
         if first.fault_class:
             console.print(Text(f"  probable fault: {shown(first.fault_class)}"), soft_wrap=True)
         if len(cell.findings) > 1:

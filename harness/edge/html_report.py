@@ -94,7 +94,7 @@ def render_html(report: Report) -> str:
             fastest=max((cell.throughput.slots_per_s or 0.0 for cell in report.cells), default=0.0),
             detailed={detail.cell.id for detail in details},
             started=_started(report),
-            versions=_versions(report.provenance),
+            versions=_versions(report),
             provenance=list(_flat(report.provenance)),
         )
     )
@@ -264,9 +264,21 @@ def _started(report: Report) -> str:
     return stamp.group() if stamp else ""
 
 
-def _versions(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Versions for the banner: harness, Python, and the packages that are there; all else stands under Provenance."""
+def _versions(report: Report) -> list[tuple[str, str]]:
+    """Versions for the banner: harness, Python, and the packages that are there; all else stands under Provenance.
+
+    Of the software under test those of the stack whose cell fails first, where one does.
+    """
+    provenance = report.provenance
     packages = provenance.get("packages")
+    failing = next((cell for cell in report.cells if cell.outcome in _DECIDED_BAD), None)
+    stack = str(failing.axes.get("stack", "")) if failing else ""
+    facts = provenance.get("stacks", {}).get(stack)
+    if facts is not None:
+        held = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
+        own = {name: held[name] for name in ("torch", "megatron-core", "transformer-engine") if name in held}
+        first = {"harness": provenance.get("harness", "unknown"), "stack": stack, "python": facts.get("python", "unknown")}
+        return [(name, str(value)) for name, value in {**first, **own, **facts.get("commits", {})}.items()]
     named = {name: provenance[name] for name in ("harness", "python") if name in provenance}
     named |= packages if isinstance(packages, Mapping) else {}
     return [(str(name), str(value)) for name, value in named.items() if value != "not installed"]

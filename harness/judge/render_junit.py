@@ -97,7 +97,9 @@ def _details(cell: ReportCell) -> str:
     lines += [f"reason: {cell.reason}"] if cell.reason else []
     if cell.failure is not None:
         if cell.failure.failure_class:
-            lines += [f"failure: {cell.failure.title} ({cell.failure.domain}). {cell.failure.advice}"]
+            follows = cell.failure.follows_from
+            more = f"A consequence of {follows}." if follows else cell.failure.advice
+            lines += [f"failure: {cell.failure.title} ({cell.failure.domain}). {more}"]
         lines += [f"log: {cell.failure.log}", cell.failure.traceback]
     return "\n".join([*lines, f"reproduce: {cell.reproduce}"])
 

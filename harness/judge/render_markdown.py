@@ -97,9 +97,12 @@ def _failed_cell(cell: ReportCell) -> Iterator[str]:
     yield f"- {bold(cell.id)}"
     for finding in errors[:1]:
         yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"
-    if len(errors) > 1:
-        rest = dict.fromkeys(f"{finding.lane.value} {finding.check}" for finding in errors[1:])
-        yield f"  - then: {text(', '.join(rest))}"
+    for known in dict.fromkeys(finding.known for finding in errors if finding.known):
+        yield f"  - known: {text(known)}"
+    for word, follow in (("consequences", True), ("then", False)):
+        names = [f"{item.lane.value} {item.check}" for item in errors[1:] if bool(item.follows_from) is follow]
+        if names:
+            yield f"  - {word}: {text(', '.join(dict.fromkeys(names)))}"
     if cell.reason:
         yield f"  - {text(cell.reason)}"
     yield from _class_of_failure(cell)
@@ -112,12 +115,15 @@ def _class_of_failure(cell: ReportCell) -> Iterator[str]:
     failure = cell.failure
     if failure is not None and failure.failure_class:
         kind = f"{failure.domain}, {failure.role}"
+        if failure.follows_from:
+            yield f"  - it ended so: {text(failure.title)}, a consequence of {text(failure.follows_from)}"
+            return
         yield f"  - failure: {text(failure.title)} ({text(kind)}). {text(failure.advice)}"
 
 
 def _others(report: Report) -> Iterator[str]:
     titles = {
-        Outcome.ERROR: "Undecided (infrastructure)",
+        Outcome.ERROR: "Undecided",
         Outcome.XFAIL: "Failed as expected",
         Outcome.XPASS: "Passed against expectation",
         Outcome.FLAKY: "Passed only on a retry",
@@ -129,6 +135,8 @@ def _others(report: Report) -> Iterator[str]:
             for cell in cells:
                 yield f"- {bold(cell.id)}: {text(cell.reason)}"
                 yield from _class_of_failure(cell)
+                if cell.failure is not None and cell.failure.domain == "harness":
+                    yield f"  - log to report: {code(cell.failure.log)}"
             yield ""
 
 

@@ -120,7 +120,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
             "throughput": throughput(evidence),
             "curve": loss_curve(evidence, judged=verdict.lanes[Lane.NUMERICS] is not LaneVerdict.SKIP),
             "ranks": rank_views(evidence),
-            "failure": failure_view(evidence),
+            "failure": failure_view(evidence, verdict.findings),
             "canaries": canaries_view(evidence),
         }
     elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can

@@ -110,11 +110,12 @@ class FailureView:
     log: str  # path relative to the run directory
     failure_class: str = ""  # name of a row of docs/failures.md
     title: str = ""  # the class in words
-    domain: str = ""  # code | infrastructure | unknown
+    domain: str = ""  # code | harness | infrastructure | unknown
     role: str = ""  # root | cascade
     retry: str = ""  # never | other nodes | unknown
     advice: str = ""  # what to do next, in one sentence
     evidence: str = ""  # the words or the state that the class was recognised by
+    follows_from: str = ""  # the check whose finding explains the failure; then there is no advice of its own
 
 
 @dataclass(frozen=True, kw_only=True)

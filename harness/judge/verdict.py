@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from harness.judge import fault_classes
 from harness.judge.checks.table import CHECKS
 from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
+from harness.judge.known_issues import with_known
+from harness.judge.ordering import led_by_root
 from harness.judge.timings import against_history
 from harness.judge.wrong_code import wrong_code
-from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
 from harness.words.records import SCHEMA_VERSION, RankRecord
 from harness.words.run_plan import XFail
@@ -113,30 +112,7 @@ def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
     for check in CHECKS:
         if with_reference or not check.needs_reference:
             findings += check.function(evidence)
-    return _led_by_root(findings)
-
-
-def _led_by_root(findings: list[Finding]) -> list[Finding]:
-    """Root first: metadata, then numbers in order of steps (a wrong gradient moves all later losses), those of canary
-    legs, then times, then warnings.
-
-    Numbers that differ take the class of the first finding, being its effect; hangs and crashes keep their own.
-    """
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
-    slow = [finding for finding in errors if finding.lane is Lane.THROUGHPUT]
-    errors = [finding for finding in errors if finding.lane is not Lane.THROUGHPUT]
-    if not errors:
-        return slow + warnings
-    metadata = [finding for finding in errors if finding.lane is Lane.METADATA]
-    numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
-    numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, int(finding.where.get("step", 0))))
-    root = (metadata + numerics)[0].fault_class
-    own = (fault_classes.HANG, fault_classes.CRASH)
-    numerics = [
-        item if item.fault_class in own or root in own else replace(item, fault_class=root) for item in numerics
-    ]
-    return metadata + numerics + slow + warnings
+    return with_known(evidence, led_by_root(findings))
 
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.judge.checks.grad_norm import grad_norms
 from harness.judge.endings import Ending
 from harness.judge.evidence import CellEvidence
@@ -9,6 +11,7 @@ from harness.judge.params import form_problems, value_problems
 from harness.judge.report_model import FailureView, LossCurve, RankView
 from harness.judge.sightings import Sighting
 from harness.words.legs import why_not
+from harness.words.outcomes import Finding
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
@@ -94,14 +97,15 @@ def mean_losses(evidence: CellEvidence) -> list[float]:
     return losses
 
 
-def failure_view(evidence: CellEvidence) -> FailureView | None:
-    """The first rank that failed; None when all completed."""
+def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> FailureView | None:
+    """The first rank that failed; None when all completed. `findings`: those of the cell, which may explain it."""
     cause, known = evidence.cause, evidence.failure_class
     if cause is None or known is None:
         return None
     ending = cause.ending
     attempt = evidence.result.attempt if evidence.result else 1
     log = f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log"
+    follows = next((item.follows_from for item in findings if item.check in ("completeness", "ended")), "")
     without_log = ending.rank not in evidence.logs and not evidence.records  # the cell never began
     return FailureView(
         rank=ending.rank,
@@ -115,6 +119,7 @@ def failure_view(evidence: CellEvidence) -> FailureView | None:
         domain=known.domain,
         role=known.role,
         retry=known.retry,
-        advice=known.advice,
+        advice="" if follows else known.advice,
         evidence=known.evidence,
+        follows_from=follows,
     )

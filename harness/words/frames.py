@@ -25,6 +25,9 @@ CODE_PACKAGES = (
 )
 _FAULTS = "harness/node/faults/"  # injected faults play the part of upstream code
 _KERNELS = ("harness/node/cpu_stand_ins.py:", "harness/node/probe/attention.py:", "harness/node/probe/varlen.py:")
+# Wheels hold no pretrain_gpt: these follow the release's own get_batch line by line, with its assertions.
+_FOLLOWS_UPSTREAM = "harness/node/data_paths/sft_wheel.py:"
+_FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
 _ON_EVERY_CALL = " in __torch_function__"  # a mode that hands every call of torch on
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
@@ -38,7 +41,8 @@ def owner_of(frame: str) -> str:
     """CODE, HARNESS, KERNEL or NOBODY."""
     if frame.endswith(_ON_EVERY_CALL):
         return NOBODY
-    if frame.startswith(_FAULTS):
+    follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
+    if follows or frame.startswith(_FAULTS):
         return CODE
     if frame.startswith(_KERNELS):
         return KERNEL

@@ -56,6 +56,8 @@ class Finding:
     message: str
     severity: Severity = Severity.ERROR
     fault_class: str | None = None
+    follows_from: str = ""  # the check whose finding explains this one; empty: a cause of its own
+    known: str = ""  # the upstream issue that this is, with the release that fixes it
     where: dict[str, Any] = field(default_factory=dict)
     measured: Any = None
     bound: Any = None
