@@ -10,7 +10,6 @@ from harness.words.legs import LEG_NAMES
 from harness.words.outcomes import Finding, Lane, Severity
 
 _ENDED = ("completeness", "ended")  # the findings of a cell that did not complete
-_NOWHERE = 1 << 30
 
 
 def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
@@ -43,7 +42,7 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _place_in_computation(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
+def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:
     """Data before the model, then by step, stage, layer and micro-batch; findings without a place last.
 
     A cell that did not come through the metadata leg says so after what is known to be wrong before.
@@ -51,9 +50,10 @@ def _place_in_computation(finding: Finding) -> tuple[bool, bool, int, int, int, 
     where = finding.where
     return (
         finding.check in _ENDED,
+        "stage" not in where,
         where.get("leg") == "training",
         int(where.get("step", 0)),
-        int(where.get("stage", _NOWHERE)),
+        int(where.get("stage", 0)),
         int(where.get("layer", 0)),
         int(where.get("micro_batch", 0)),
     )

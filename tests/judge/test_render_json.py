@@ -34,6 +34,8 @@ def test_the_fields_of_the_contract_are_there(broken_report: Report) -> None:
         "check",
         "severity",
         "fault_class",
+        "follows_from",
+        "known",
         "message",
         "where",
         "measured",
