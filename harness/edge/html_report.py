@@ -277,7 +277,11 @@ def _versions(report: Report) -> list[tuple[str, str]]:
     if facts is not None:
         held = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
         own = {name: held[name] for name in ("torch", "megatron-core", "transformer-engine") if name in held}
-        first = {"harness": provenance.get("harness", "unknown"), "stack": stack, "python": facts.get("python", "unknown")}
+        first = {
+            "harness": provenance.get("harness", "unknown"),
+            "stack": stack,
+            "python": facts.get("python", "unknown"),
+        }
         return [(name, str(value)) for name, value in {**first, **own, **facts.get("commits", {})}.items()]
     named = {name: provenance[name] for name in ("harness", "python") if name in provenance}
     named |= packages if isinstance(packages, Mapping) else {}

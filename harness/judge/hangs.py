@@ -3,6 +3,7 @@ never arrived."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from harness.judge.endings import CRASH_SIGNALS, Ending, signal_of
 from harness.judge.failure_patterns import Pattern
 from harness.judge.places import counted
 from harness.words.frames import CODE, deciding, owner_of
+
+_POINT_TO_POINT = re.compile(r"(send|recv) ")
+_MEMBERS = re.compile(r"\d+")
 
 
 class Stall(NamedTuple):
@@ -64,8 +68,8 @@ def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending]
         left = counted("rank", [ending.rank for ending in rest])
         text = f"hang in {waits}; {left} had ended; {_who(last)} came least far: {last.at}"
         return Stall(table.HANG, last.rank, text)
-    calls = {_call(ending) for ending in waiting}
-    by_code = any(deciding(ending.stack or ())[0] == CODE for ending in waiting)
+    calls = _calls(waiting)
+    by_code = any(ending.flight or deciding(ending.stack or ())[0] == CODE for ending in waiting)
     if len(calls) > 1 and by_code:
         others = f"it never arrived where the others waited: it was at {_place(last)}, {last.at}"
         return Stall(table.HANG, last.rank, f"hang in {waits}; {_who(last)} came least far; {others}")
@@ -74,10 +78,32 @@ def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending]
     return Stall(table.STALLED, last.rank, f"every rank waited in the same call, {waits}: {_place(last)}")
 
 
-def _call(ending: Ending) -> tuple[object, ...]:
-    """What tells one collective call from another: its name, where the code made it, and what NCCL recorded of it."""
-    made_by = tuple(frame for frame in ending.stack or () if owner_of(frame) == CODE)
-    return ending.hang, made_by, ending.flight
+def _calls(waiting: Sequence[Ending]) -> set[object]:
+    """What tells collective calls apart; more than one when ranks wait for each other.
+
+    What NCCL's flight recorder saw of a group, where it did: on a GPU the host goes on while a collective waits. Else
+    the name of the collective, and where the code made the call.
+    """
+    flights = [ending for ending in waiting if ending.flight]
+    if not flights:
+        return {
+            (ending.hang, *(frame for frame in ending.stack or () if owner_of(frame) == CODE)) for ending in waiting
+        }
+    groups: dict[str, set[str]] = {}
+    entries = {ending.rank: {_group(item): item for item in ending.flight} for ending in flights}
+    for found in entries.values():
+        for group, item in found.items():
+            groups.setdefault(group, set()).add(item if _POINT_TO_POINT.match(item) is None else "")
+    members = {group: [int(rank) for rank in _MEMBERS.findall(group.rpartition("[")[2])] for group in groups}
+    absent = {
+        f"{rank} not in {group}" for group in groups for rank in members[group] if group not in entries.get(rank, {})
+    }
+    return {*absent, *max(groups.values(), key=len)}
+
+
+def _group(entry: str) -> str:
+    """Of an entry of words/flight.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    return entry.partition(" of group ")[2].partition(", inputs")[0]
 
 
 def _place(ending: Ending) -> str:

@@ -25,6 +25,7 @@ from harness.edge.run_dir import AttemptDir, write_json
 from harness.node import rendezvous
 from harness.node.addresses import gloo_interface, own_addresses, reach
 from harness.node.deadline import Deadline
+from harness.node.flight_recorder import waited_in
 from harness.node.frames import collective_in, stack_of
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
@@ -224,7 +225,9 @@ def settle(
         ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
         if ended == "deadline":
             ending.stack = _dumped(attempt.log(rank))
-            ending.hang = collective_in(ending.stack or [])
+            waited = waited_in(attempt, rank)
+            ending.flight = [str(item) for item in waited]
+            ending.hang = collective_in(ending.stack or []) or (waited[0].name if waited else None)
             ending.still_s = _still_s(path, late.get(rank))
         endings.append(ending)
     return endings

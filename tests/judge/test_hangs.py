@@ -51,9 +51,29 @@ def test_ranks_that_all_wait_in_different_calls_wait_for_each_other() -> None:
     assert stall(late(0, "recv", STEP), late(1, "recv", GRADS)).pattern is table.HANG
 
 
-def test_sizes_that_differ_in_the_same_call_are_a_hang() -> None:
-    found = stall(late(0, "all_reduce", GRADS, flight=("[4]",)), late(1, "all_reduce", GRADS, flight=("[8]",)))
+def flown(size: str, *, number: int = 5, ranks: str = "[0, 1]") -> tuple[str, ...]:
+    """As words/flight.py writes what NCCL's recorder had not seen complete."""
+    return (f"all_reduce number {number} of group TP {ranks}, inputs {size}",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(flown("4x8"), flown("4x16"), id="sizes"),
+        pytest.param(flown("4x8"), flown("4x8", number=6), id="numbers"),
+        pytest.param(flown("4x8"), flown("4x8", ranks="[1]"), id="groups"),
+    ],
+)
+def test_calls_that_nccl_saw_differ_within_a_group_are_a_hang(first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    """The frames say nothing on a GPU, where the host goes on."""
+    found = stall(late(0, "all_reduce", GRADS, flight=first), late(1, "all_reduce", STEP, flight=second))
     assert found.pattern is table.HANG
+
+
+def test_one_call_that_nccl_saw_on_all_ranks_of_each_group_proves_nothing() -> None:
+    one, other = flown("4x8"), flown("4x8", ranks="[2, 3]")
+    ranks = [late(rank, "all_reduce", GRADS if rank else STEP, flight=one if rank < 2 else other) for rank in range(4)]
+    assert stall(*ranks).pattern is table.STALLED
 
 
 def test_ranks_that_all_wait_in_the_very_same_call_prove_nothing_against_the_code() -> None:
