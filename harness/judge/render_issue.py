@@ -175,10 +175,8 @@ def _seen(issue: Issue) -> Iterator[str]:
     yield ""
     for finding in errors[:_MOST_FINDINGS]:
         yield f"- **{finding.lane.value}, {text(finding.check)}**: {public(finding.message)}"
-        if finding.known:
-            yield f"  - known: {public(finding.known)}"
-        if finding.follows_from:
-            yield f"  - a consequence of: {text(finding.follows_from)}"
+        for what, value in (("known", finding.known), ("a consequence of", finding.follows_from)):
+            yield from [f"  - {what}: {public(value)}"] if value else ()
         if finding.measured is not None:
             yield f"  - observed: {_value(finding.measured)}"
         if finding.bound is not None:
