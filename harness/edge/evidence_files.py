@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from harness.edge.run_dir import AttemptDir, RunDir
 from harness.judge.evidence import CellFound
 from harness.judge.failures import JobEnding, LogTail
+from harness.words.cell import CellConfig
 from harness.words.errors import InputError, Problem
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import SCHEMA_VERSION, CellResult, RankRecord
 from harness.words.run_plan import RunPlan
 
 LOG_TAIL_BYTES = 4096
-
-Found = tuple[dict[int, RankRecord], CellResult | None]
 
 
 def read_plan(run: RunDir) -> RunPlan:
@@ -44,23 +44,33 @@ def read_plan(run: RunDir) -> RunPlan:
 
 
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
-    """Records, result and failed ranks' logs of a cell's newest attempt; `jobs`: how the jobs of cells ended."""
-    number = newest(run, cell)
+    """All files of a cell's newest attempt, and the ends of the logs of ranks that failed.
+
+    `jobs`: how the jobs of cells ended. A file that cannot be read is named in `damaged`: it makes this cell an error,
+    and no other.
+    """
+    number, damaged = _attempts(run, cell)
     attempt = run.attempt(cell, number)
-    records, result = _read_attempt(cell, number, attempt)
+    records = _records(attempt, damaged)
+    result = _read(attempt.result, CellResult, damaged)
     return CellFound(
         records=records,
         result=result,
         retried=number > 1,  # the cluster ended an earlier one
         logs=_log_tails(attempt, records, result),
         job=jobs.get(cell, JobEnding()),
+        attempt=number,
+        config=_read(attempt.config, CellConfig, damaged),
+        damaged=damaged,
     )
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
-    """Result of a cell's newest attempt; None while there is none that can be read."""
+    """Result of a cell's newest attempt; None while there is none. One that cannot be read is an error, with why."""
     number = newest(run, cell)
-    return _read_attempt(cell, number, run.attempt(cell, number))[1]
+    damaged: list[str] = []
+    result = _read(run.attempt(cell, number).result, CellResult, damaged)
+    return CellResult(cell=cell, attempt=number, status="error", reason=damaged[0]) if damaged else result
 
 
 def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: CellResult | None) -> dict[int, LogTail]:
@@ -68,7 +78,8 @@ def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: C
     if result is not None and result.status == "completed":
         return {}
     logs = sorted((attempt.root / "log").glob("rank-*.log"))
-    ranks = {int(path.stem.removeprefix("rank-")): path for path in logs}
+    numbers = [(path.stem.removeprefix("rank-"), path) for path in logs if path.is_file()]
+    ranks = {int(number): path for number, path in numbers if number.isascii() and number.isdigit()}
     completed = {rank for rank, record in records.items() if record.ended == "completed"}
     return {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
 
@@ -89,22 +100,40 @@ def newest(run: RunDir, cell: str) -> int:
     return number
 
 
-def _read_attempt(cell: str, number: int, attempt: AttemptDir) -> Found:
-    """A file that cannot be read makes this attempt an error that names it; other cells are still judged."""
-    damaged = []
+def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
+    """The newest attempt, and what is wrong with the folders of attempts: they are numbered from 1 without a gap."""
+    number = newest(run, cell)
+    folder = run.attempt(cell).root.parent
+    names = {path.name for path in folder.glob("attempt-*")} if folder.is_dir() else set()
+    right = {f"attempt-{one}" for one in range(1, number + 1)}
+    stray, absent = sorted(names - right), sorted(right - names) if names else []
+    gap = absent[0] if absent else f"attempt-{number + 1}"
+    return number, [f"{(stray or sorted(names))[-1]} is there, but no {gap}"] if stray or absent else []
+
+
+def _records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
+    """By rank. A record under the name of another rank is damage: it would take that rank's place."""
     records: dict[int, RankRecord] = {}
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
-        try:
-            record = from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
+        record = _read(path, RankRecord, damaged)
+        if record is None:
+            continue
+        if path != attempt.record(record.rank):
+            damaged.append(f"{path.name} is the record of rank {record.rank}")
+        else:
             records[record.rank] = record
-        except (TypeError, ValueError) as error:
-            damaged.append(f"{path.name} cannot be read: {error}")
-    result = None
-    if attempt.result.exists():
-        try:
-            result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
-        except (TypeError, ValueError) as error:
-            damaged.append(f"{attempt.result.name} cannot be read: {error}")
-    if damaged:
-        result = CellResult(cell=cell, attempt=number, status="error", reason="; ".join(damaged))
-    return records, result
+    return records
+
+
+T = TypeVar("T", RankRecord, CellResult, CellConfig)
+
+
+def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
+    """A file of evidence; None when it is not there, or when it cannot be read, which `damaged` then says."""
+    try:
+        return from_jsonable(kind, loads(path.read_text(encoding="utf-8")), whole=True)
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        damaged.append(f"{path.name} cannot be read: {error}")
+        return None

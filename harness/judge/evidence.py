@@ -6,7 +6,7 @@ recomputed from the cell's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,8 +18,9 @@ from harness.judge.failures import FailureClass, FailureEvidence, JobEnding, Log
 from harness.judge.leg_evidence import LegEvidence, legs_seen
 from harness.judge.noise import noise_floors
 from harness.judge.places import Place
+from harness.judge.required.numbers import Scan, scan
 from harness.judge.sightings import Sighting, sightings_of
-from harness.words.cell import same_rows
+from harness.words.cell import CellConfig, same_rows
 from harness.words.layout import Layout
 from harness.words.legs import Leg, legs_of
 from harness.words.packing import MicroBatch, PackedParams
@@ -74,6 +75,9 @@ class CellEvidence:
     stack: ReadyStack | None = None  # None: the default one
     before: Baseline | None = None  # times of earlier runs; None: not asked for
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
+    attempt: int = 1  # number of the attempt that the records and the result are of
+    config: CellConfig | None = None  # as config.json has it: what the ranks ran
+    damaged: Sequence[str] = ()  # what is wrong with the attempt's files
 
     @property
     def layout(self) -> Layout:
@@ -140,6 +144,11 @@ class CellEvidence:
                         )
             homes.append(found)
         return homes
+
+    @cached_property
+    def scans(self) -> dict[int, Scan]:
+        """Rank -> the numbers that it computed."""
+        return {rank: scan(self.records[rank]) for rank in sorted(self.records)}
 
     @cached_property
     def endings(self) -> list[Ending]:
@@ -270,6 +279,9 @@ class CellFound:
     logs: Mapping[int, LogTail] = field(default_factory=dict)
     job: JobEnding = field(default_factory=JobEnding)
     before: Baseline | None = None
+    attempt: int = 1
+    config: CellConfig | None = None
+    damaged: Sequence[str] = ()
 
 
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:

@@ -9,10 +9,12 @@ from harness.judge.endings import TRAINED
 from harness.judge.evidence import CellEvidence
 from harness.judge.known_issues import with_known
 from harness.judge.ordering import led_by_root
+from harness.judge.required.audit import incomplete
+from harness.judge.required.identity import rejection_problem, untrusted
+from harness.judge.required.sums import contradiction
 from harness.judge.timings import against_history
 from harness.judge.wrong_code import wrong_code
 from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
-from harness.words.records import SCHEMA_VERSION, RankRecord
 from harness.words.run_plan import XFail
 
 
@@ -32,16 +34,22 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | N
     """
     result = evidence.result
     if result is not None and result.status == "rejected":
+        if problem := rejection_problem(evidence):
+            return undecided(problem)
         rejection = result.rejection
-        reason = f"{rejection.rule}: {rejection.reason}" if rejection else result.reason
-        return CellVerdict(Outcome.REJECTED, _skipped(), [], reason, usable=False)
-    problem = _unusable(evidence) or wrong_code(evidence.stack, evidence.records)
+        assert rejection is not None
+        return CellVerdict(Outcome.REJECTED, _skipped(), [], f"{rejection.rule}: {rejection.reason}", usable=False)
+    problem = untrusted(evidence) or wrong_code(evidence.stack, evidence.records)
     if problem:
         return undecided(problem)
     no_reference = _reference_problem(evidence, today, reference)
     findings = _findings(evidence, with_reference=not no_reference)
     lanes = _lanes(evidence, findings, bool(no_reference))
     outcome, reason = _outcome(evidence, lanes, no_reference)
+    problem = _unproven(evidence, lanes, outcome)
+    if problem:
+        lanes = {lane: LaneVerdict.SKIP if lanes[lane] is LaneVerdict.PASS else lanes[lane] for lane in Lane}
+        return CellVerdict(Outcome.ERROR, lanes, findings, problem)
     verdict = CellVerdict(outcome, lanes, findings, reason)
     return _expected(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
 
@@ -51,41 +59,23 @@ def undecided(reason: str) -> CellVerdict:
     return CellVerdict(Outcome.ERROR, _skipped(), [], reason, usable=False)
 
 
+def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: Outcome) -> str:
+    """What the evidence lacks for the verdict; empty when it lacks nothing, or does not matter any more.
+
+    Wrong metadata explains what is missing of the legs that follow, so it is a failure whatever else there is. Numbers
+    that contradict each other leave a cell undecided only where no check says what is wrong with them.
+    """
+    if lanes[Lane.METADATA] is LaneVerdict.FAIL or outcome is Outcome.ERROR:
+        return ""
+    problem = incomplete(evidence)
+    if problem or outcome is Outcome.FAIL or evidence.cause is not None:
+        return problem
+    contradicted = contradiction(evidence)
+    return f"contradictory evidence: {contradicted}" if contradicted else ""
+
+
 def _skipped() -> dict[Lane, LaneVerdict]:
     return dict.fromkeys(Lane, LaneVerdict.SKIP)
-
-
-def _unusable(evidence: CellEvidence) -> str:
-    """Why the evidence cannot be judged at all; empty when it can."""
-    if not evidence.records:
-        why = evidence.result.reason if evidence.result else "it has not run, or its agent died"
-        return f"no rank records: {why or 'no reason given'}"
-    for rank in sorted(evidence.records):
-        problem = _record_problem(evidence, rank, evidence.records[rank])
-        if problem:
-            return f"record of rank {rank}: {problem}"
-    return ""
-
-
-def _record_problem(evidence: CellEvidence, rank: int, record: RankRecord) -> str:
-    layout, steps = evidence.layout, len(evidence.steps)
-    if record.schema_version != SCHEMA_VERSION:
-        return f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
-    if record.cell != evidence.cell.id:
-        return f"it is of cell {record.cell}"
-    if record.rank != rank or not 0 <= rank < layout.world_size:
-        return f"rank {record.rank} does not fit a layout of {layout.world_size} ranks"
-    if record.place != layout.coordinates(rank):
-        return f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
-    indices = [batch.params for batch in record.batches] + [layer.params for layer in record.layers]
-    if any(index is not None and not 0 <= index < len(record.packed_params) for index in indices):
-        return "it refers to packed params that it does not hold"
-    if record.ended == "completed" and [seen.step for seen in record.steps] != list(evidence.steps):
-        return f"it says completed but holds steps {[seen.step for seen in record.steps]} of {steps}"
-    legs = [leg.name for leg in evidence.legs_planned]
-    if record.ended == "completed" and [seen.leg for seen in record.legs] != legs:
-        return f"it says completed but holds canary legs {[seen.leg for seen in record.legs]} of {legs}"
-    return ""
 
 
 def _reference_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:

@@ -48,13 +48,17 @@ def _key_text(key: Any) -> str:
     return str(key.value if isinstance(key, Enum) else key)
 
 
-def from_jsonable(kind: type[T], value: Any) -> T:
-    """The dataclass `kind` from JSON values. TypeError with the field's name when the shape differs."""
+def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
+    """The dataclass `kind` from JSON values. TypeError with the field's name when the shape differs.
+
+    `whole`: every field must be present, also one that has a default. Files of evidence are read so: their writers
+    write all fields, so a field that is not there was removed.
+    """
     any_kind: Any = kind
     try:
-        return _reader(any_kind)(value)  # type: ignore[no-any-return]
-    except (TypeError, ValueError, KeyError, AttributeError):
-        return _read(kind, value, kind.__name__)  # type: ignore[no-any-return]  # slower, and says what is wrong where
+        return _reader(any_kind, whole)(value)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return _read(kind, value, kind.__name__, whole)  # type: ignore[no-any-return]  # slower, and names the place
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -82,26 +86,26 @@ _Reader = Callable[[Any], Any]
 
 
 @cache
-def _reader(kind: Any) -> _Reader:
+def _reader(kind: Any, whole: bool) -> _Reader:
     """A function that reads a `kind` from a JSON value, made once; it raises whatever for a value of another shape.
 
     A run of a thousand cells has millions of values, so that this decides how long a report takes.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return _optional_reader(kind, parts)
+        return _optional_reader(kind, parts, whole)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass_reader(kind)
+        return _dataclass_reader(kind, whole)
     if origin is list or (origin is tuple and len(parts) == 2 and parts[1] is Ellipsis):
-        return _sequence_reader(origin, parts[0])
+        return _sequence_reader(origin, parts[0], whole)
     if origin is dict and parts[0] in (str, int) and parts[1] is not Any:
-        key, item = parts[0], _reader(parts[1])
+        key, item = parts[0], _reader(parts[1], whole)
         return lambda value: {key(name): item(one) for name, one in value.items()}
     if kind is float:
         return _float
     if kind in (str, int, bool):
         return _scalar_reader(kind)
-    return lambda value: _read(kind, value, "")
+    return lambda value: _read(kind, value, "", whole)
 
 
 def _float(value: Any) -> float:
@@ -121,16 +125,16 @@ def _scalar_reader(kind: type) -> _Reader:
     return read
 
 
-def _optional_reader(kind: Any, parts: tuple[Any, ...]) -> _Reader:
+def _optional_reader(kind: Any, parts: tuple[Any, ...], whole: bool) -> _Reader:
     others = [part for part in parts if part is not type(None)]
     if len(others) == len(parts):
-        return lambda value: _read(kind, value, "")
-    some = _reader(others[0])
+        return lambda value: _read(kind, value, "", whole)
+    some = _reader(others[0], whole)
     return lambda value: None if value is None else some(value)
 
 
-def _sequence_reader(origin: type, part: Any) -> _Reader:
-    item = _reader(part)
+def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
+    item = _reader(part, whole)
 
     def read(value: Any) -> Any:
         if type(value) is not list:
@@ -140,19 +144,21 @@ def _sequence_reader(origin: type, part: Any) -> _Reader:
     return read
 
 
-def _dataclass_reader(kind: type) -> _Reader:
+def _dataclass_reader(kind: type, whole: bool) -> _Reader:
     fields: dict[str, _Reader] = {}  # filled at the first use: a class may hold itself
     plain = not hasattr(kind, "__post_init__")
 
     def read(value: Any) -> Any:
         if not fields:
             hints = get_type_hints(kind)
-            fields.update({item.name: _reader(hints[item.name]) for item in dataclasses.fields(kind)})
+            fields.update({item.name: _reader(hints[item.name], whole) for item in dataclasses.fields(kind)})
         values = {name: fields[name](one) for name, one in value.items()}
         if plain and len(values) == len(fields):  # all are there: nothing is left for __init__ to do
             made: Any = object.__new__(kind)
             made.__dict__.update(values)
             return made
+        if whole and len(values) != len(fields):
+            raise TypeError
         return kind(**values)
 
     return read
@@ -161,25 +167,29 @@ def _dataclass_reader(kind: type) -> _Reader:
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
+def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        return _read(next(part for part in get_args(kind) if part is not type(None)), value, where)
+        return _read(next(part for part in get_args(kind) if part is not type(None)), value, where, whole)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _read_dataclass(kind, value, where)
+        return _read_dataclass(kind, value, where, whole)
     if origin in (tuple, list):
-        return _read_sequence(origin, get_args(kind), value, where)
+        return _read_sequence(origin, get_args(kind), value, where, whole)
     if origin is dict:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{where}: expected a mapping, found {value!r}")
         key_kind, item_kind = get_args(kind)
-        return {_read_key(key_kind, key): _read(item_kind, item, f"{where}[{key}]") for key, item in value.items()}
+        return {
+            _read_key(key_kind, key): _read(item_kind, item, f"{where}[{key}]", whole) for key, item in value.items()
+        }
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind is float and isinstance(value, dict):
-        return _untag(value)
+    if kind is float and isinstance(value, dict) and isinstance(tagged := _untag(value), float):
+        return tagged
     if kind is Any or isinstance(value, kind):
         return value
     raise TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {value!r}")
@@ -191,25 +201,28 @@ def _read_key(kind: Any, key: str) -> Any:
     return int(key) if kind is int else key
 
 
-def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str, whole: bool) -> Any:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{where}: expected a list, found {value!r}")
     if origin is list or (len(kinds) == 2 and kinds[1] is Ellipsis):
-        return origin(_read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return origin(_read(kinds[0], item, f"{where}[{index}]", whole) for index, item in enumerate(value))
     if len(kinds) != len(value):
         raise TypeError(f"{where}: expected {len(kinds)} items, found {len(value)}")
-    return tuple(_read(part, item, f"{where}[{index}]") for index, (part, item) in enumerate(zip(kinds, value)))
+    pairs = enumerate(zip(kinds, value))
+    return tuple(_read(part, item, f"{where}[{index}]", whole) for index, (part, item) in pairs)
 
 
-def _read_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+def _read_dataclass(kind: type[Any], value: Any, where: str, whole: bool) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a mapping, found {value!r}")
     hints = _HINTS.setdefault(kind, get_type_hints(kind))
     names = {item.name for item in dataclasses.fields(kind)}
     if unknown := set(value) - names:
         raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")
+    if whole and (absent := names - set(value)):
+        raise TypeError(f"{where}: field {sorted(absent)[0]!r} is missing")
     try:
-        return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+        return kind(**{name: _read(hints[name], item, f"{where}.{name}", whole) for name, item in value.items()})
     except TypeError as error:
         if "required keyword-only argument" in str(error):
             raise TypeError(f"{where}: {error}") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.words.cell import CellConfig
+from harness.words.jsonable import to_jsonable
 from harness.words.outcomes import Rejection
 from harness.words.records import SCHEMA_VERSION
 from harness.words.stack import DEFAULT, ReadyStack
@@ -147,4 +150,19 @@ class RunPlan:
     max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those that its cells use, without the default one
+    seal: str = ""  # of plan.json: what `seal_of` says of everything else in it
     schema_version: int = SCHEMA_VERSION
+
+
+def seal_of(plan: RunPlan) -> str:
+    """Count of the cells and a digest of everything in the plan but its seal: "12 cells, 1f0c...".
+
+    A cell that is dropped from plan.json would be missed nowhere else: what is not planned need not be judged.
+    """
+    text = json.dumps(to_jsonable(replace(plan, seal="")), sort_keys=True)
+    return f"{len(plan.expansion.cells)} cells, {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def sealed(plan: RunPlan) -> RunPlan:
+    """The plan as plan.json holds it."""
+    return replace(plan, seal=seal_of(plan))

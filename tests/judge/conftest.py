@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.evidence import CellEvidence, CellFound
+from harness.judge.evidence import CellEvidence
 from harness.judge.report_build import build_report
 from harness.judge.report_model import Report
 from harness.words.outcomes import Rejection
 from harness.words.records import Failure
 from harness.words.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from tests.judge.checks.test_ended import cut_off
-from tests.judge.simulator import TODAY, all_evidence, at, config_of, drop_params, run_of
+from tests.judge.simulator import TODAY, all_evidence, at, config_of, drop_params, refound, run_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -88,7 +88,7 @@ def broken_run() -> tuple[RunPlan, dict[str, CellEvidence]]:
     assert late.result is not None
     late.records, late.result.status = {}, "rejected"
     late.result.rejection = Rejection(rule="stack.sft", reason="megatron-core 0.16.1 has no SFT data path")
-    found = {name: CellFound(records=item.records, result=item.result) for name, item in evidence.items()}
+    found = {name: refound(item) for name, item in evidence.items()}
     return plan, all_evidence(plan, found)
 
 

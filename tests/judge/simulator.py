@@ -25,6 +25,7 @@ from harness.words.records import (
     CellResult,
     DocumentLoss,
     Fingerprint,
+    ImportProof,
     LayerSeen,
     LegSeen,
     ParameterSeen,
@@ -46,6 +47,24 @@ TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
 DOCUMENTS = adversarial_mix(64, 2)
 SHARDED = ("self_attention.linear_qkv.weight", "mlp.linear_fc1.weight")
 WHOLE = ("input_layernorm.weight",)
+STEP_S = 0.5
+ENVIRONMENT = {
+    "host": "node-1",
+    "pid": "4000",
+    "python": "3.12.3",
+    "device": "cpu",
+    "processor": "processor x 8",
+    "torch_device": "cpu",
+    "backend": "gloo",
+    "placed": "cpu with gloo, asked for auto",
+    "attention": "reference",
+    "dtype": "fp32",
+    "memory_limit_bytes": "8589934592",
+}
+IMPORTS = (
+    ("megatron.core", "0.19.2", "/stack/megatron/core/__init__.py"),
+    ("torch", "2.15.0", "/stack/torch/__init__.py"),
+)
 
 
 def config_of(
@@ -85,7 +104,7 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
     """A finished run of the cells beside their reference."""
     reference = planned(config_of("unpacked", canaries=configs[0].canaries), None)
     cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
-    found = {cell.id: CellFound(records=records_of(cell), result=result_of(cell)) for cell in cells}
+    found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
         run_id="smoke-20260101T000000-abcd",
         matrix_name="smoke",
@@ -97,6 +116,16 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
     return plan, all_evidence(plan, found)
 
 
+def found_of(cell: PlannedCell) -> CellFound:
+    """What a run directory holds of a cell that ended well."""
+    return CellFound(records=records_of(cell), result=result_of(cell), config=cell.config)
+
+
+def refound(evidence: CellEvidence) -> CellFound:
+    """What a run directory holds of a cell that was changed in memory."""
+    return CellFound(records=evidence.records, result=evidence.result, config=evidence.config)
+
+
 def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, CellEvidence]:
     """Evidence of every cell by its id, references first; all at once, unlike in a real run."""
     return {item.cell.id: item for item in evidence_in_turn(plan, found.__getitem__)}
@@ -104,8 +133,9 @@ def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, Cel
 
 def result_of(cell: PlannedCell) -> CellResult:
     ranks = [RankEnding(rank=rank, ended="completed", exit_code=0) for rank in range(cell.config.layout.world_size)]
+    steps = cell.config.train.steps
     return CellResult(
-        cell=cell.id, attempt=1, status="completed", ranks=ranks, started=100.0, finished=103.5, steps_s=2.5
+        cell=cell.id, attempt=1, status="completed", ranks=ranks, started=100.0, finished=103.5, steps_s=STEP_S * steps
     )
 
 
@@ -121,9 +151,11 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         rank=rank,
         place=place,
         ended="completed",
-        progress=Progress(leg="end", step=config.train.steps - 1, phase="done"),
+        progress=Progress(leg="end", step=config.train.steps, phase="done"),
         peak_memory_bytes=1_000_000 + rank,
-        environment={"torch_device": "cpu"},
+        environment=ENVIRONMENT | {"dtype": config.dtype, "pid": str(4000 + rank)},
+        imports=[ImportProof(module=name, version=version, path=path) for name, version, path in IMPORTS],
+        modules={"megatron.core": "parallel_state transformer/"},
     )
     for step in range(config.train.steps):
         batches = config.micro_batches(step)[place.dp]
@@ -165,6 +197,8 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
     if place.pp == config.layout.pp - 1:
         seen.documents, _ = _losses(config, place, 0, batches, leg.documents, leg.changed)
         seen.token_count = sum(part.tokens for part in seen.documents.values())
+        seen.loss_sum = sum(part.loss_sum for part in seen.documents.values())
+        seen.documents = seen.documents if place.tp == 0 else {}
     if leg.backward:
         seen.parameters, seen.activations = _parameters(config, place), _activations(config, place)
     if leg.rewrites:
@@ -215,12 +249,13 @@ def _batches(
 ) -> list[BatchSeen]:
     layout, found = config.layout, []
     for number, (batch, index) in enumerate(zip(batches, indices)):
-        tensor = TensorSeen(shape=[1, batch.slots // layout.cp], dtype="torch.int64", mismatches=0)
+        rows = 1 if batch.style.packed else len(batch.rows)
+        shape = [rows, batch.slots // rows // layout.cp]
+        tensor = TensorSeen(shape=shape, dtype="torch.int64", mismatches=0)
+        mask = TensorSeen(shape=shape, dtype="torch.float32", mismatches=0)
         for chunk in range(layout.vpp):
             first = place.pp == 0 and chunk == 0
             last = place.pp == layout.pp - 1 and chunk == layout.vpp - 1
-            if index is None and not first and not last:
-                continue  # unpacked: nothing to read between the first stage and the last
             found.append(
                 BatchSeen(
                     chunk=chunk,
@@ -229,7 +264,7 @@ def _batches(
                     tokens=tensor if first else None,
                     position_ids=tensor if first else None,
                     labels=tensor if last else None,
-                    loss_mask=tensor if last else None,
+                    loss_mask=mask if last else None,
                 )
             )
     return found
@@ -260,7 +295,7 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
         step=step,
         micro_batches=len(batches),
         grad_norm=2.0 + step,
-        time_s=0.5,
+        time_s=STEP_S,
         real_tokens=sum(batch.real_tokens for batch in batches),
         slots=sum(batch.slots for batch in batches),
     )
@@ -271,8 +306,9 @@ def _step(config: CellConfig, place: Coordinates, step: int, batches: list[Micro
     seen.loss_sum = math.fsum(
         token_loss(content[item.index], position, step) for item in counted for position in range(item.length)
     )
-    seen.documents, tokens = _losses(config, place, step, batches, documents, frozenset())
-    seen.tokens = tokens if step == 0 else []
+    if place.tp == 0:
+        seen.documents, tokens = _losses(config, place, step, batches, documents, frozenset())
+        seen.tokens = tokens if step == 0 else []
     return seen
 
 
@@ -335,6 +371,8 @@ def _gradient(layout: Layout, place: Coordinates, name: str, key: int, splits: b
 
 def _activations(config: CellConfig, place: Coordinates) -> list[ActivationSeen]:
     layout = config.layout
+    if place.tp and not layout.sp:
+        return []
     tokens: list[tuple[int, int]] = []
     for batch in config.micro_batches(0)[place.dp]:
         local = _local_tokens(config, place, batch)
@@ -387,6 +425,20 @@ def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **whe
         change(changed)
         record.packed_params.append(changed)
         seen.params = len(record.packed_params) - 1
+    _without_unused(record)
+
+
+def _without_unused(record: RankRecord) -> None:
+    """As the recorder writes it: every entry of the table once, and none that nothing refers to."""
+    table = record.packed_params
+    distinct: list[SeenParams] = []
+    legs = [batch for leg in record.legs for batch in leg.batches]
+    for seen in [*record.batches, *record.layers, *legs]:
+        if seen.params is not None:
+            if table[seen.params] not in distinct:
+                distinct.append(table[seen.params])
+            seen.params = distinct.index(table[seen.params])
+    record.packed_params = distinct
 
 
 TODAY = "2026-01-01"

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.evidence import CellEvidence, CellFound
+from harness.judge.evidence import CellEvidence
 from harness.judge.noise import noise_floors
 from harness.judge.report_build import build_report
 from harness.words.cell import NOISE
 from harness.words.legs import NOISE_LEGS
 from harness.words.records import LegSeen, RankRecord
 from harness.words.run_plan import Expansion
-from tests.judge.simulator import TODAY, all_evidence, config_of, judge, run_of
+from tests.judge.simulator import TODAY, all_evidence, config_of, judge, refound, run_of
 
 ORDER, EPSILON = NOISE_LEGS
 
@@ -41,7 +41,7 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
     )
     reference = evidence[cells[0].id].records[0]
     reference.legs = [leg_of(reference, ORDER), leg_of(reference, EPSILON, **noise)]
-    found = {name: CellFound(records=item.records, result=item.result) for name, item in evidence.items()}
+    found = {name: refound(item) for name, item in evidence.items()}
     return all_evidence(replace(plan, expansion=Expansion(cells=cells, rejected=())), found)
 
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from harness.node.probe.weights import NamedParameter, draw, parts_of
 from harness.words.packing import PAD
-from harness.words.records import Fingerprint
-
-PROJECTIONS = 2
+from harness.words.records import PROJECTIONS, Fingerprint
 
 
 def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:

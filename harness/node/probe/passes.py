@@ -22,9 +22,7 @@ from harness.node.probe.witness import Position, Witness
 from harness.node.recorder import Recorder
 from harness.words.cell import CellConfig
 from harness.words.packing import PAD
-from harness.words.records import DocumentLoss, ParameterSeen, TokenLoss
-
-MAX_TOKEN_LOSSES = 8192  # per rank and pass; more would make the record larger than its worth
+from harness.words.records import MOST_TOKEN_LOSSES, DocumentLoss, ParameterSeen, TokenLoss
 
 
 class Owned:
@@ -170,7 +168,7 @@ class Passes:
             seen = self.losses.documents.setdefault(document, DocumentLoss(loss_sum=0.0, tokens=0))
             seen.loss_sum += float((losses * mask)[mine].sum())
             seen.tokens += int(mask[mine].sum())
-        if self.keep_tokens and len(self.losses.tokens) < MAX_TOKEN_LOSSES:
+        if self.keep_tokens and len(self.losses.tokens) < MOST_TOKEN_LOSSES:
             counted = ((mask > 0) & (documents != PAD)).nonzero().flatten().tolist()
             rows = zip(documents[counted].tolist(), positions[counted].tolist(), losses[counted].tolist())
             self.losses.tokens += [TokenLoss(document=d, position=p, loss=value) for d, p, value in rows]

@@ -1,0 +1,11 @@
+"""What a cell must prove before a verdict on it exists, derived from its configuration and the plan alone.
+
+| module | subject |
+|---|---|
+| identity | files, attempt, result and records are of this cell, and of one attempt: asked first |
+| expected | what each rank must have recorded |
+| legs, model, facts, timing | whether it has, by subject: asked once every rank completed |
+| sums | whether numbers that the harness computed twice agree |
+| numbers | every number is finite and possible; how many there are |
+| not_evidence | the fields that no verdict rests on, and why |
+"""

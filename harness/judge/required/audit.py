@@ -1,0 +1,77 @@
+"""Whether a cell has proven all that a verdict on it rests on, and how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.judge.evidence import CellEvidence
+from harness.judge.required import facts, legs, model, timing
+from harness.judge.required.expected import Expected
+
+_SUBJECTS = (facts, legs, model, timing)
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """How much evidence a verdict rests on."""
+
+    records: int = 0  # of ranks
+    legs: int = 0  # metadata, training, canary and timing legs that every rank came through
+    steps: int = 0  # of the training leg, on every rank
+    numbers: int = 0  # that ranks computed, each looked at
+
+    @property
+    def text(self) -> str:
+        """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
+        named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
+        return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+
+
+def weight_of(evidence: CellEvidence) -> Weight:
+    """Of what is there, whether it is all or not."""
+    whole = len(evidence.records) == evidence.layout.world_size
+    steps = [
+        step for step in evidence.steps if sum(1 for _ in evidence.step_records(step)) == evidence.layout.world_size
+    ]
+    timed = any(record.timings for record in evidence.records.values())
+    fetched = whole and all(record.batches or record.steps for record in evidence.records.values())
+    return Weight(
+        records=len(evidence.records),
+        legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
+        steps=len(steps),
+        numbers=sum(found.numbers for found in evidence.scans.values()),
+    )
+
+
+def incomplete(evidence: CellEvidence) -> str:
+    """What is missing, duplicated, contradictory or impossible in a cell whose every rank says that it completed.
+
+    Empty when nothing is, and for a cell that ended otherwise: of such a cell only what was recorded is judged.
+    """
+    if any(ending.ended != "completed" for ending in evidence.endings):
+        return ""
+    found = list(_problems(evidence))
+    if not found:
+        return ""
+    more = f"; {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"incomplete evidence: {'; '.join(found[:_MOST_NAMED])}{more}"
+
+
+def _problems(evidence: CellEvidence) -> Iterator[str]:
+    expected = Expected(evidence)
+    if evidence.result is None:
+        yield "result.json is missing: nobody says how the attempt ended"
+    elif evidence.result.status == "completed":
+        yield from (f"result.json: {problem}" for problem in facts.result_problems(expected, evidence.result))
+    partial = False
+    for rank, record in evidence.records.items():
+        for subject in _SUBJECTS:
+            for problem in subject.problems(expected, record):
+                partial = True
+                yield f"record of rank {rank}: {problem}"
+        yield from (f"record of rank {rank}: {odd.what} {odd.why}" for odd in evidence.scans[rank].impossible)
+    if not partial:
+        yield from facts.disagreements(expected, evidence.records)
+        yield from model.disagreements(expected, evidence.records)

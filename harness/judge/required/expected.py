@@ -1,0 +1,109 @@
+"""What each rank of a completed cell must have recorded. Sets are made once per stage and replica, not per rank."""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+from harness.judge.evidence import CellEvidence
+from harness.words.layout import Coordinates
+from harness.words.legs import Leg
+from harness.words.packing import MicroBatch
+
+COUNTS_WORK = ("reference", "scheduler")  # data paths that count the work of a step
+RETURNS_LOG_PROBS = ("skyrl",)  # data paths that unpack log-probabilities
+
+BatchKey = tuple[int, int]  # chunk, micro-batch
+LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
+
+
+class Expected:
+    """Derived from the configuration of one cell; `stage` is a pipeline stage, layers are numbered from 1."""
+
+    def __init__(self, evidence: CellEvidence) -> None:
+        self.evidence, self.config = evidence, evidence.cell.config
+        self.layout, self.model = evidence.layout, evidence.cell.config.model
+        self.batch_keys = cache(self._batch_keys)
+        self.layer_keys = cache(self._layer_keys)
+        self.shapes = cache(self._shapes)
+        self.leg_batches = cache(self._leg_batches)
+
+    @cached_property
+    def legs(self) -> list[Leg]:
+        return self.evidence.legs_planned
+
+    def is_last(self, place: Coordinates) -> bool:
+        return place.pp == self.layout.pp - 1
+
+    def speaks(self, place: Coordinates) -> bool:
+        """Whether the rank records layer outputs: without sequence parallel all tp ranks hold the same tokens."""
+        return place.tp == 0 or self.layout.sp
+
+    def chunk_layers(self, stage: int, chunk: int) -> list[int]:
+        """Attention layers of a model chunk; prediction layers follow the last layer of the model."""
+        layers = list(self.layout.layers(self.model.layers, stage, chunk))
+        if self.model.mtp and stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1:
+            layers += range(self.model.layers + 1, self.model.layers + 1 + self.model.mtp.layers)
+        return layers
+
+    def layers(self, stage: int) -> list[int]:
+        """Layers of the decoder on a stage, without prediction layers, ascending."""
+        chunks = range(self.layout.vpp)
+        return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.layers, stage, chunk))
+
+    def outputs(self, stage: int) -> list[int]:
+        """Layers whose output is fingerprinted; 0 is the embedding."""
+        return ([0] if stage == 0 else []) + self.layers(stage)
+
+    def inputs(self, stage: int) -> list[int]:
+        """Layers whose input's gradient is fingerprinted; the number after the last is what follows it."""
+        last = stage == self.layout.pp - 1
+        return self.layers(stage) + ([self.model.layers + 1] if last else [])
+
+    def routed(self, stage: int) -> list[int]:
+        """Layers with a router."""
+        if self.model.moe is None:
+            return []
+        return [layer for chunk in range(self.layout.vpp) for layer in self.chunk_layers(stage, chunk)]
+
+    def _batch_keys(self, dp: int) -> list[BatchKey]:
+        """Micro-batches of the metadata leg, in the order in which they are fetched."""
+        return self._keys(len(self.evidence.plan[0][dp]))
+
+    def _keys(self, count: int) -> list[BatchKey]:
+        return [(chunk, number) for chunk in range(self.layout.vpp) for number in range(count)]
+
+    def _layer_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
+        return frozenset(
+            (step, chunk, number, layer)
+            for step, replicas in enumerate(self.evidence.plan)
+            for number in range(len(replicas[dp]))
+            for chunk in range(self.layout.vpp)
+            for layer in self.chunk_layers(stage, chunk)
+        )
+
+    def _shapes(self, dp: int) -> list[list[int]]:
+        """[rows, local slots] of the micro-batches of step 0."""
+        return [self._shape(truth.batch) for truth in self.evidence.plan[0][dp]]
+
+    def _shape(self, batch: MicroBatch) -> list[int]:
+        rows = 1 if batch.style.packed else len(batch.rows)
+        return [rows, batch.slots // rows // self.layout.cp]
+
+    def _leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], list[list[int]]]:
+        """Micro-batches of a leg without the model, and their shapes."""
+        leg = next(item for item in self.legs if item.name == name)
+        batches = leg.micro_batches(self.config)[dp]
+        return self._keys(len(batches)), [self._shape(batch) for batch in batches]
+
+    def fields(self, stage: int, chunk: int) -> tuple[str, ...]:
+        """Fields of a batch that the model chunk uses."""
+        last = stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1
+        embeds = (stage == 0 and chunk == 0) or (last and self.model.mtp is not None)
+        return (("tokens", "position_ids") if embeds else ()) + (("labels", "loss_mask") if last else ())
+
+    @property
+    def workloads(self) -> list[tuple[str, int]]:
+        """(leg, step) in the order in which data paths that count make the iterators of chunk 0."""
+        if self.config.data_path not in COUNTS_WORK:
+            return []
+        return [("metadata", 0), *(("training", step) for step in self.evidence.steps)]

@@ -1,0 +1,128 @@
+"""What a rank must say of itself: modules, versions, device; and what the harness says of how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from harness.judge.required.expected import Expected
+from harness.words.records import CellResult, ImportProof, RankRecord
+from harness.words.stack import HEADS
+
+NEEDED = ("torch", "megatron.core")  # modules that every cell trains with
+ENVIRONMENT = (
+    "host",
+    "pid",
+    "python",
+    "device",
+    "processor",
+    "torch_device",
+    "backend",
+    "placed",
+    "attention",
+    "dtype",
+    "memory_limit_bytes",
+)
+ALIKE = ("backend", "attention", "dtype")  # on all ranks of a cell
+_BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo")}
+
+
+def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of one completed rank."""
+    yield from _environment(expected, record.environment)
+    yield from _imports(record)
+    forbidden = expected.config.forbidden
+    if (record.refusal is not None) != bool(forbidden):
+        yield f"refusal is {'missing' if forbidden else 'there, though nothing forbidden was asked'}"
+    if record.refusal is not None and not (record.refusal.validator and record.refusal.wanted):
+        yield "refusal names no validator, or no message that was wanted"
+    if record.refusal is not None and (record.refusal.type is None) != (record.refusal.message is None):
+        yield "refusal has a message without a type, or a type without a message"
+    for name in ("peak_memory_bytes", "peak_reserved_bytes"):
+        if (getattr(record, name) or 0) < 0:
+            yield f"{name} is {getattr(record, name)}"
+    if not record.setup_s >= 0:
+        yield f"setup_s is {record.setup_s!r}"
+
+
+def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
+    absent = [name for name in ENVIRONMENT if not facts.get(name)]
+    if absent:
+        yield f"environment: {absent[0]} is missing"
+        return
+    kind = facts["torch_device"].partition(":")[0]
+    asked = expected.config.device
+    if facts["backend"] not in _BACKENDS.get(kind, ()) or (facts["device"] == "cpu") != (kind == "cpu"):
+        yield f"environment: {facts['device']!r}, {facts['torch_device']!r} and {facts['backend']!r} do not fit"
+    if asked != "auto" and asked != kind:
+        yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {asked}"
+    if facts["dtype"] != expected.config.dtype:
+        yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
+
+
+def _imports(record: RankRecord) -> Iterator[str]:
+    names = [proof.module for proof in record.imports]
+    if len(set(names)) != len(names):
+        yield "imports: a module is there twice"
+    for name in NEEDED:
+        if name not in names:
+            yield f"imports: {name} is not among them, so it is not known which code ran"
+    for proof in record.imports:
+        if not proof.version or not proof.path.startswith("/"):
+            yield f"imports: {proof.module} has version {proof.version!r} and path {proof.path!r}"
+    for head, below in record.modules.items():
+        if head not in names:
+            yield f"modules: below {head}, which imports does not have"
+        if not below.split():
+            yield f"modules: none below {head}"
+    if "megatron.core" not in record.modules:
+        yield "modules: none of megatron.core"
+
+
+def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
+    """All ranks of a cell, and its reference in the same stack, ran the same code in the same place."""
+    ranks = sorted(records)
+    first = records[ranks[0]]
+    proofs = {proof.module: proof for proof in first.imports}
+    for rank in ranks[1:]:
+        record = records[rank]
+        for name in ALIKE:
+            if record.environment[name] != first.environment[name]:
+                yield (
+                    f"record of rank {rank}: environment: {name} is {record.environment[name]!r}, on rank {ranks[0]} "
+                    f"{first.environment[name]!r}"
+                )
+        if record.stand_ins != first.stand_ins:
+            yield f"record of rank {rank}: stand_ins are not those of rank {ranks[0]}"
+        if record.warmup_rounds != first.warmup_rounds:
+            yield f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} another"
+        yield from _same_code(record.imports, proofs, f"record of rank {rank}", f"rank {ranks[0]}")
+    reference = expected.evidence.reference
+    if reference is not None and reference.cell.config.stack == expected.config.stack:
+        for record in reference.records.values():
+            heads = [proof for proof in record.imports if proof.module in HEADS]
+            yield from _same_code(heads, proofs, "record of the reference", "the cell")
+
+
+def _same_code(imports: list[ImportProof], others: Mapping[str, ImportProof], who: str, than: str) -> Iterator[str]:
+    for proof in imports:
+        other = others.get(proof.module)
+        if other is not None and other != proof:
+            yield (
+                f"{who}: imports: {proof.module} is {proof.version} from {proof.path}, on {than} {other.version} from "
+                f"{other.path}"
+            )
+
+
+def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
+    """How the supervisor says that the attempt ended, where every record says completed."""
+    world = expected.layout.world_size
+    if sorted(ending.rank for ending in result.ranks) != list(range(world)):
+        yield f"endings of {len(result.ranks)} of {world} ranks"
+    for ending in result.ranks:
+        if (ending.ended, ending.exit_code, ending.hang) != ("completed", 0, None):
+            hang = f", hanging in {ending.hang}" if ending.hang else ""
+            how = f"{ending.ended} with exit code {ending.exit_code}{hang}"
+            yield f"rank {ending.rank} {how}, though its record says completed"
+    for name in ("reason", "rejection", "first_failure_rank"):
+        if getattr(result, name) not in ("", None):
+            yield f"completed, with {name} {getattr(result, name)!r}"

@@ -1,0 +1,140 @@
+"""Files, attempt, result and records are those of this cell and of one attempt. Nothing else is asked before.
+
+What is wrong here makes the evidence another cell's, or such that checks cannot read it; so no check runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from harness.judge.evidence import CellEvidence
+from harness.words.jsonable import to_jsonable
+from harness.words.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+
+STATUSES = ("completed", "failed", "rejected", "error")
+
+
+def untrusted(evidence: CellEvidence) -> str:
+    """Why the evidence cannot be judged at all, naming file, rank and field; empty when it can."""
+    return next(_problems(evidence), "")
+
+
+def _problems(evidence: CellEvidence) -> Iterator[str]:
+    yield from evidence.damaged
+    result = evidence.result
+    if result is not None:
+        yield from (f"result.json: {problem}" for problem in _result(evidence, result))
+    if not evidence.records:
+        why = result.reason if result else "it has not run, or its agent died"
+        yield f"no rank records: {why or 'no reason given'}"
+    yield from _config(evidence)
+    for rank in sorted(evidence.records):
+        problem = next(_record(evidence, rank, evidence.records[rank]), "")
+        if problem:
+            yield f"record of rank {rank}: {problem}"
+
+
+def _config(evidence: CellEvidence) -> Iterator[str]:
+    """config.json is what the ranks ran, plan.json what they were to run."""
+    config, planned = evidence.config, evidence.cell.config
+    if config is None:
+        yield "config.json is missing: it is not known what the ranks ran"
+    elif config != planned:
+        ran, asked = to_jsonable(config), to_jsonable(planned)
+        name = next(name for name in asked if ran[name] != asked[name])
+        yield f"config.json says {name} {ran[name]!r}, plan.json {asked[name]!r}"
+
+
+def rejection_problem(evidence: CellEvidence) -> str:
+    """Why a result that says rejected cannot stand; empty when it can. What ran was not rejected."""
+    result = evidence.result
+    assert result is not None
+    if evidence.damaged:
+        return evidence.damaged[0]
+    problem = next(_result(evidence, result), "")
+    if not problem and evidence.records:
+        problem = f"it says rejected, but there are records of {len(evidence.records)} ranks"
+    if not problem and (result.rejection is None or not result.rejection.rule or not result.rejection.reason):
+        problem = "it says rejected and names no rule with a reason"
+    return f"result.json: {problem}" if problem else ""
+
+
+def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
+    if result.schema_version != SCHEMA_VERSION:
+        yield f"schema_version {result.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if result.cell != evidence.cell.id:
+        yield f"it is of cell {result.cell}"
+    if result.attempt != evidence.attempt:
+        yield f"it is of attempt {result.attempt}, in the folder of attempt {evidence.attempt}"
+    if result.status not in STATUSES:
+        yield f"status {result.status!r}, not one of {', '.join(STATUSES)}"
+    ranks = [ending.rank for ending in result.ranks]
+    if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(evidence.layout.world_size)):
+        yield f"it has endings of ranks {ranks} of {evidence.layout.world_size}"
+    if not 0 <= result.started <= result.finished < math.inf:
+        yield f"it started at {result.started!r} and finished at {result.finished!r}"
+    if not 0 <= result.steps_s < math.inf:
+        yield f"its steps took {result.steps_s!r} s"
+
+
+def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[str]:
+    layout, steps = evidence.layout, len(evidence.steps)
+    if record.schema_version != SCHEMA_VERSION:
+        yield f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
+    if record.cell != evidence.cell.id:
+        yield f"it is of cell {record.cell}"
+    if record.rank != rank or not 0 <= rank < layout.world_size:
+        yield f"rank {record.rank} does not fit a layout of {layout.world_size} ranks"
+    if record.place != layout.coordinates(rank):
+        yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
+    if record.ended == "completed" and record.failure is not None:
+        yield f"it says completed and holds a failure, {record.failure.type}"
+    yield from _indices(evidence, record)
+    completed = record.ended == "completed"
+    found = [seen.step for seen in record.steps]
+    if found != list(evidence.steps)[: len(found)] or (completed and len(found) != steps):
+        yield f"it says {record.ended} but holds steps {found} of {steps}"
+    legs, held = [leg.name for leg in evidence.legs_planned], [seen.leg for seen in record.legs]
+    if held != legs[: len(held)] or (completed and len(held) != len(legs)):
+        yield f"it says {record.ended} but holds canary legs {held} of {legs}"
+    limit = record.environment.get("memory_limit_bytes", "0")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 20):
+        yield f"environment.memory_limit_bytes is {limit!r}, not a number of bytes"
+
+
+def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
+    """Numbers that checks look things up by."""
+    batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
+    held = len(record.packed_params)
+    used = {batch.params for batch in batches} | {layer.params for layer in record.layers}
+    for number in used - {None}:
+        if number is not None and not 0 <= number < held:
+            yield f"it refers to packed params that it does not hold: number {number} of {held}"
+    count = len(evidence.plan[0][record.place.dp])
+    keys = [(batch.chunk, batch.micro_batch) for batch in record.batches]
+    if len(set(keys)) != len(keys):
+        yield "batches: a micro-batch is there twice"
+    for chunk, number in keys:
+        if not (0 <= chunk < evidence.layout.vpp and 0 <= number < count):
+            yield f"batches: chunk {chunk}, micro-batch {number} is none of {evidence.layout.vpp} x {count}"
+    yield from (problem for batch in batches for problem in _first(batch))
+    for work in record.workloads:
+        if work.step not in evidence.steps:
+            yield f"workloads: there is no step {work.step}"
+    model = evidence.cell.config.model
+    for router in record.routers:
+        rows = (len(router.real), len(router.padding))
+        experts = {len(values) for share in (*router.real, *router.padding) for values in (share.counts, share.scores)}
+        if model.moe is None or set(rows) != {evidence.cell.config.micro_batch_size} or experts != {model.moe.experts}:
+            yield f"routers: layer {router.layer} has {rows} rows of {sorted(experts)} experts"
+
+
+def _first(batch: BatchSeen) -> Iterator[str]:
+    """What `first` must be for a check to name it."""
+    for name in ("tokens", "labels", "loss_mask", "position_ids", "log_probs"):
+        seen = getattr(batch, name)
+        if seen is not None and (seen.mismatches < 0 or (seen.first is not None and len(seen.first) != 4)):
+            yield f"batches: {name} of micro-batch {batch.micro_batch} has {seen.mismatches} mismatches, {seen.first}"
+        if seen is not None and seen.first is not None and not seen.mismatches:
+            yield f"batches: {name} of micro-batch {batch.micro_batch} names a mismatch and counts none"

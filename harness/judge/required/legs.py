@@ -1,0 +1,165 @@
+"""What every leg must have left on a rank that completed: batches, layers, packed params, steps and canary legs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from harness.judge.required.expected import RETURNS_LOG_PROBS, BatchKey, Expected
+from harness.words.legs import Leg
+from harness.words.packing import PAD
+from harness.words.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
+
+_INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
+_DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}
+_LOG_PROBS = (*_FLOATS, "torch.bfloat16")
+_OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+
+
+def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of one completed rank. The metadata lane has passed: batches and packed params are the plan's."""
+    at, steps = record.place, len(expected.evidence.steps)
+    end = Progress(leg="end", step=steps, micro_batch=0, phase="done")
+    if record.progress != end:
+        yield f"progress: it completed, and last said {record.progress.leg} leg, step {record.progress.step}"
+    if len(record.micro_batches) != steps:
+        yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
+    work = [(seen.leg, seen.step) for seen in record.workloads]
+    if work != expected.workloads:
+        yield f"workloads: of {work}, not of {expected.workloads}"
+    yield from _keys("batches", ((b.chunk, b.micro_batch) for b in record.batches), expected.batch_keys(at.dp))
+    yield from _batches(expected, record, record.batches, expected.shapes(at.dp), "batches")
+    layers = ((s.step, s.chunk, s.micro_batch, s.layer) for s in record.layers)
+    yield from _keys("layers", layers, expected.layer_keys(at.pp, at.dp))
+    yield from _params(record)
+    for seen in record.steps:
+        yield from _step(expected, record, seen)
+    for seen_leg, leg in zip(record.legs, expected.legs):
+        yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen_leg, leg))
+
+
+def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
+    """Every key once."""
+    counts = Counter(found)
+    wanted = frozenset(right)
+    if counts.keys() == wanted and counts.total() == len(wanted):
+        return
+    for what, keys in (
+        ("missing", wanted - counts.keys()),
+        ("not planned", counts.keys() - wanted),
+        ("there twice", {key for key, count in counts.items() if count > 1}),
+    ):
+        if keys:
+            yield f"{name}: {len(keys)} {what}, such as {min(keys)} of {len(wanted)}"
+
+
+def _batches(
+    expected: Expected, record: RankRecord, batches: Sequence[BatchSeen], shapes: Sequence[list[int]], name: str
+) -> Iterator[str]:
+    returned = expected.config.data_path in RETURNS_LOG_PROBS
+    for batch in batches:
+        if not 0 <= batch.micro_batch < len(shapes):
+            continue  # `_keys` names it
+        where = f"{name}: chunk {batch.chunk}, micro-batch {batch.micro_batch}"
+        used = expected.fields(record.place.pp, batch.chunk)
+        for field, dtypes in _DTYPES.items():
+            seen: TensorSeen | None = getattr(batch, field)
+            if seen is None:
+                yield from (f"{where} has no {field}",) if field in used else ()
+            elif not seen.mismatches:
+                yield from _tensor(f"{where}: {field}", seen, shapes[batch.micro_batch], dtypes)
+        slots = [_slots(shapes[batch.micro_batch]) * expected.layout.cp]
+        if batch.log_probs is not None and not batch.log_probs.mismatches:
+            yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)
+        if (batch.log_probs is not None) != (returned and "labels" in used and name == "batches"):
+            yield f"{where}: log_probs are {'there' if batch.log_probs else 'missing'}"
+        if (batch.params is not None) != expected.config.style.packed:
+            yield f"{where} has {'no ' if batch.params is None else ''}packed params"
+
+
+def _slots(shape: Sequence[int]) -> int:
+    return shape[0] * shape[1]
+
+
+def _tensor(where: str, seen: TensorSeen, shape: Sequence[int], dtypes: Sequence[str]) -> Iterator[str]:
+    """A tensor whose content is right has the right shape too."""
+    if seen.shape != list(shape):
+        yield f"{where} has shape {seen.shape} and no mismatch; the plan has {list(shape)}"
+    if seen.dtype not in dtypes:
+        yield f"{where} is {seen.dtype}, not {' or '.join(dtypes)}"
+
+
+def _params(record: RankRecord) -> Iterator[str]:
+    """Packed params are referred to, distinct, and say of every tensor what it is."""
+    batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
+    used = {batch.params for batch in batches} | {layer.params for layer in record.layers}
+    for number, params in enumerate(record.packed_params):
+        if number not in used:
+            yield f"packed_params: number {number} is referred to by nothing"
+        yield from (f"packed_params: number {number}: {problem}" for problem in _forms(params))
+    if any(one == other for n, one in enumerate(record.packed_params) for other in record.packed_params[:n]):
+        yield "packed_params: the same values are there twice"
+
+
+def _forms(params: SeenParams) -> Iterator[str]:
+    there = [name for name in _OFFSETS if getattr(params, name) is not None]
+    on_meta = [name for name, form in params.forms.items() if form.device == "meta"]
+    if set(params.forms) != {*there, *on_meta}:
+        yield f"forms of {sorted(params.forms)}, offsets {there}"
+    for name, form in params.forms.items():
+        first = form.same_as
+        if first is not None and (first not in params.forms or getattr(params, first) != getattr(params, name)):
+            yield f"{name} cannot be the same tensor as {first}, which has other values"
+    if (params.max_seqlen_type is None) != (params.max_seqlen_q is None):
+        yield f"max_seqlen_q is {params.max_seqlen_q} of type {params.max_seqlen_type}"
+
+
+def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[str]:
+    last, step = expected.is_last(record.place), seen.step
+    for name in ("loss_sum", "token_count"):
+        if (getattr(seen, name) is not None) != last:
+            yield f"steps: step {step}: {name} is {getattr(seen, name)!r} on {'the last' if last else 'another'} stage"
+    if seen.grad_norm is None:
+        yield f"steps: step {step}: grad_norm is missing"
+    elif seen.grad_norm < 0:
+        yield f"steps: step {step}: grad_norm is {seen.grad_norm!r}"
+    if (seen.documents or seen.tokens) and not (last and record.place.tp == 0):
+        yield f"steps: step {step}: it has losses of documents, which tp rank 0 of the last stage records"
+    if seen.tokens and step:
+        yield f"steps: step {step}: it has losses of tokens, which only step 0 records"
+    plan = expected.evidence.plan[step][record.place.dp]
+    sizes = (sum(truth.batch.real_tokens for truth in plan), sum(truth.batch.slots for truth in plan))
+    if (seen.real_tokens, seen.slots) != sizes:
+        yield f"steps: step {step}: {seen.real_tokens} real tokens in {seen.slots} slots, the plan has {sizes}"
+    yield from _document_names(f"steps: step {step}", seen.documents, expected.evidence.homes[step])
+
+
+def _document_names(where: str, documents: Iterable[int], known: Iterable[int]) -> Iterator[str]:
+    foreign = set(documents) - set(known) - {PAD}
+    if foreign:
+        yield f"{where}: document {min(foreign)} is not in it"
+
+
+def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
+    at = record.place
+    if not leg.model:
+        keys, shapes = expected.leg_batches(leg.name, at.dp)
+        yield from _leg_batches(expected, record, seen, keys, shapes)
+    elif seen.batches:
+        yield "it runs the model and holds batches"
+    losses = leg.model and expected.is_last(at)
+    if not losses and (seen.loss_sum or seen.token_count):
+        yield f"loss_sum {seen.loss_sum!r}, token_count {seen.token_count} where no loss is computed"
+    if (seen.documents or seen.tokens) and not (losses and at.tp == 0):
+        yield "it has losses of documents, which tp rank 0 of the last stage records"
+    if seen.tokens:
+        yield "it has losses of tokens, which only step 0 records"
+    if losses:
+        yield from _document_names("losses", seen.documents, (document.index for document in leg.documents))
+
+
+def _leg_batches(
+    expected: Expected, record: RankRecord, seen: LegSeen, keys: list[BatchKey], shapes: list[list[int]]
+) -> Iterator[str]:
+    yield from _keys("batches", ((b.chunk, b.micro_batch) for b in seen.batches), keys)
+    yield from _batches(expected, record, seen.batches, shapes, "leg batches")

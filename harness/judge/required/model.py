@@ -1,0 +1,143 @@
+"""What every part of the model must have left: parameters, layer outputs, routers and prediction heads."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.judge.landmarks import layer_of
+from harness.judge.required.expected import Expected
+from harness.words.layout import Coordinates
+from harness.words.legs import Leg
+from harness.words.records import ActivationSeen, ExpertShare, LegSeen, ParameterSeen, RankRecord
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_ROUNDING = 1e-3  # of a sum of softmax scores, in fp32 over thousands of tokens
+
+
+def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of one completed rank."""
+    at, fingerprints = record.place, expected.config.fingerprints
+    outputs = expected.outputs(at.pp) if fingerprints and expected.speaks(at) else []
+    yield from _layers("activations", record.activations, outputs)
+    yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
+    for seen, leg in zip(record.legs, expected.legs):
+        yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
+    yield from _routers(expected, record)
+    yield from _heads(expected, record)
+
+
+def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
+    at = record.place
+    speaks = leg.backward and expected.speaks(at)
+    yield from _layers("activations", seen.activations, expected.outputs(at.pp) if speaks else [])
+    yield from _layers(
+        "input_gradients", seen.input_gradients, expected.inputs(at.pp) if speaks and leg.rewrites else []
+    )
+    yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
+    if leg.backward and expected.config.fingerprints and _names(seen.parameters) != _names(record.parameters):
+        yield "parameters: they are not those of step 0"
+
+
+def _layers(name: str, seen: Sequence[ActivationSeen], right: Sequence[int]) -> Iterator[str]:
+    found = [item.layer for item in seen]
+    if found != list(right):
+        yield f"{name}: of layers {found}, not {list(right)}"
+
+
+def _names(parameters: Sequence[ParameterSeen]) -> list[tuple[str, bool]]:
+    return [(item.name, item.sharded) for item in parameters]
+
+
+def _parameters(
+    expected: Expected, at: Coordinates, name: str, seen: Sequence[ParameterSeen], wanted: bool
+) -> Iterator[str]:
+    if bool(seen) != wanted:
+        yield f"{name}: {len(seen)} are there, {'some' if wanted else 'none'} must be"
+        return
+    if not seen:
+        return
+    twice = [item for item, count in Counter(one.name for one in seen).items() if count > 1]
+    if twice:
+        yield f"{name}: {twice[0]} is there twice"
+    held = {layer for item in seen if (layer := layer_of(item.name))}
+    right = set(expected.layers(at.pp))
+    if held != right:
+        yield f"{name}: of layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+    if at.pp == 0 and not any(item.name.startswith("embedding.") for item in seen):
+        yield f"{name}: the first stage has no embedding"
+    if expected.is_last(at) and not any(item.name.startswith(("output_layer.", "embedding.")) for item in seen):
+        yield f"{name}: the last stage has no output layer"
+    layout = expected.layout
+    for item in seen:
+        if item.sharded and layout.tp == 1:
+            yield f"{name}: {item.name} is sharded over tp, which is 1"
+        if item.parts and layout.world_size > 1:
+            yield f"{name}: {item.name} has parts, which only a single rank records"
+
+
+def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
+    """Every rank of a stage holds the same parameters, and all ranks together those of the reference."""
+    first: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
+    for rank in sorted(records):
+        record = records[rank]
+        names = [item for item in _names(record.parameters) if not _EXPERT.search(item[0])]
+        other, right = first.setdefault(record.place.pp, (rank, names))
+        if names != right:
+            odd = sorted({*names} ^ {*right}) or names
+            yield f"record of rank {rank}: parameters: {odd[0][0]} is not as on rank {other} of its stage"
+    yield from _against_reference(expected, records)
+
+
+def _against_reference(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
+    reference = expected.evidence.reference
+    if reference is None or not (expected.config.fingerprints and reference.cell.config.fingerprints):
+        return
+    held = {item.name for record in records.values() for item in record.parameters}
+    right = {item.name for record in reference.records.values() for item in record.parameters}
+    if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
+        held = {name for name in held if not name.startswith("output_layer.")}
+        right = {name for name in right if not name.startswith("output_layer.")}
+    if held != right:
+        name = min(held ^ right)
+        side = "no rank holds" if name in right else "the reference does not hold"
+        yield f"parameters: {side} {name}; {len(held)} are there, the reference has {len(right)}"
+
+
+def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
+    at, moe = record.place, expected.model.moe
+    micro_batches = range(len(expected.evidence.plan[0][at.dp]))
+    right = [(layer, number) for layer in expected.routed(at.pp) for number in micro_batches]
+    found = sorted((seen.layer, seen.micro_batch) for seen in record.routers)
+    if found != sorted(right):
+        odd = sorted({*found} ^ {*right})
+        yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is there twice'}"
+    balanced = moe is not None and moe.balanced
+    if (record.aux_scale is not None) != balanced:
+        yield f"aux_scale is {record.aux_scale!r}, {'with' if balanced else 'without'} an auxiliary loss"
+    for seen in record.routers:
+        where = f"routers: layer {seen.layer}, micro-batch {seen.micro_batch}"
+        if (seen.aux_loss is not None) != balanced or (seen.aux_weighted is not None) != balanced:
+            yield f"{where}: aux_loss is {seen.aux_loss!r}, aux_weighted {seen.aux_weighted!r}"
+        for share in (*seen.real, *seen.padding):
+            if moe is not None and not _adds_up(share, moe.topk):
+                choices, scores = sum(share.counts), sum(share.scores)
+                yield f"{where}: {share.tokens} tokens, {choices} choices, scores that add up to {scores!r}"
+
+
+def _adds_up(share: ExpertShare, topk: int) -> bool:
+    """Every token goes to `topk` experts, and its scores add up to 1."""
+    possible = share.tokens >= 0 and min(share.counts) >= 0 and min(share.scores) >= 0
+    scores = abs(sum(share.scores) - share.tokens) <= _ROUNDING * max(share.tokens, 1)
+    return possible and sum(share.counts) == topk * share.tokens and scores
+
+
+def _heads(expected: Expected, record: RankRecord) -> Iterator[str]:
+    mtp = expected.model.mtp
+    depths = range(1, mtp.layers + 1) if mtp and expected.is_last(record.place) else ()
+    micro_batches = range(len(expected.evidence.plan[0][record.place.dp]))
+    right = sorted((depth, number) for depth in depths for number in micro_batches)
+    found = sorted((seen.depth, seen.micro_batch) for seen in record.mtp)
+    if found != right:
+        yield f"mtp: (depth, micro-batch) {found}, not {right}"

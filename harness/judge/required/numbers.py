@@ -1,0 +1,172 @@
+"""Every number that a rank computed: how many there are, and which are not finite or not possible. One pass per record.
+
+Sums first: a sum of finite numbers is finite unless it overflows, so each number is looked at only where a sum is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.words.records import PROJECTIONS, ActivationSeen, DocumentLoss, Fingerprint, ParameterSeen, RankRecord
+
+# A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
+# 10^23 is further off than this.
+FARTHEST = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """A number that is not finite, or one that no computation gives."""
+
+    what: str  # e.g. "the gradient of output_layer.weight"
+    value: float
+    where: dict[str, Any]
+    order: tuple[int, ...]  # of computation: leg, kind, layer or step
+    why: str = ""  # it is impossible, and why; empty: it is not finite
+
+
+@dataclass(kw_only=True)
+class Scan:
+    """Of one record."""
+
+    numbers: int = 0
+    odd: list[Odd] = field(default_factory=list)
+
+    @property
+    def not_finite(self) -> list[Odd]:
+        return [item for item in self.odd if not item.why]
+
+    @property
+    def impossible(self) -> list[Odd]:
+        return [item for item in self.odd if item.why]
+
+    def add(self, value: float, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+        """One number."""
+        self.numbers += 1
+        if not math.isfinite(value):
+            self.odd.append(Odd(what=what, value=value, where=where, order=order))
+
+
+def scan(record: RankRecord) -> Scan:
+    """All legs of a record, in the order in which a rank computes them."""
+    found = Scan()
+    at: dict[str, Any] = {"stage": record.place.pp, "rank": record.rank}
+    _outputs(found, record.activations, "the activation of document {} after layer {}", at | {"step": 0}, (0, 0))
+    _routers(found, record, at)
+    for seen in record.steps:
+        where, order = at | {"step": seen.step}, (0, 2, seen.step)
+        _documents(found, seen.documents, f"the loss of document {{}} in step {seen.step}", where, order)
+        _losses(found, [token.loss for token in seen.tokens], "a token's loss", where, order)
+        for what, value in (("the loss", seen.loss_sum), ("the gradient norm", seen.grad_norm)):
+            if value is not None:
+                found.add(value, f"{what} of step {seen.step}", where, order)
+    _gradients(found, record.parameters, "the gradient of {}", at | {"step": 0}, (0, 3))
+    for number, leg in enumerate(record.legs, 1):
+        where, name = at | {"leg": leg.leg, "step": 0}, f" in canary leg {leg.leg}"
+        _outputs(found, leg.activations, "the activation of document {} after layer {}" + name, where, (number, 0))
+        _documents(found, leg.documents, "the loss of document {}" + name, where, (number, 1))
+        _losses(found, [token.loss for token in leg.tokens], "a token's loss" + name, where, (number, 1))
+        found.add(leg.loss_sum, f"the loss{name}", where, (number, 1))
+        inputs = "the gradient of document {} at the input of layer {}" + name
+        _outputs(found, leg.input_gradients, inputs, where, (number, 2))
+        _gradients(found, leg.parameters, "the gradient of {}" + name, where, (number, 3))
+    return found
+
+
+def _outputs(
+    found: Scan, layers: Iterable[ActivationSeen], what: str, where: dict[str, Any], order: tuple[int, int]
+) -> None:
+    for seen in layers:
+        _total(found, seen.documents.values())
+        for document, value in seen.documents.items():
+            if not _good(value):
+                place = where | {"layer": seen.layer, "document": document}
+                _fingerprint(found, value, what.format(document, seen.layer), place, (*order, seen.layer))
+
+
+def _gradients(
+    found: Scan, parameters: Iterable[ParameterSeen], what: str, where: dict[str, Any], order: tuple[int, int]
+) -> None:
+    for seen in parameters:
+        found.numbers += 1 + len(seen.gradient.projections)
+        if not _good(seen.gradient):
+            _fingerprint(found, seen.gradient, what.format(seen.name), where | {"parameter": seen.name}, order)
+        for part in seen.parts:
+            found.numbers += 1 + len(part.projections)
+            if not _good(part):
+                text = f"part of {what.format(seen.name)}"
+                _fingerprint(found, part, text, where | {"parameter": seen.name}, order)
+
+
+def _total(found: Scan, values: Iterable[Fingerprint]) -> None:
+    found.numbers += sum(1 + len(value.projections) for value in values)
+
+
+def _good(value: Fingerprint) -> bool:
+    """Finite, not negative, with all projections, none of them too large for the norm."""
+    projections, norm_sq = value.projections, value.norm_sq
+    if len(projections) != PROJECTIONS or not 0 <= norm_sq < math.inf:
+        return False
+    one, other = projections
+    most = FARTHEST * FARTHEST * norm_sq
+    return one * one <= most and other * other <= most
+
+
+def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    """Say what is odd about a fingerprint."""
+    numbers = (value.norm_sq, *value.projections)
+    bad = next((number for number in numbers if not math.isfinite(number)), None)
+    if bad is not None:
+        found.odd.append(Odd(what=what, value=bad, where=where, order=order))
+        return
+    why = f"has {len(value.projections)} projections, not {PROJECTIONS}"
+    if value.norm_sq < 0:
+        why = f"has a negative sum of squares, {value.norm_sq:.9g}"
+    elif len(value.projections) == PROJECTIONS:
+        far = max(value.projections, key=abs)
+        why = f"has a projection of {far:.9g}, which a tensor with norm {math.sqrt(value.norm_sq):.9g} cannot have"
+    found.odd.append(Odd(what=what, value=value.norm_sq, where=where, order=order, why=why))
+
+
+def _documents(
+    found: Scan, documents: dict[int, DocumentLoss], what: str, where: dict[str, Any], order: tuple[int, ...]
+) -> None:
+    found.numbers += len(documents)
+    for document, loss in documents.items():
+        if not math.isfinite(loss.loss_sum):
+            place = where | {"document": document}
+            found.odd.append(Odd(what=what.format(document), value=loss.loss_sum, where=place, order=order))
+        elif loss.tokens < 0:
+            why = f"is over {loss.tokens} tokens"
+            place = where | {"document": document}
+            found.odd.append(Odd(what=what.format(document), value=loss.tokens, where=place, order=order, why=why))
+
+
+def _losses(found: Scan, losses: Sequence[float], what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
+    found.numbers += len(losses)
+    if not math.isfinite(sum(losses)):
+        found.odd += [
+            Odd(what=what, value=loss, where=where, order=order) for loss in losses if not math.isfinite(loss)
+        ]
+
+
+def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
+    """Routers and prediction heads of step 0, and the scale of auxiliary losses."""
+    where = at | {"step": 0}
+    if record.aux_scale is not None:
+        found.add(record.aux_scale, "the scale of auxiliary losses", where, (0, 1))
+    for seen in record.routers:
+        place, name = where | {"layer": seen.layer, "micro_batch": seen.micro_batch}, f"of layer {seen.layer}"
+        for share in (*seen.real, *seen.padding):
+            _losses(found, share.scores, f"a router score {name}", place, (0, 1, seen.layer))
+        for what, value in (("the auxiliary loss", seen.aux_loss), ("its weighted value", seen.aux_weighted)):
+            if value is not None:
+                found.add(value, f"{what} {name}", place, (0, 1, seen.layer))
+    for head in record.mtp:
+        place = where | {"depth": head.depth, "micro_batch": head.micro_batch}
+        what = f"the loss of document {{}} at prediction depth {head.depth}"
+        _documents(found, head.documents, what, place, (0, 2, 0))
+        found.add(head.weighted, f"the weighted loss at prediction depth {head.depth}", place, (0, 2, 0))

@@ -1,0 +1,63 @@
+"""What the clocks must have left: a time for every step and leg, and every load of the timing leg in every round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from harness.judge.required.expected import Expected
+from harness.words.records import RankRecord
+from harness.words.timing import TimingConfig
+
+_TURN = "turn"
+
+
+def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
+    """Of one completed rank."""
+    for seen in record.steps:
+        for name in ("time_s", "busy_s"):
+            if not 0 <= getattr(seen, name) < math.inf:
+                yield f"steps: step {seen.step}: {name} is {getattr(seen, name)!r}"
+    for leg in record.legs:
+        if not 0 <= leg.time_s < math.inf:
+            yield f"legs: {leg.leg}: time_s is {leg.time_s!r}"
+    if not record.setup_s < math.inf:
+        yield f"setup_s is {record.setup_s!r}"
+    timing = expected.config.timing
+    if not timing.asked:
+        if record.timings or record.untimed or record.warmup_rounds or record.gpu_states:
+            yield "timings: nothing was to be timed"
+        return
+    kind = record.environment.get("torch_device", "cpu").partition(":")[0]
+    if record.warmup_rounds != timing.warmup_on(kind):
+        yield f"warmup_rounds is {record.warmup_rounds}, not {timing.warmup_on(kind)}"
+    yield from _rounds(record, timing, _loads(timing, record.rank == 0, set(record.untimed)))
+
+
+def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[str, int]]:
+    """(load, documents) that a rank times; the rotary function runs on rank 0 alone."""
+    names = ["rotary", "rotary_other"] if first else []
+    loads = {(name, count) for name in [*names, "step"] for count in timing.documents}
+    others = {name for name, asked in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if asked}
+    loads |= {(name, 0) for name in ({"packed"} if others - untimed else set()) | others}
+    loads |= {(_TURN, 0)} if timing.turns else set()
+    return {load for load in loads if load[0] not in untimed or load[0] == _TURN}
+
+
+def _rounds(record: RankRecord, timing: TimingConfig, loads: set[tuple[str, int]]) -> Iterator[str]:
+    """Every load in every round; of turns those until the other stack did not come to its own."""
+    rounds: dict[tuple[str, int], list[int]] = {}
+    for seen in record.timings:
+        rounds.setdefault((seen.load, seen.documents), []).append(seen.round)
+        if not 0 < seen.seconds < math.inf:
+            yield f"timings: {seen.load} took {seen.seconds!r} s in round {seen.round}"
+    cut = {(_TURN, 0)} if _TURN in record.untimed else set()
+    if not loads - cut <= rounds.keys() <= loads:
+        yield f"timings: of {sorted(rounds)}, not of {sorted(loads)}"
+    for load, found in rounds.items():
+        right = list(range(len(found) if load in cut else timing.rounds))
+        if sorted(found) != right:
+            yield f"timings: {load[0]} with {load[1]} documents has rounds {sorted(found)}, not {right}"
+    for name, why in record.untimed.items():
+        if not why:
+            yield f"untimed: {name} has no reason"
