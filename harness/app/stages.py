@@ -19,6 +19,7 @@ from harness.app.selection import select
 from harness.edge import provenance
 from harness.edge.cluster_file import cluster_of
 from harness.edge.console import Progress, say
+from harness.edge.evidence_files import run_problems
 from harness.edge.html_report import render_html
 from harness.edge.local_launcher import end_without_agent, run_allocations
 from harness.edge.matrix_file import read_matrix
@@ -43,7 +44,7 @@ from harness.plan.cost import JobCost, job_costs
 from harness.plan.matrix import Matrix, resolved
 from harness.words.errors import HarnessError, InfrastructureError, InputError
 from harness.words.jsonable import dumps
-from harness.words.run_plan import Allocation, Expansion, RunPlan
+from harness.words.run_plan import Allocation, Expansion, RunPlan, sealed
 from harness.words.secrets import redacted, without_secrets
 from harness.words.stack import ReadyStack
 
@@ -145,7 +146,7 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
         write_atomic(run.matrix, redacted(dump(resolved(matrix))))
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)
-    write_json(run.plan, without_secrets(plan))
+    write_json(run.plan, sealed(without_secrets(plan)))
     for cell in plan.expansion.cells:
         stack = plan.stacks.get(cell.config.stack)
         if stack is not None and not stack.usable:
@@ -242,7 +243,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
     wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
     facts = {**_stacks(plan), **seen.facts()}
-    problems = [one for one in (baseline_problem(run),) if one]
+    problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run),) if one)]
     report = report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
     return without_secrets(report, environment_secrets())
 

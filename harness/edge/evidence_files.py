@@ -14,7 +14,8 @@ from harness.words.cell import CellConfig
 from harness.words.errors import InputError, Problem
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import SCHEMA_VERSION, CellResult, RankRecord
-from harness.words.run_plan import RunPlan
+from harness.words.run_plan import RunPlan, seal_of
+from harness.words.secrets import without_secrets
 
 LOG_TAIL_BYTES = 4096
 
@@ -35,12 +36,33 @@ def read_plan(run: RunDir) -> RunPlan:
             Problem(message="unknown schema_version", file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION))
         )
     try:
-        plan = from_jsonable(RunPlan, values)
+        plan = from_jsonable(RunPlan, values, whole=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(Problem(message=f"is not a plan: {error}", file=str(run.plan))) from error
     if circular := plan.expansion.circular:
         raise InputError(Problem(message=f"cell {circular} is its own reference", file=str(run.plan)))
     return plan
+
+
+def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
+    """What is wrong with the run as a whole, whatever its cells came to: then the run is undecided.
+
+    A plan that is not the one the run began with hides cells, and so do folders of cells that it does not name.
+    """
+    problems = []
+    try:
+        stated = loads(run.plan.read_text(encoding="utf-8"))["seal"]
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        problems.append(f"plan.json cannot be read, or has no seal: {type(error).__name__}: {error}")
+    else:
+        if stated != (seal := seal_of(without_secrets(plan))):
+            problems.append(f"plan.json was changed after the run began: its seal says {stated!r}, it holds {seal!r}")
+    folder = run.root / "cells"
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    strange = sorted(found - {cell.id for cell in plan.expansion.cells})
+    if strange:
+        problems.append(f"cells/ holds {len(strange)} folders of cells that plan.json does not name, e.g. {strange[0]}")
+    return problems
 
 
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:

@@ -10,6 +10,7 @@ from typing import Any
 from harness.judge.evidence import CellEvidence
 from harness.judge.failures import JobEnding
 from harness.judge.report_model import Report, ReportCell, ReportRejected
+from harness.judge.required.audit import weight_of
 from harness.judge.speed import throughput
 from harness.judge.verdict import CellVerdict, judge_cell, undecided
 from harness.judge.views import canaries_view, failure_view, loss_curve, rank_views
@@ -122,6 +123,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
             "ranks": rank_views(evidence),
             "failure": failure_view(evidence, verdict.findings),
             "canaries": canaries_view(evidence),
+            "evidence": weight_of(evidence),
         }
     elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can
         views = {"failure": failure_view(evidence)}

@@ -119,6 +119,22 @@ class FailureView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weight:
+    """How much evidence a verdict rests on."""
+
+    records: int = 0  # of ranks
+    legs: int = 0  # metadata, training, canary and timing legs that every rank came through
+    steps: int = 0  # of the training leg, on every rank
+    numbers: int = 0  # that ranks computed, each looked at
+
+    @property
+    def text(self) -> str:
+        """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
+        named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
+        return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportCell:
     id: str
     axes: dict[str, Any]
@@ -138,6 +154,7 @@ class ReportCell:
     ranks: list[RankView] = field(default_factory=list)
     failure: FailureView | None = None
     canaries: dict[str, str] = field(default_factory=dict)  # canary -> "ran", "did not end", or why it does not apply
+    evidence: Weight = field(default_factory=Weight)  # what the verdict rests on
     attempts: int = 1
     line: int | None = None  # matrix line
 

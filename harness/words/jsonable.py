@@ -219,10 +219,11 @@ def _read_dataclass(kind: type[Any], value: Any, where: str, whole: bool) -> Any
     names = {item.name for item in dataclasses.fields(kind)}
     if unknown := set(value) - names:
         raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")
+    read = {name: _read(hints[name], item, f"{where}.{name}", whole) for name, item in value.items()}
     if whole and (absent := names - set(value)):
         raise TypeError(f"{where}: field {sorted(absent)[0]!r} is missing")
     try:
-        return kind(**{name: _read(hints[name], item, f"{where}.{name}", whole) for name, item in value.items()})
+        return kind(**read)
     except TypeError as error:
         if "required keyword-only argument" in str(error):
             raise TypeError(f"{where}: {error}") from error

@@ -57,5 +57,4 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     run.attempt("bad").record(0).write_text('{"cell": 3}', encoding="utf-8")
     found = read_cell(run, "bad", {})
     assert found.records == {}
-    assert found.result is not None and found.result.status == "error"
-    assert "rank-00000.json cannot be read: RankRecord.cell: expected str, found 3" in found.result.reason
+    assert found.damaged == ["rank-00000.json cannot be read: RankRecord.cell: expected str, found 3"]

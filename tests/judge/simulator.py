@@ -244,6 +244,11 @@ def forms_of(truth: PackedParams) -> dict[str, TensorForm]:
     return forms
 
 
+def log_probs_of(batch: MicroBatch) -> TensorSeen:
+    """What a data path that unpacks log-probabilities rightly leaves."""
+    return TensorSeen(shape=[batch.slots], dtype="torch.float32", mismatches=0)
+
+
 def _batches(
     config: CellConfig, place: Coordinates, batches: list[MicroBatch], indices: list[int | None]
 ) -> list[BatchSeen]:
@@ -265,6 +270,7 @@ def _batches(
                     position_ids=tensor if first else None,
                     labels=tensor if last else None,
                     loss_mask=mask if last else None,
+                    log_probs=log_probs_of(batch) if last and config.data_path == "skyrl" else None,
                 )
             )
     return found

@@ -27,8 +27,16 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
     for seen in parameters:
         seen.gradient.norm_sq *= (1 + gradients) ** 2
         seen.gradient.projections = [value * (1 + gradients) for value in seen.gradient.projections]
+        for part in seen.parts:
+            part.norm_sq *= (1 + gradients) ** 2
+            part.projections = [value * (1 + gradients) for value in part.projections]
     return LegSeen(
-        leg=name, documents=step.documents, parameters=parameters, activations=copy.deepcopy(record.activations)
+        leg=name,
+        loss_sum=sum(loss.loss_sum for loss in step.documents.values()),
+        token_count=sum(loss.tokens for loss in step.documents.values()),
+        documents=step.documents,
+        parameters=parameters,
+        activations=copy.deepcopy(record.activations),
     )
 
 
@@ -41,7 +49,10 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
     )
     reference = evidence[cells[0].id].records[0]
     reference.legs = [leg_of(reference, ORDER), leg_of(reference, EPSILON, **noise)]
-    found = {name: refound(item) for name, item in evidence.items()}
+    found = {cell.id: replace(refound(evidence[cell.id]), config=cell.config) for cell in cells}
+    for item in found.values():
+        for record in item.records.values():
+            record.environment["dtype"] = "bf16"
     return all_evidence(replace(plan, expansion=Expansion(cells=cells, rejected=())), found)
 
 
@@ -53,7 +64,7 @@ def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
     assert floors["parameter_gradient"].value == pytest.approx(2e-2)
     assert floors["grad_norm"].value == pytest.approx(2e-2, rel=0.02)
     assert floors["activation"].value == 0
-    assert floors["document_loss"].by == "weights moved by one machine epsilon"
+    assert floors["document_loss"].by == "weights moved by one machine epsilon; reference on cpu"
     assert cell.tolerances.document_loss.value == pytest.approx(3e-3)
     assert cell.noise == {} and reference.noise == floors
 
@@ -87,7 +98,10 @@ def test_within_three_floors_a_cell_passes_and_beyond_it_fails() -> None:
                 loss.loss_sum *= 1 + factor * 1e-3
         findings = judge(cell).findings
         assert [finding.check for finding in findings] == checks
-        assert all("noise floor 0.001 (weights moved by one machine epsilon) x 3" in item.message for item in findings)
+        assert all(
+            "noise floor 0.001 (weights moved by one machine epsilon; reference on cpu) x 3" in item.message
+            for item in findings
+        )
 
 
 def test_later_steps_are_not_held_to_the_noise_of_the_first() -> None:
@@ -101,7 +115,7 @@ def test_later_steps_are_not_held_to_the_noise_of_the_first() -> None:
 
 def test_a_leg_that_is_not_finite_measures_nothing() -> None:
     reference = next(iter(bf16_run(losses=math.nan).values()))
-    assert noise_floors(reference.records)["document_loss"].by == "documents in reverse order"
+    assert noise_floors(reference.records)["document_loss"].by == "documents in reverse order; reference on cpu"
 
 
 def test_a_cell_without_noise_legs_has_the_defaults() -> None:

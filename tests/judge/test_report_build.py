@@ -56,7 +56,7 @@ def test_a_cell_carries_what_a_reader_needs(broken_report: Report) -> None:
     cell = _cell(broken_report, "tp2-pp4-cp1-sft")
     assert cell.outcome is Outcome.FAIL
     assert cell.reproduce == f"harness run matrices/smoke.yaml --only {cell.id}"
-    assert cell.timing == {"wall_s": 3.5, "steps_s": 2.5, "overhead_s": 1.0}
+    assert cell.timing == {"wall_s": 3.5, "steps_s": 1.0, "overhead_s": 2.5}
     assert cell.reference == _cell(broken_report, "tp1-pp1-cp1-unpacked").id
     assert cell.line == 12
 

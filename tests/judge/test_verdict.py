@@ -132,10 +132,12 @@ def test_a_failed_attempt_whose_ranks_all_completed_is_undecided() -> None:
     assert "exit code 1 after the end" in verdict.reason
 
 
-def test_whole_records_without_a_result_file_are_judged() -> None:
+def test_whole_records_without_a_result_file_are_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.result = None
-    assert judge(evidence).outcome is Outcome.PASS
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "result.json is missing" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def ran_with(*proofs: ImportProof, stack: ReadyStack | None = STACK, xfail: XFai
     evidence.stack = stack
     for record in evidence.records.values():
         record.imports = list(proofs)
+        record.modules = {"megatron.core": "parallel_state"} if CORE in proofs else {}
     return evidence
 
 
@@ -80,18 +81,18 @@ def test_wrong_code_outranks_a_failed_check_and_an_expected_failure(xfail: XFail
 
 def test_a_rank_that_completed_without_a_proof_proves_nothing() -> None:
     evidence = ran_with(CORE)
-    evidence.records[1].imports = []
+    evidence.records[1].imports, evidence.records[1].modules = [], {}
     assert judge(evidence).reason == "wrong code under test: rank 1 completed and proved no import"
 
 
 def test_a_rank_that_was_cut_off_before_it_could_prove_anything_is_not_accused() -> None:
     evidence = ran_with(CORE)
-    evidence.records[1].imports, evidence.records[1].ended = [], "killed"
+    evidence.records[1].imports, evidence.records[1].modules, evidence.records[1].ended = [], {}, "killed"
     assert wrong_code(evidence.stack, evidence.records) == ""
 
 
 def test_the_default_stack_may_take_its_modules_from_anywhere() -> None:
-    assert judge(ran_with(STRAY, stack=None)).outcome is Outcome.PASS
+    assert judge(ran_with(CORE, TORCH, STRAY, stack=None)).outcome is Outcome.PASS
 
 
 def test_more_strays_are_counted() -> None:

@@ -16,9 +16,18 @@ TIMING = TimingConfig(documents=(4, 16, 64, 256), unpacked=True)
 
 def timed(seconds: Mapping[Load, float], *, jitter: float = 0.1, rounds: int = 7, **layout: int) -> CellEvidence:
     """Every rank needs about so long for each load, every round a little differently."""
-    evidence = evidence_for(replace(config_of("reference", **layout), timing=TIMING))
+    names = {name for name, _ in seconds}
+    timing = TimingConfig(
+        documents=TIMING.documents if names & {"rotary", "step"} else (),
+        unpacked="unpacked" in names,
+        turns="pair" if "turn" in names else "",
+        rounds=rounds,
+    )
+    evidence = evidence_for(replace(config_of("reference", **layout), timing=timing))
     generator = random.Random(3)
     for record in evidence.records.values():
+        record.warmup_rounds = 1
+        record.untimed = {"rotary_other": "it has no fused rotary function"} if timing.documents else {}
         record.timings = [
             Timed(load=name, documents=documents, round=number, seconds=median * generator.lognormvariate(0, jitter))
             for number in range(rounds)

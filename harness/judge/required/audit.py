@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.judge.evidence import CellEvidence
+from harness.judge.report_model import Weight
 from harness.judge.required import facts, legs, model, timing
 from harness.judge.required.expected import Expected
 
 _SUBJECTS = (facts, legs, model, timing)
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weight:
-    """How much evidence a verdict rests on."""
-
-    records: int = 0  # of ranks
-    legs: int = 0  # metadata, training, canary and timing legs that every rank came through
-    steps: int = 0  # of the training leg, on every rank
-    numbers: int = 0  # that ranks computed, each looked at
-
-    @property
-    def text(self) -> str:
-        """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
-        named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
-        return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
 
 
 def weight_of(evidence: CellEvidence) -> Weight:

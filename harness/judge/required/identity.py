@@ -122,6 +122,9 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     for work in record.workloads:
         if work.step not in evidence.steps:
             yield f"workloads: there is no step {work.step}"
+    heads = {proof.module for proof in record.imports}
+    if strange := sorted(record.modules.keys() - heads):
+        yield f"modules: below {strange[0]}, which imports does not have"
     model = evidence.cell.config.model
     for router in record.routers:
         rows = (len(router.real), len(router.padding))

@@ -71,7 +71,7 @@ def _batches(
         slots = [_slots(shapes[batch.micro_batch]) * expected.layout.cp]
         if batch.log_probs is not None and not batch.log_probs.mismatches:
             yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)
-        if (batch.log_probs is not None) != (returned and "labels" in used and name == "batches"):
+        if (batch.log_probs is not None) != (returned and "labels" in used):
             yield f"{where}: log_probs are {'there' if batch.log_probs else 'missing'}"
         if (batch.params is not None) != expected.config.style.packed:
             yield f"{where} has {'no ' if batch.params is None else ''}packed params"

@@ -21,6 +21,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     at, fingerprints = record.place, expected.config.fingerprints
     outputs = expected.outputs(at.pp) if fingerprints and expected.speaks(at) else []
     yield from _layers("activations", record.activations, outputs)
+    yield from _same_documents("activations", record.activations, record.activations)
     yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
     for seen, leg in zip(record.legs, expected.legs):
         yield from (f"legs: {leg.name}: {problem}" for problem in _leg(expected, record, seen, leg))
@@ -35,6 +36,9 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     yield from _layers(
         "input_gradients", seen.input_gradients, expected.inputs(at.pp) if speaks and leg.rewrites else []
     )
+    right = record.activations or seen.activations
+    yield from _same_documents("activations", seen.activations, right)
+    yield from _same_documents("input_gradients", seen.input_gradients, right)
     yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
     if leg.backward and expected.config.fingerprints and _names(seen.parameters) != _names(record.parameters):
         yield "parameters: they are not those of step 0"
@@ -44,6 +48,14 @@ def _layers(name: str, seen: Sequence[ActivationSeen], right: Sequence[int]) -> 
     found = [item.layer for item in seen]
     if found != list(right):
         yield f"{name}: of layers {found}, not {list(right)}"
+
+
+def _same_documents(name: str, seen: Sequence[ActivationSeen], right: Sequence[ActivationSeen]) -> Iterator[str]:
+    """Every layer of a rank sees the same tokens, and a leg with a backward those of step 0."""
+    for item in seen:
+        if item.documents.keys() != right[0].documents.keys():
+            found, held = sorted(item.documents), sorted(right[0].documents)
+            yield f"{name}: layer {item.layer} has documents {found}, layer {right[0].layer} of the rank {held}"
 
 
 def _names(parameters: Sequence[ParameterSeen]) -> list[tuple[str, bool]]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.judge.checks.activations import check
 from harness.judge.evidence import CellEvidence
+from harness.words.outcomes import Outcome
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
@@ -58,6 +60,9 @@ def test_a_layer_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft", pp=2))
     [record] = at(evidence, pp=1)
     record.activations = [seen for seen in record.activations if seen.layer != 4]
-    finding = the_only_finding(evidence, "activations")
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "record of rank 1: activations: of layers [3], not [3, 4]" in verdict.reason
+    [finding] = check(evidence)
     assert place_of(finding, "layer", "stage") == (4, 1)
     assert "not recorded" in finding.message

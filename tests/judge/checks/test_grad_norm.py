@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from harness.judge import fault_classes
+from harness.judge.checks.grad_norm import check
 from harness.judge.evidence import CellEvidence
-from tests.judge.simulator import config_of, evidence_for, place_of, the_only_finding
+from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
 
 
 def _scale(evidence: CellEvidence, factor: float, step: int) -> None:
@@ -52,4 +53,6 @@ def test_a_norm_that_nobody_recorded() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         record.steps[1].grad_norm = None
-    assert place_of(the_only_finding(evidence, "grad_norm"), "step") == (1,)
+    [finding] = check(evidence)
+    assert place_of(finding, "step") == (1,)
+    assert "record of rank 0: steps: step 1: grad_norm is missing" in judge(evidence).reason

@@ -7,7 +7,7 @@ import pytest
 from harness.judge import fault_classes
 from harness.judge.checks import isolation
 from harness.words.documents import DocumentsConfig
-from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
+from tests.judge.simulator import at, config_of, evidence_for, leg_of, place_of, the_only_finding
 
 
 def test_the_smallest_change_of_an_unchanged_document_names_victim_and_culprit() -> None:
@@ -29,10 +29,11 @@ def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
     evidence.records[0].environment["device"] = "NVIDIA H200"
     seen = leg_of(evidence.records[0], "isolation").documents[1]
     seen.loss_sum *= 1 + 1e-7
-    assert judge(evidence).findings == []
+    assert isolation.check(evidence) == []
     seen.loss_sum *= 1.01
     del evidence.__dict__["legs"]  # read anew
-    assert the_only_finding(evidence, "isolation").bound["value"] == evidence.tolerances.document_loss.value
+    [finding] = isolation.check(evidence)
+    assert finding.bound["value"] == evidence.tolerances.document_loss.value
 
 
 def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from harness.judge import fault_classes
+from harness.judge.checks.parameter_gradients import check
+from harness.words.outcomes import Outcome
 from harness.words.records import ParameterSeen
 from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
 
@@ -71,9 +73,12 @@ def test_a_factor_that_all_parameters_share_is_named() -> None:
 def test_a_parameter_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft"))
     gone = evidence.records[0].parameters.pop(4)
-    finding = the_only_finding(evidence, "parameter_gradients")
+    [finding] = check(evidence)
     assert place_of(finding, "parameter") == (gone.name,)
     assert "missing" in finding.message
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert f"parameters: no rank holds {gone.name}" in verdict.reason
 
 
 def test_nothing_to_compare_is_not_a_pass() -> None:
@@ -81,7 +86,9 @@ def test_nothing_to_compare_is_not_a_pass() -> None:
     assert evidence.reference is not None
     for records in (evidence.records, evidence.reference.records):
         records[0].parameters = []
-    assert "no gradients to compare with" in the_only_finding(evidence, "parameter_gradients").message
+    [finding] = check(evidence)
+    assert "no gradients to compare with" in finding.message
+    assert judge(evidence).outcome is Outcome.ERROR
 
 
 def test_a_direction_that_differs_at_equal_norm() -> None:

@@ -41,7 +41,9 @@ def test_a_loss_multiplied_by_the_context_parallel_size() -> None:
 def test_a_loss_that_was_not_recorded() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records[0].steps[0].loss_sum = None
-    assert "not recorded" in the_only_finding(evidence, "step_loss").message
+    [finding] = step_loss.check(evidence)
+    assert "not recorded" in finding.message
+    assert "record of rank 0: steps: step 0: loss_sum is None on the last stage" in judge(evidence).reason
 
 
 def other_rows() -> CellEvidence:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from harness.judge import fault_classes
 from harness.judge.checks import token_count
 from harness.words.documents import DocumentsConfig
+from harness.words.outcomes import Outcome
 from tests.judge.simulator import at, config_of, evidence_for, judge, leg_of, place_of, the_only_finding
 
 
@@ -49,12 +50,15 @@ def test_a_document_without_a_loss_at_all() -> None:
     assert the_only_finding(evidence, "token_count").measured == 0
 
 
-def test_a_step_count_on_some_ranks_of_the_last_stage_is_enough() -> None:
+def test_every_rank_of_the_last_stage_counts() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
-    evidence.records[1].steps[0].token_count = evidence.records[1].steps[0].loss_sum = None
-    assert judge(evidence).findings == []
+    evidence.records[1].steps[0].token_count = None
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "record of rank 1: steps: step 0: token_count is None on the last stage" in verdict.reason
     evidence.records[0].steps[0].token_count = None
-    assert the_only_finding(evidence, "token_count").measured is None
+    [finding] = token_count.check(evidence)
+    assert finding.measured is None
 
 
 def test_a_leg_without_the_model_has_no_losses_to_count() -> None:

@@ -35,8 +35,6 @@ def test_wrong_content_names_document_and_token() -> None:
 
 def test_a_log_prob_of_another_token_names_both_slots() -> None:
     evidence = evidence_for(config_of("skyrl", cp=2))
-    for record in evidence.records.values():
-        record.batches[0].log_probs = _tensor()
     assert judge(evidence).outcome is Outcome.PASS
     [record] = at(evidence, cp=1)
     record.batches[0].log_probs = _tensor(mismatches=5, first=[2, 3, 11, 7])
