@@ -25,7 +25,7 @@ from harness.edge.run_dir import RunDir, write_json
 from harness.words.cell import CellConfig, cell_id
 from harness.words.jsonable import dumps
 from harness.words.layout import Layout
-from harness.words.run_plan import Expansion, PlannedCell
+from harness.words.run_plan import Expansion, PlannedCell, sealed
 
 SECONDS, BYTES = 60.0, 1e9
 REPLICAS, ROW, ROWS = 8, 2, 4  # replicas of the big cell; documents per row, rows of the small cell
@@ -95,7 +95,7 @@ def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
         broken = number % BROKEN_EVERY == BROKEN_EVERY - 1
         written += _write(run, one.id, records, _read_result(small, cell.id), broken=broken)
     expansion = Expansion(cells=(control, *cells), rejected=())
-    write_json(run.plan, replace(plan, expansion=expansion, allocations=()))
+    write_json(run.plan, sealed(replace(plan, expansion=expansion, allocations=())))
     return count * len(records), written
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.edge.run_dir import RunDir, append_line, write_json
+from harness.words.run_plan import sealed
 from tests.judge.simulator import config_of, run_of
 
 
@@ -13,7 +14,7 @@ def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> Run
     """Two cells and their reference, all PASS."""
     plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", pp=2)])
     run = RunDir(parent / name)
-    write_json(run.plan, replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"}))
+    write_json(run.plan, sealed(replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"})))
     for cell, item in evidence.items():
         attempt = run.attempt(cell)
         write_json(attempt.config, item.cell.config)

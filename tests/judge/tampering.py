@@ -6,21 +6,21 @@ every document, say) as many are changed as are asked for, spread over the file.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.edge.evidence_files import read_cell, read_plan, run_problems
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import RunDir, write_json
 from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.verdict import CellVerdict, judge_cell
 from harness.words.errors import InputError
 from harness.words.jsonable import dumps, loads
 from harness.words.outcomes import Outcome
+from harness.words.run_plan import RunPlan, sealed
 
 TODAY = "2026-01-01"
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
@@ -108,27 +108,31 @@ class _Judge:
 
 
 def changes(run: RunDir, each: int) -> Iterator[Change]:
-    """Of all files of the run that verdicts are made from."""
-    for file in [run.plan, *sorted(run.root.glob("cells/*/attempt-*/*.json"))]:
-        yield from _changes(file, file.stem, None, each)
-    for folder in sorted(run.root.glob("cells/*/attempt-*/ranks")):
-        files = sorted(folder.glob("rank-*.json"))
-        for number, file in enumerate(files):
-            other = files[(number + 1) % len(files)] if len(files) > 1 else None
-            yield from _changes(file, "record", other, each)
+    """Of all files of the run that verdicts are made from: `each` places of every pattern, spread over the files."""
+    files = [(run.plan, run.plan.stem)]
+    for cell in sorted(run.root.glob("cells/*")):
+        files += [(file, file.stem) for file in sorted(cell.glob("attempt-*/*.json"))]
+        records = sorted(cell.glob("attempt-*/ranks/rank-*.json"))
+        yield from _changes([(file, "record") for file in records], each)
+    for file in files:
+        yield from _changes([file], each)
 
 
-def _changes(file: Path, name: str, other: Path | None, each: int) -> Iterator[Change]:
-    whole = loads(file.read_text(encoding="utf-8"))
-    beside = loads(other.read_text(encoding="utf-8")) if other else None
-    places: dict[str, list[Path_]] = {}
-    for path in _paths(whole, ()):
-        places.setdefault(_pattern(name, path), []).append(path)
-    for pattern, paths in places.items():
-        step = max(len(paths) // each, 1)
-        for path in paths[step // 2 :: step][:each]:
-            for kind, changed in _changed(whole, beside, path):
-                yield Change(file, pattern, path, kind, changed)
+def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
+    """Of files of one kind, of which each has the next one beside it."""
+    values = [loads(file.read_text(encoding="utf-8")) for file, _ in files]
+    texts = [dumps(value) for value in values]
+    places: dict[str, list[tuple[int, Path_]]] = {}
+    for number, (_, name) in enumerate(files):
+        for path in _paths(values[number], ()):
+            places.setdefault(_pattern(name, path), []).append((number, path))
+    for pattern, found in places.items():
+        step = max(len(found) // each, 1)
+        for number, path in found[step // 2 :: step][:each]:
+            beside = values[(number + 1) % len(files)] if len(files) > 1 else None
+            for kind, text in _changed(values[number], beside, path):
+                if text != texts[number]:
+                    yield Change(files[number][0], pattern, path, kind, text)
 
 
 def _paths(value: Any, path: Path_) -> Iterator[Path_]:
@@ -155,18 +159,18 @@ def _at(value: Any, path: Path_) -> Any:
 
 
 def _changed(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, str]]:
-    """(kind, text of the file) of every change of one place that changes anything."""
-    before = dumps(whole)
-    for kind, value in _values(whole, beside, path):
-        changed = copy.deepcopy(whole)
-        holder = _at(changed, path[:-1])
+    """(kind, text of the file) of every change of one place."""
+    holder, key = _at(whole, path[:-1]), path[-1]
+    for kind, value in list(_values(whole, beside, path)):
+        kept = list(holder.items()) if isinstance(holder, dict) else list(holder)
         if kind == "drop":
-            del holder[path[-1]]
+            del holder[key]
         else:
-            holder[path[-1]] = value
-        text = dumps(changed)
-        if text != before:
-            yield kind, text
+            holder[key] = value
+        text = dumps(whole)
+        holder.clear()
+        holder.update(kept) if isinstance(holder, dict) else holder.extend(kept)
+        yield kind, text
 
 
 def _values(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, Any]]:
@@ -200,3 +204,16 @@ def _neighbours(whole: Any, beside: Any, path: Path_) -> Iterator[Any]:
 def listed(found: Passed) -> str:
     """For a failed assertion."""
     return json.dumps({pattern: sorted(kinds) for pattern, kinds in sorted(found.passed.items())}, indent=1)
+
+
+def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -> RunDir:
+    """A simulated run as a real one leaves it."""
+    run = RunDir(root)
+    write_json(run.plan, sealed(plan))
+    for name, item in evidence.items():
+        attempt = run.attempt(name)
+        write_json(attempt.config, item.config)
+        write_json(attempt.result, item.result)
+        for rank, record in item.records.items():
+            write_json(attempt.record(rank), record)
+    return run

@@ -6,4 +6,31 @@ every field of every file, one at a time, and finds exactly these to pass.
 
 from __future__ import annotations
 
-NOT_EVIDENCE: dict[str, str] = {}
+_CLOCK = "a time that is shown; it must be possible"
+_TEXT = "text that is shown; it must be there"
+_UNUSED = "a field that the stage does not use is a warning; its content must be right"
+
+NOT_EVIDENCE: dict[str, str] = {
+    "record.environment": "one rank's facts may be another's, see below",
+    "record.environment.attention": "text that is shown; it must be there and be that of the other ranks",
+    "record.environment.host": _TEXT,
+    "record.environment.pid": _TEXT,
+    "record.environment.placed": _TEXT,
+    "record.environment.processor": _TEXT,
+    "record.environment.python": _TEXT,
+    "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
+    "record.batches.*.tokens": _UNUSED,
+    "record.batches.*.position_ids": _UNUSED,
+    "record.batches.*.labels": _UNUSED,
+    "record.batches.*.loss_mask": _UNUSED,
+    "record.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
+    "record.legs.*.parameters.*.parts": "names the tp rank whose shard differs; the verdict is on the whole gradient",
+    "record.peak_memory_bytes": "shown; it must not be negative",
+    "record.peak_reserved_bytes": "shown; it must not be negative",
+    "record.setup_s": _CLOCK,
+    "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
+    "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
+    "record.legs.*.time_s": _CLOCK,
+    "result.started": _CLOCK,
+    "result.finished": _CLOCK,
+}
