@@ -14,8 +14,6 @@ from harness.words.outcomes import Rejection
 from harness.words.timing import GpuState, Timed
 
 SCHEMA_VERSION = 1
-PROJECTIONS = 2  # random projections in a fingerprint
-MOST_TOKEN_LOSSES = 8192  # per rank and pass, to the end of a micro-batch: more would make records larger than useful
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from harness.judge.compare import add
 from harness.judge.evidence import CellEvidence
 from harness.words.packing import PAD
-from harness.words.records import MOST_TOKEN_LOSSES, DocumentLoss, Fingerprint, RankRecord, StepSeen
+from harness.words.recorded import MOST_TOKEN_LOSSES
+from harness.words.records import DocumentLoss, Fingerprint, RankRecord, StepSeen
 
 FP32_SUM = 1e-4  # of a sum that was taken in fp32 over the tokens of a micro-batch
 EXACT = 1e-6  # of one that was taken in float64

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from harness.node.probe.weights import NamedParameter, draw, parts_of
 from harness.words.packing import PAD
-from harness.words.records import PROJECTIONS, Fingerprint
+from harness.words.recorded import PROJECTIONS
+from harness.words.records import Fingerprint
 
 
 def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:

@@ -22,7 +22,8 @@ from harness.node.probe.witness import Position, Witness
 from harness.node.recorder import Recorder
 from harness.words.cell import CellConfig
 from harness.words.packing import PAD
-from harness.words.records import MOST_TOKEN_LOSSES, DocumentLoss, ParameterSeen, TokenLoss
+from harness.words.recorded import MOST_TOKEN_LOSSES
+from harness.words.records import DocumentLoss, ParameterSeen, TokenLoss
 
 
 class Owned:
