@@ -34,6 +34,21 @@ def default_parallel_ranks() -> int:
     return 2 * cores()
 
 
+def gpus_here(devices: Path = Path("/dev")) -> int:
+    """GPUs of this machine, by the files of NVIDIA's driver."""
+    return len([file for file in devices.glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])
+
+
+def at_once(agents: int, ranks: int, *, turns: bool, gpus: int) -> int:
+    """Agents side by side: each has its own stack and gives its cells GPUs, so that two would give the same ones.
+
+    Cells that take turns need both agents, and one of them waits at a time.
+    """
+    if turns:
+        return max(2, min(agents, cores(), ranks, MOST_AGENTS))
+    return 1 if gpus else max(1, min(agents, cores(), ranks, MOST_AGENTS))
+
+
 def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:
     """`stack`: None for the environment of the harness itself."""
     python = stack.python if stack else sys.executable
@@ -63,8 +78,8 @@ def run_allocations(
         copy_node_code(run.node_code)
     for turns in (True, False):
         members = [allocation for allocation in allocations if allocation.turns is turns]
-        at_once = max(2 if turns else 1, min(len(members), cores(), ranks, MOST_AGENTS))
-        _side_by_side(run, members, stacks, listener, at_once, max(1, ranks // at_once))
+        beside = at_once(len(members), ranks, turns=turns, gpus=gpus_here())
+        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside))
 
 
 def _side_by_side(

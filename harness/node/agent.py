@@ -19,7 +19,6 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -32,10 +31,12 @@ from typing import Any
 
 from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, protect_new_files, write_json
 from harness.node import rendezvous
+from harness.node.gpu_health import check_after
+from harness.node.heart import Heart
 from harness.node.job_start import order_of
 from harness.node.load import load
-from harness.node.process import die_with
-from harness.node.rendezvous import Abort, Beat, Heartbeats, NodeResult, Share
+from harness.node.process import die_with, other_threads
+from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
 from harness.words.cell import CellConfig
 from harness.words.environment import AGENT
 from harness.words.errors import DiskFullError, InfrastructureError, InputError
@@ -44,7 +45,7 @@ from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
-STARTUP_S = 300.0  # for all agents to start and load torch
+STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
 CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
 
 Running = tuple[str, int, CellConfig, float]  # cell, attempt, its configuration, deadline (seconds since the epoch)
@@ -62,8 +63,7 @@ class Agent(ABC):
                 f"{run.submission(allocation)} wants nodes {self.order.get('nodes', 1)}, not --nodes {nodes}"
             )
         self.running: dict[BaseProcess, Running] = {}
-        self.token = secrets.token_hex(8)
-        self.beaten = 0.0
+        self.heart = Heart(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
         self.startup_s = float(self.order.get("startup_s", STARTUP_S))
         others = [0] if node else list(range(1, nodes))
         silence_s = float(self.order.get("silence_s", rendezvous.SILENCE_S))
@@ -72,24 +72,15 @@ class Agent(ABC):
     def say(self, event: str, **facts: Any) -> None:
         append_line(self.journal, {"time": time.time(), "event": event, **facts})
 
-    def beat(self, state: str = "ready") -> None:
-        """Rewrite the heartbeat when it is due, or when the agent's state changes."""
-        if state == "ready" and time.monotonic() < self.beaten + rendezvous.BEAT_S:
-            return
-        self.beaten = time.monotonic()
-        beat = Beat(time=time.time(), state=state, token=self.token, pid=os.getpid(), host=socket.gethostname())
-        write_json(rendezvous.heartbeat_file(self.run, self.allocation, self.node), beat)
-
     def main(self) -> None:
         begin = time.perf_counter()
         self.say("started", pid=os.getpid())
-        self.beat("loading")
+        self.heart.begin("loading")
         try:
             load()
             gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
             self.say("loaded", import_s=time.perf_counter() - begin)
-            self.beaten = 0.0
-            self.beat()
+            self.heart.turn()
             self.work()
         except BaseException as error:
             self.say("failed", reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
@@ -99,7 +90,7 @@ class Agent(ABC):
         finally:
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)
-            self.beat("ended")
+            self.heart.end()
 
     @abstractmethod
     def work(self) -> None:
@@ -134,6 +125,7 @@ class Agent(ABC):
             if not process.is_alive():
                 del self.running[process]
                 self.ended(cell, number, config, process.exitcode)
+                check_after(self.run.attempt(cell, number), config, self.node)
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
@@ -161,7 +153,7 @@ class Leader(Agent):
                 self._start_what_fits()
             if self.running:
                 self.reap(rendezvous.BEAT_S)
-            self.beat()
+            self.heart.turn()
             self.lost.update(self.others.silent())
         if self.lost and self.waiting:
             names = ", ".join(str(node) for node in sorted(self.lost))
@@ -177,7 +169,7 @@ class Leader(Agent):
             if time.monotonic() > limit:
                 absent = sorted(set(range(1, self.nodes)) - set(beats))
                 raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
-            self.beat()
+            self.heart.turn()
             time.sleep(rendezvous.POLL_S)
         self.say("gathered", tokens={str(node): beat.token for node, beat in beats.items()})
 
@@ -209,7 +201,7 @@ class Leader(Agent):
             self._write(attempt, cell, number, "error", wrong)
             return
         rendezvous.clear(attempt)
-        self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size)
+        self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size, threads=other_threads())
         self.fork(cell, number, config, time.time() + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
@@ -252,12 +244,12 @@ class Follower(Agent):
             if not self.over and (gone or (not self.led and time.monotonic() > limit)):
                 raise InfrastructureError("the agent of node 0 is silent" if gone else "no agent of node 0 called")
             self.reap(rendezvous.POLL_S)
-            self.beat()
+            self.heart.turn()
 
     def _obey(self, event: Mapping[str, Any]) -> None:
         """Do what an event of the leader's journal asks for; those before it named this process are of a former job."""
         if event["event"] == "gathered":
-            self.led = event["tokens"].get(str(self.node)) == self.token
+            self.led = event["tokens"].get(str(self.node)) == self.heart.token
         elif self.led and event["event"] == "cell_started":
             self._start(event["cell"], event["attempt"], event["time"])
         elif self.led and event["event"] in ("finished", "failed"):
@@ -269,7 +261,7 @@ class Follower(Agent):
         config = self.config(cell, number)
         now = time.time()
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
-        self.say("cell_started", cell=cell, attempt=number, ranks=self.share(config).size)
+        self.say("cell_started", cell=cell, attempt=number, ranks=self.share(config).size, threads=other_threads())
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -19,6 +21,16 @@ def log_to(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def other_threads() -> list[str]:
+    """Names of the threads of this process beside the calling one, sorted (Linux)."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != threading.get_native_id():
+            with suppress(OSError):  # it has just ended
+                names.append((task / "comm").read_text(encoding="utf-8", errors="replace").strip())
+    return sorted(names)
 
 
 def die_with(parent: int) -> None:

@@ -23,6 +23,7 @@ from harness.words.records import RankEnding
 
 BEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for so long is taken for dead
+LOOK_S = 3.0  # the most that passes between two looks, as far as silence is counted
 POLL_S = 0.2
 
 T = TypeVar("T")
@@ -120,10 +121,24 @@ def read(kind: type[T], path: Path) -> T | None:
 
 def _text(path: Path) -> str:
     """Text of a file, empty when there is none."""
+    return _texts([path])[0]
+
+
+def _texts(paths: Sequence[Path]) -> list[str]:
+    """Texts of files of one folder, empty where there is none; the folder is listed once for all.
+
+    Listing it makes an NFS client forget that a file was not there a moment ago.
+    """
     try:
-        # Listing the folder makes an NFS client forget that the file was not there a moment ago.
-        there = any(entry.name == path.name for entry in path.parent.iterdir())
-        return path.read_text(encoding="utf-8") if there else ""
+        there = {entry.name for folder in {path.parent for path in paths} for entry in folder.iterdir()}
+    except FileNotFoundError:
+        there = set()
+    return [_read(path) if path.name in there else "" for path in paths]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
 
@@ -181,27 +196,31 @@ def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
 class Heartbeats:
     """Watches the heartbeats of other agents.
 
-    Silence is counted from the local moment at which a heartbeat was last seen to change, since the clocks of two
-    nodes may differ. What stands in the files before the first look may be of a former job and counts as nothing.
+    A heartbeat is silent when this process has looked again and again for `silence_s` and it never changed: clocks of
+    two nodes may differ, and time in which this process itself did not look (it imported, or its file system stood
+    still) counts as one look. What stands in the files before the first look may be of a former job.
     """
 
     def __init__(self, run: RunDir, allocation: str, others: Sequence[int], silence_s: float = SILENCE_S) -> None:
         self.silence_s = silence_s
         self._paths = {node: heartbeat_file(run, allocation, node) for node in others}
-        self._old = {node: _text(path) for node, path in self._paths.items()}
-        self._seen = {node: (text, time.monotonic()) for node, text in self._old.items()}
+        self._old = dict(zip(self._paths, _texts(list(self._paths.values()))))
+        self._texts = dict(self._old)
+        self._quiet = dict.fromkeys(self._paths, 0.0)  # seconds of looking without a change
+        self._looked = time.monotonic()
 
     def beats(self) -> dict[int, Beat]:
         """The newest heartbeat of every node that was heard since the first look."""
-        for node, path in self._paths.items():
-            text = _text(path)
-            if text and text != self._seen[node][0]:
-                self._seen[node] = (text, time.monotonic())
-        heard = {node: text for node, (text, _) in self._seen.items() if text != self._old[node]}
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, LOOK_S), now
+        for node, text in zip(self._paths, _texts(list(self._paths.values()))):
+            changed = bool(text) and text != self._texts[node]
+            self._quiet[node] = 0.0 if changed else self._quiet[node] + passed
+            self._texts[node] = text if changed else self._texts[node]
+        heard = {node: text for node, text in self._texts.items() if text != self._old[node]}
         return {node: from_jsonable(Beat, loads(text)) for node, text in heard.items()}
 
     def silent(self) -> list[int]:
         """Nodes whose agent has ended or was not heard for `silence_s`."""
         ended = {node for node, beat in self.beats().items() if beat.state == "ended"}
-        limit = time.monotonic() - self.silence_s
-        return [node for node, (_, heard) in self._seen.items() if node in ended or heard < limit]
+        return [node for node, quiet in self._quiet.items() if node in ended or quiet > self.silence_s]

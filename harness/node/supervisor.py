@@ -27,6 +27,7 @@ from harness.node.addresses import gloo_interface, own_addresses, reach
 from harness.node.deadline import Deadline
 from harness.node.flight_recorder import waited_in
 from harness.node.frames import collective_in, stack_of
+from harness.node.kernel_log import xid_lines
 from harness.node.process import die_with, log_to
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress, progress_file
@@ -101,6 +102,7 @@ def supervise(
     deadline = Deadline(deadline_at)
     deadline.arm()
     peers = _Peers(attempt, share, deadline_at, heartbeats) if share.nodes > 1 else None
+    begun = time.monotonic()
     trouble, exit_codes, late = "", dict[int, int](), dict[int, float]()
     try:
         exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
@@ -110,6 +112,7 @@ def supervise(
         trouble = f"node {share.node}: {error}"
         peers.abort(trouble)
     deadline.disarm()
+    _note_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
     endings = settle(attempt, share.ranks, exit_codes, late)
     if share.node > 0:
         result = NodeResult(node=share.node, ranks=endings, trouble=trouble)
@@ -197,6 +200,14 @@ def _wait(processes: Any, share: Share, peers: _Peers | None, deadline: Deadline
     elif ended.is_failed() and peers is not None:
         local = min(ended.failures)
         peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])
+
+
+def _note_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
+    """Add what the kernel said about GPUs meanwhile to the logs of the ranks that failed; `begun` by time.monotonic."""
+    lines = xid_lines(begun) if failed else []
+    for rank in failed if lines else ():
+        with attempt.log(rank).open("a", encoding="utf-8") as log:
+            log.write("".join(f"{line}\n" for line in lines))
 
 
 def settle(

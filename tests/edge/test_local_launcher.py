@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.edge import local_launcher
-from harness.edge.local_launcher import end_without_agent, run_allocations
+from harness.edge.local_launcher import at_once, cores, end_without_agent, gpus_here, run_allocations
 from harness.edge.run_dir import RunDir
 from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation
@@ -133,3 +133,11 @@ def test_a_stack_that_cannot_be_used_ends_its_cells_as_error(run: RunDir) -> Non
     end_without_agent(run, "cell", ReadyStack(asked=Stack(name="s"), error="no uv"))
     said = result(run, "cell")
     assert (said["status"], said["reason"]) == ("error", "stack s cannot be used: no uv")
+
+
+def test_stacks_run_one_after_the_other_where_their_agents_would_give_the_same_gpus(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert gpus_here(tmp_path) == 3
+    assert [at_once(3, 8, turns=turns, gpus=3) for turns in (False, True)] == [1, max(2, min(3, cores()))]
+    assert at_once(3, 8, turns=False, gpus=0) == min(3, cores())

@@ -1,0 +1,39 @@
+"""Lines of the kernel's log about GPUs (Xid), where this user may read it: faults of memory, bus, link or program."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+KMSG = Path("/dev/kmsg")
+_XID = re.compile(r"NVRM: Xid|NVRM: GPU .*fallen off the bus")
+_RECORD = 8192  # bytes of one record, at most (Documentation/ABI/testing/dev-kmsg)
+
+
+def xid_lines(since: float, source: Path = KMSG) -> list[str]:
+    """Lines written after `since`, seconds since boot (time.monotonic), as `dmesg` prints them; none if unreadable."""
+    found = []
+    for record in _records(source):
+        head, _, text = record.partition(";")
+        fields = head.split(",")
+        line = text.split("\n", 1)[0]
+        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since and _XID.search(line):
+            found.append(f"[{int(fields[2]) / 1e6:12.6f}] {line}")
+    return found
+
+
+def _records(source: Path) -> list[str]:
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    records = []
+    try:
+        while data := os.read(descriptor, _RECORD):
+            records += data.decode("utf-8", "replace").splitlines()
+    except OSError:  # EAGAIN: the end; EPIPE: records were overwritten meanwhile
+        pass
+    finally:
+        os.close(descriptor)
+    return records
