@@ -51,6 +51,7 @@ def test_a_driver_that_does_not_answer_is_told_and_not_waited_for(monkeypatch: p
     monkeypatch.setattr(cuda_forks, "PATIENCE_S", 0.1)
     with pytest.raises(InfrastructureError, match=r"asking: the driver has not answered for 0 s"):
         cuda_forks.in_child(lambda: os.read(os.pipe()[0], 1), "asking")
+    monkeypatch.undo()
     with pytest.raises(InfrastructureError, match=r"asking: the process that asked ended with exit code 7"):
         cuda_forks.in_child(lambda: os._exit(7), "asking")
 
