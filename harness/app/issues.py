@@ -11,7 +11,7 @@ from harness.edge.run_dir import write_atomic
 from harness.edge.stack_checkout import remote_of
 from harness.edge.yaml_file import dump
 from harness.judge.bisection import Bisection
-from harness.judge.render_issue import Issue, public_repository, render_issue, without_paths
+from harness.judge.render_issue import Issue, public_repository, render_issue
 from harness.plan.one_cell import one_cell
 from harness.plan.shrink_text import needs_lines
 
@@ -34,7 +34,7 @@ def write_issue(
     issue = Issue(
         cell=replace(shrunk.cell, findings=findings),
         config=shrunk.config,
-        matrix=without_paths(matrix),
+        matrix=matrix,
         provenance=shrunk.provenance,
         needs=tuple(needs_lines(shrunk.smallest)) if shrunk.matrix else (),
         remotes=remotes,

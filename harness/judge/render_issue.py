@@ -1,19 +1,21 @@
 """issue.md: a failed cell as a report for the project whose code failed, readable without this harness. Pure.
 
-No path of the machine it was seen on stands in it: see `public`.
+No secret, path or host of the machine it was seen on stands in it: see public_text.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.judge.bisection import COMMIT, FIXED, Bisection, Change, short
+from harness.judge.public_text import publish
 from harness.judge.render_markdown import code, text
 from harness.judge.report_model import ReportCell
 from harness.words.cell import CellConfig
+from harness.words.escaping import clip, markdown_fence
 from harness.words.jsonable import dumps
 from harness.words.outcomes import Finding, Severity
 
@@ -21,6 +23,7 @@ _NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "s
 _MOST_FINDINGS = 6
 _MOST_VALUE = 300
 _MOST_TRACEBACK = 24  # lines, of its end
+_MOST_CHARACTERS = 6000
 _PATHS = {  # the code that the data path under test calls
     "unpacked": "one document per row, by the harness",
     "reference": "packed by the harness; model and schedule by Megatron",
@@ -32,8 +35,6 @@ _PATHS = {  # the code that the data path under test calls
     "bridge_long": "Megatron-Bridge long context",
     "rules": "validation of arguments",
 }
-_PATH = re.compile(r"(?<![\w:/.~-])/(?:[\w.+@~=-]+/)+[\w.+@~=-]*")  # absolute, of at least two parts; no URL
-_KEPT = ("site-packages/", "dist-packages/")  # what follows tells the file of a package
 _GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
@@ -52,7 +53,12 @@ class Issue:
 
 
 def render_issue(issue: Issue) -> str:
-    """The whole file."""
+    """The whole file, fit to be published: without secrets, paths and hosts of the machine it was seen on."""
+    host = issue.provenance.get("host")
+    parts = {
+        name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
+    }
+    issue = replace(issue, **publish(parts, [str(host)] if host else []))
     lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]
     lines += [*_versions(issue), *_reproduce(issue)]
     return "\n".join(lines) + "\n"
@@ -74,14 +80,10 @@ def _since(issue: Issue) -> str:
     return f", {word} {short(found.found.name, found.kind)}"
 
 
-def public(value: object) -> str:
-    """One line without control characters and without a path of this machine."""
-    return text(without_paths(str(value))).replace("&gt;", ">")  # which means something only where a line begins
-
-
-def without_paths(value: str) -> str:
-    """A text whose absolute paths are cut to what tells a file of a package, or to PATH/TO/NAME."""
-    return _PATH.sub(_public_path, value)
+def plain(value: object) -> str:
+    """One line of plain text; ">" means something only where a line begins."""
+    shown = text(value)
+    return shown[:4] + shown[4:].replace("&gt;", ">")
 
 
 def github(remote: str) -> str:
@@ -93,15 +95,6 @@ def github(remote: str) -> str:
 def public_repository(project: str, remote: str) -> str:
     """What a reader puts for a repository of this machine: its web address, else a path to fill in."""
     return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
-
-
-def _public_path(match: re.Match[str]) -> str:
-    path = match.group()
-    for part in _KEPT:
-        if part in path:
-            return path.rpartition(part)[2]
-    inside = path.find("/megatron/")
-    return path[inside + 1 :] if inside >= 0 else f"PATH/TO/{path.rstrip('/').rpartition('/')[2]}"
 
 
 def _errors(issue: Issue) -> list[Finding]:
@@ -116,12 +109,12 @@ def _sizes(config: CellConfig) -> str:
 
 def _summary(issue: Issue) -> Iterator[str]:
     first = _errors(issue)[0]
-    yield f"{public(first.message)}."
+    yield f"{plain(first.message)}."
     yield ""
     for line in issue.needs:
-        yield f"- {public(line)}"
+        yield f"- {plain(line)}"
     if issue.confirmation:
-        yield f"- {public(issue.confirmation)}"
+        yield f"- {plain(issue.confirmation)}"
     if issue.needs or issue.confirmation:
         yield ""
 
@@ -147,7 +140,7 @@ def _range(issue: Issue) -> Iterator[str]:
             name = short(change.name, inside.kind)
             yield f"| inside, in {text(inside.project)} | {text(name)} {text(change.subject)} |"
     yield f"| searched | {text(found.good.asked)} (good) to {text(found.bad.asked)} (bad), {len(found.points)} judged |"
-    yield from ("", *(f"{public(note)}" for note in found.notes), *([""] if found.notes else []))
+    yield from ("", *(f"{plain(note)}" for note in found.notes), *([""] if found.notes else []))
 
 
 def _change(issue: Issue, change: Change) -> str:
@@ -174,9 +167,9 @@ def _seen(issue: Issue) -> Iterator[str]:
     yield "gets the packing metadata of its documents."
     yield ""
     for finding in errors[:_MOST_FINDINGS]:
-        yield f"- **{finding.lane.value}, {text(finding.check)}**: {public(finding.message)}"
+        yield f"- **{finding.lane.value}, {text(finding.check)}**: {plain(finding.message)}"
         for what, value in (("known", finding.known), ("a consequence of", finding.follows_from)):
-            yield from [f"  - {what}: {public(value)}"] if value else ()
+            yield from [f"  - {what}: {plain(value)}"] if value else ()
         if finding.measured is not None:
             yield f"  - observed: {_value(finding.measured)}"
         if finding.bound is not None:
@@ -188,18 +181,17 @@ def _seen(issue: Issue) -> Iterator[str]:
     yield ""
     failure = issue.cell.failure
     if failure is not None and failure.traceback:
-        yield from (f"The first rank that failed, {failure.rank} ({failure.place}):", "", "```text")
-        yield from without_paths(failure.traceback.rstrip()).replace("```", "'''").splitlines()[-_MOST_TRACEBACK:]
-        yield from ("```", "")
+        end = "\n".join(failure.traceback.rstrip().splitlines()[-_MOST_TRACEBACK:])
+        yield from (f"The first rank that failed, {failure.rank} ({failure.place}):", "")
+        yield from (*markdown_fence(clip(end, _MOST_CHARACTERS), "text"), "")
 
 
 def _value(value: Any) -> str:
     """A measured value or a bound, with where the bound comes from."""
     if isinstance(value, dict) and "value" in value:
-        origin = f" ({public(value['origin'])})" if value.get("origin") else ""
-        return f"{code(without_paths(str(value['value'])))}{origin}"
-    plain = value if isinstance(value, str) else dumps(value)
-    return code(without_paths(plain if len(plain) <= _MOST_VALUE else f"{plain[: _MOST_VALUE - 3]}..."))
+        origin = f" ({plain(value['origin'])})" if value.get("origin") else ""
+        return f"{code(str(value['value']))}{origin}"
+    return code(clip(value if isinstance(value, str) else dumps(value), _MOST_VALUE))
 
 
 def _place(where: Mapping[str, Any]) -> str:
@@ -219,7 +211,7 @@ def _place(where: Mapping[str, Any]) -> str:
     )
     parts = [f"{name} {where[name]}" for name in names if name in where]
     parts += [f"ranks {', '.join(map(str, where['ranks']))}"] if where.get("ranks") else []
-    return public("; ".join(parts))
+    return plain("; ".join(parts))
 
 
 def _layout(issue: Issue) -> Iterator[str]:
@@ -267,7 +259,7 @@ def _in_words(config: CellConfig) -> str:
 def _versions(issue: Issue) -> Iterator[str]:
     yield from ("## Versions", "", "| | |", "|---|---|")
     yield from (
-        f"| {name} | {public(value)} |" for name, value in versions(issue.provenance, issue.config.stack).items()
+        f"| {name} | {plain(value)} |" for name, value in versions(issue.provenance, issue.config.stack).items()
     )
     yield ""
 
@@ -303,7 +295,7 @@ def _checkouts(facts: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _reproduce(issue: Issue) -> Iterator[str]:
-    yield from ("## Reproduce", "", "`smallest.yaml`:", "", "```yaml", *issue.matrix.rstrip().splitlines(), "```", "")
+    yield from ("## Reproduce", "", "`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
     alone = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
     yield f"{alone}The harness makes the environments and checkouts that the file names. `PATH/TO/packing-harness` is"
     yield "its source; where the file itself says `PATH/TO/`, put your own clone."

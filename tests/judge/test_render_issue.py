@@ -16,14 +16,15 @@ from harness.judge.render_issue import (
     render_issue,
     title,
     versions,
-    without_paths,
 )
-from harness.judge.report_model import Report, ReportCell
+from harness.judge.report_model import FailureView, Report, ReportCell
 from harness.words.cell import CellConfig, TrainConfig
 from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.model import ModelConfig
 from harness.words.outcomes import Outcome
+from tests.hostile import EVERYTHING, SECRET, TEXTS, UNSEEN, read_markdown
+from tests.judge.test_public_text import HOST, PLACES
 
 HOME = "/ho" + "me/me"  # in two parts, so that no file of the project names one
 ENVIRONMENT = f"{HOME}/.cache/packing-harness/stacks/environments/py3.12-48/lib/python3.12/site-packages"
@@ -190,22 +191,36 @@ def test_any_other_repository_is_a_path_to_fill_in(remote: str) -> None:
     assert public_repository("megatron-lm", remote) == "PATH/TO/Megatron-LM"
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (f"{ENVIRONMENT}/megatron/core/utils.py", "megatron/core/utils.py"),
-        (f"{HOME}/wt/megatron/training/utils.py:12", "megatron/training/utils.py:12"),
-        (f"see {HOME}/log.txt", "see PATH/TO/log.txt"),
-        ("https://github.com/NVIDIA/Megatron-LM", "https://github.com/NVIDIA/Megatron-LM"),
-        ("1/2 of tokens/s, a/b", "1/2 of tokens/s, a/b"),
-        ("PATH/TO/Megatron-LM", "PATH/TO/Megatron-LM"),
-    ],
-)
-def test_paths_are_cut_to_what_tells_something(before: str, after: str) -> None:
-    assert without_paths(before) == after
-
-
 def test_versions_of_the_environment_of_the_harness() -> None:
     found = versions({"packages": {"megatron-core": "0.19.2", "torch": "2.15.0"}, "python": "3.12.1"}, "default")
     assert (found["megatron-core"], found["torch"], found["python"]) == ("0.19.2", "2.15.0", "3.12.1")
     assert found["transformer-engine"] == "not installed"
+
+
+@pytest.mark.parametrize("text", [*TEXTS.values(), EVERYTHING], ids=[*TEXTS, "everything"])
+def test_hostile_text_stays_text_and_links_nowhere(issue: Issue, text: str) -> None:
+    finding = replace(issue.cell.findings[0], message=text, measured=text, bound=text, where={"stage": text})
+    failure = FailureView(rank=0, place=Layout().coordinates(0), ended="raised", message=text, traceback=text, log=text)
+    cell = replace(issue.cell, id=text, findings=[finding], failure=failure)
+    change = Change(name="c" * 40, subject=text, author=text, date=text)
+    found = bisection(candidates=(change,), found=change, notes=(text,))
+    asked = {"cell": cell, "bisection": found, "needs": (text,), "confirmation": text, "matrix": text}
+    shown = render_issue(replace(issue, **asked, provenance={"python": text, "devices": [text]}))
+    page = read_markdown(shown)
+    assert page.live == []
+    assert [link for link in page.links if not link.startswith("https://github.com/NVIDIA/")] == []
+    assert page.kinds & {"html_inline", "html_block", "image", "hr", "blockquote_open", "s_open", "em_open"} == set()
+    assert len(page.fences) == 2 + bool(text) and not UNSEEN.search(shown)
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_path_or_host_of_a_machine_is_published(issue: Issue, place: str) -> None:
+    text = f"cannot read {place} on {HOST}"
+    finding = replace(issue.cell.findings[0], message=text, measured=text, bound={"value": text, "origin": text})
+    failure = FailureView(rank=0, place=Layout().coordinates(0), ended="raised", message=text, traceback=text, log=text)
+    asked = {"cell": replace(issue.cell, findings=[finding], failure=failure), "needs": (text,), "confirmation": text}
+    provenance = {**issue.provenance, "host": HOST, "python": text}
+    shown = render_issue(replace(issue, **asked, matrix=f"a: {text}\n", provenance=provenance))
+    assert not [word for word in ("melinda", "gpu-node-17") if word in shown]
+    assert "cannot read" in shown
