@@ -259,7 +259,7 @@ def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int
     """Where logs lie, and their ends: of the run's jobs and agents, or of the ranks of cells."""
     from harness.app.selection import matching
     from harness.edge.evidence_files import read_plan
-    from harness.edge.run_logs import cell_logs_text, job_logs_text
+    from harness.edge.run_logs import job_logs_text, logs_of
 
     directory = find_run(name, run_parent)
     if cell is None:
@@ -267,8 +267,8 @@ def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int
             raise InputError(Problem(key="--rank", message="of which cell?", hint="harness logs RUN CELL --rank N"))
         screen.out(job_logs_text(directory))
         return EXIT_PASS
-    cells = matching(read_plan(directory).expansion, cell)
-    screen.out("\n\n".join(cell_logs_text(directory, one, rank) for one in cells))
+    for piece in logs_of(directory, matching(read_plan(directory).expansion, cell), rank):
+        screen.out(piece, end="")
     return EXIT_PASS
 
 

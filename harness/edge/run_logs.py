@@ -1,10 +1,10 @@
-"""Where the logs of a run lie, and their ends as text. What a rank printed is shown as it is, but for control codes."""
+"""Where the logs of a run lie, and their ends as text, for the screen, which shows control codes as escapes."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from harness.edge.evidence_files import newest, read_result
@@ -15,7 +15,7 @@ TAIL_LINES = 20
 TAIL_BYTES = 16384
 MOST_JOB_LOGS = 10  # whose ends are shown; the others are named
 _SUFFIXES = (".log", ".out", ".err")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed: logs must not steer a terminal
+PIECE_BYTES = 65536  # of a log that is shown whole
 
 
 def job_logs_text(run: RunDir) -> str:
@@ -29,19 +29,40 @@ def job_logs_text(run: RunDir) -> str:
     return "\n\n".join(part for part in parts if part) or f"no job has written a log yet under {run.root}"
 
 
-def cell_logs_text(run: RunDir, cell: str, rank: int | None = None) -> str:
-    """Logs of a cell's newest attempt: ends of the failed ranks' logs, the first failure first; of all if none failed.
+def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str]:
+    """The logs of cells in pieces: their ends, or the whole log of one rank of each. InputError when there is none."""
+    for number, cell in enumerate(cells):
+        yield "\n" if number else ""
+        yield from [cell_logs_text(run, cell) + "\n"] if rank is None else rank_log(run, cell, rank)
 
-    `rank` picks the log of one rank, whole. InputError when there is none.
+
+def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
+    """The log of one rank of a cell's newest attempt, whole, in pieces of bounded size, of whole lines if they fit.
+
+    InputError when there is none.
     """
+    folder, logs = _rank_logs(run, cell)
+    if rank not in logs:
+        known = ", ".join(map(str, logs)) or "none: the cell has not started"
+        raise InputError(Problem(message=f"no log of rank {rank} in {folder}", allowed=known))
+    return chain([_head(logs[rank], "") + "\n"], _pieces(logs[rank]))
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
+        while piece := stream.read(PIECE_BYTES):
+            yield piece + stream.readline(PIECE_BYTES)
+
+
+def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
+    folder = run.attempt(cell, newest(run, cell)).root / "log"
+    return folder, {int(path.stem.removeprefix("rank-")): path for path in sorted(folder.glob("rank-*.log"))}
+
+
+def cell_logs_text(run: RunDir, cell: str) -> str:
+    """Logs of a cell's newest attempt: ends of the failed ranks' logs, first failure first; of all if none failed."""
     number = newest(run, cell)
-    folder = run.attempt(cell, number).root / "log"
-    logs = {int(path.stem.removeprefix("rank-")): path for path in sorted(folder.glob("rank-*.log"))}
-    if rank is not None:
-        if rank not in logs:
-            known = ", ".join(map(str, logs)) or "none: the cell has not started"
-            raise InputError(Problem(message=f"no log of rank {rank} in {folder}", allowed=known))
-        return _block(logs[rank], "", logs[rank].read_text(encoding="utf-8", errors="replace"))
+    folder, logs = _rank_logs(run, cell)
     result = read_result(run, cell)
     endings = {one.rank: one.ended for one in result.ranks} if result else {}
     failed = [one for one in logs if endings.get(one) != "completed"]
@@ -66,8 +87,8 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 
 def _block(path: Path, note: str, text: str) -> str:
-    return "\n".join(_plain([f"==> {path}{f' ({note})' if note else ''} <==", *text.splitlines()]))
+    return "\n".join([_head(path, note), *text.splitlines()])
 
 
-def _plain(lines: Iterable[str]) -> Iterable[str]:
-    return (_CONTROL.sub("?", line) for line in lines)
+def _head(path: Path, note: str) -> str:
+    return f"==> {path}{f' ({note})' if note else ''} <=="

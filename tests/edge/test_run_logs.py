@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 
+from harness.edge import screen
 from harness.edge.run_dir import RunDir, write_json
-from harness.edge.run_logs import MOST_JOB_LOGS, TAIL_BYTES, TAIL_LINES, cell_logs_text, job_logs_text, tail
+from harness.edge.run_logs import (
+    MOST_JOB_LOGS,
+    PIECE_BYTES,
+    TAIL_BYTES,
+    TAIL_LINES,
+    cell_logs_text,
+    job_logs_text,
+    rank_log,
+    tail,
+)
 from harness.words.errors import InputError
 from harness.words.records import CellResult, RankEnding
 
@@ -51,13 +62,13 @@ def test_the_logs_of_a_cell_that_passed_or_runs_are_all_shown(tmp_path: Path) ->
 def test_one_rank_is_shown_whole_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "completed", "raised")
-    text = cell_logs_text(run, "one", 0)
+    text = "".join(rank_log(run, "one", 0))
     assert text.count("try 1 rank 0") == 100
     assert "rank 1" not in text
     with pytest.raises(InputError, match=r"no log of rank 2 .*allowed: 0, 1"):
-        cell_logs_text(run, "one", 2)
+        rank_log(run, "one", 2)
     with pytest.raises(InputError, match="has not started"):
-        cell_logs_text(run, "never", 0)
+        rank_log(run, "never", 0)
 
 
 def test_what_the_supervisor_says_is_shown_when_it_says_something(tmp_path: Path) -> None:
@@ -74,7 +85,21 @@ def test_logs_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "raised")
     run.attempt("one").log(0).write_text("a\tb \x1b]0;title\x07 \x9b2J\n")
-    assert cell_logs_text(run, "one").endswith("a\tb ?]0;title? ?2J")
+    shown = io.StringIO()
+    screen.out(cell_logs_text(run, "one"), shown)
+    assert shown.getvalue().endswith("a\tb \\x1b]0;title\\x07 \\x9b2J\n")
+
+
+def test_a_log_that_is_shown_whole_is_read_in_pieces_that_do_not_cut_lines(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _attempt(run, 1, "raised")
+    written = "".join(f"line {number} of many\n" for number in range(20_000)) + "x" * 5 * PIECE_BYTES
+    run.attempt("one").log(0).write_text(written)
+    head, *pieces = rank_log(run, "one", 0)
+    assert "".join(pieces) == written
+    assert max(map(len, pieces)) <= 2 * PIECE_BYTES
+    assert all(piece.endswith("\n") for piece in pieces if "line" in piece and "x" not in piece)
+    assert head.startswith("==> ")
 
 
 def test_job_logs_are_shown_by_their_ends_newest_last_and_empty_ones_are_named(tmp_path: Path) -> None:
