@@ -197,7 +197,9 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
         hint = "name --older-than 90d, --keep-last 100, or both"
         raise InputError(Problem(key="prune", message="which runs?", hint=hint))
     before = moment(arguments.older_than, "--older-than") if arguments.older_than else None
-    with opened(file, write=False) as history:
+    if not file.exists():
+        raise InputError(Problem(message="there is no history", file=str(file)))
+    with opened(file, write=True) as history:
         gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
     screen.out("\n".join([*gone, f"{len(gone)} runs {'would go' if arguments.dry_run else 'removed'}"]))
     return EXIT_PASS

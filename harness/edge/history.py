@@ -15,14 +15,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from harness.edge.file_system import is_network
 from harness.edge.history_queries import Query
 from harness.edge.history_schema import MIGRATIONS
 from harness.judge.history_rows import CellRow, RunRow
 from harness.words.errors import HarnessError, InputError, Problem
+from harness.words.outcomes import Outcome
 
-WAIT_S = 30.0  # for other writers
+WAIT_S = 5.0  # for other writers: a run is recorded at once or not at all, and its verdict does not wait
 
 
 class HistoryError(HarnessError):
@@ -122,6 +124,7 @@ class History:
 
 
 _END_OF_TIME = "9999"
+_TABLES = {"runs", "series", "cells", "findings", "metrics"}
 # One look into the index cells_series per question and series, however long the history is.
 _PAST = """
 WITH decided AS (
@@ -153,7 +156,9 @@ JOIN runs fr ON fr.id = f.run
 def opened(path: Path, *, write: bool) -> Iterator[History]:
     """The history in a file. `write` makes it when there is none; else that is an InputError.
 
-    HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when it is of a newer harness.
+    A reader changes nothing in the file, and sees only runs whose date and outcomes are possible ones.
+    HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when it is of a newer harness,
+    or of another program.
     """
     if not write and not path.exists():
         hint = "runs record themselves at their end; `harness history import RUN...` adds older ones"
@@ -161,23 +166,40 @@ def opened(path: Path, *, write: bool) -> Iterator[History]:
     try:
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(_connect(path)) as connection:
-            _prepare(connection, path, write=write)
+        with closing(_connect(path, write=write)) as connection:
+            _check(connection, path, write=write)
+            if write:
+                _prepare(connection, path)
+            else:
+                connection.executescript(_SOUND)
             yield History(connection)
     except (sqlite3.Error, OSError) as error:
         raise HistoryError(f"history {path}: {error}") from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode={'rwc' if write else 'ro'}"
+    connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
-    """Bring the tables to this version; a reader of an older file brings them there too."""
+# Views of a reader, in place of the tables of the same names.
+_SOUND = "".join(
+    f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
+    f"WHERE strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started{more};"
+    for table, more in (("runs", ""), ("cells", f" AND outcome IN ({', '.join(repr(one.value) for one in Outcome)})"))
+)
+
+
+def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
+    """InputError for a file of another program, and for one of a newer harness."""
     known = _version(connection)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables >= _TABLES and (tables or known or not write):
+        hint = "name another file with --history"
+        raise InputError(Problem(message="is no history of the harness", file=str(path), hint=hint))
     if known > len(MIGRATIONS):
         found = f"tables of version {known}"
         allowed = f"at most version {len(MIGRATIONS)}"
@@ -185,9 +207,12 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, write: bool) -> None
         raise InputError(
             Problem(message="is of a newer harness", file=str(path), found=found, allowed=allowed, hint=hint)
         )
-    if write:
-        _set_journal(connection, "DELETE" if is_network(path) else "WAL")
-    if known < len(MIGRATIONS):
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables to this version."""
+    _set_journal(connection, "DELETE" if is_network(path) else "WAL")
+    if _version(connection) < len(MIGRATIONS):
         with _writing(connection):
             for script in MIGRATIONS[_version(connection) :]:
                 for statement in script:

@@ -105,7 +105,9 @@ def _grid(axis: _Axis) -> list[str]:
 
 def _days(first: str, last: str) -> list[str]:
     ends = [(_LEFT, "start", first[:10])] + ([(_WIDTH - _RIGHT, "end", last[:10])] if last[:10] != first[:10] else [])
-    return [f'<text x="{x:g}" y="{_HEIGHT - 7:g}" text-anchor="{anchor}">{day}</text>' for x, anchor, day in ends]
+    return [
+        f'<text x="{x:g}" y="{_HEIGHT - 7:g}" text-anchor="{anchor}">{html_text(day)}</text>' for x, anchor, day in ends
+    ]
 
 
 def _marks(spots: Sequence[Spot], xs: Sequence[float]) -> list[str]:

@@ -13,7 +13,7 @@ from harness.words.secrets import redacted
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
 _PART = r"[\w.+@~=,%-]+"
-# What a path of a machine looks like: file:///home/me/x, -I/home/me/x, ~/x, ~me/x, /home/me/x, //nfs/home/x. A slash
+# What a path of a machine looks like: file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me/x, //nfs/me/x. A slash
 # behind a letter is one of a relative path, which stays.
 _PLACE = re.compile(
     r"(?P<url>\b[A-Za-z][\w+.-]{0,20}://[^\s\"'`<>]*)"

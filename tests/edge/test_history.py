@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 
 from harness.edge import history as history_module
 from harness.edge.history import HistoryError, opened
-from harness.edge.history_queries import baseline
+from harness.edge.history_queries import Wanted, baseline
 from harness.edge.history_schema import MIGRATIONS
+from harness.edge.html_history import render_history
 from harness.judge.history_rows import run_row
 from harness.words.errors import InputError
 from harness.words.run_plan import HistoryAsked
@@ -228,5 +230,47 @@ def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkey
     monkeypatch.setattr(history_module, "MIGRATIONS", newer)
     with opened(file, write=False):
         pass
+    assert rows(file, "PRAGMA user_version") == [(len(MIGRATIONS),)]  # a reader leaves it as it is
+    with opened(file, write=True):
+        pass
     assert rows(file, "SELECT run_id, mood FROM runs") == [("smoke-01", "good")]
     assert rows(file, "PRAGMA user_version") == [(len(newer),)]
+
+
+def test_a_reader_never_writes_to_a_file_of_another_program(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.sqlite"
+    for script in ("", "CREATE TABLE notes (x)", "CREATE TABLE runs (x); PRAGMA user_version = 1"):
+        file.unlink(missing_ok=True)
+        with closing(sqlite3.connect(file)) as other:
+            other.executescript(script or "PRAGMA user_version = 0")
+        before = file.read_bytes()
+        with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=False):
+            pass
+        if script:
+            with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=True):
+                pass
+        assert file.read_bytes() == before
+        assert [path.name for path in tmp_path.iterdir()] == ["theirs.sqlite"]
+
+
+def test_impossible_dates_and_outcomes_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite"
+    with opened(file, write=True) as history:
+        for number, started in enumerate(("2026-01-02T03:04:05Z", "yesterday", "2026-02-31T00:00:00Z", "")):
+            history.connection.execute(
+                """INSERT INTO runs (run_id, matrix, matrix_file, started, verdict, device, hardware, directory)
+                VALUES (?, 'm', 'm.yaml', ?, 'pass', 'cpu', 'x', '')""",
+                (f"run-{number}", started),
+            )
+            history.connection.execute("INSERT OR IGNORE INTO series VALUES (1, 'm', 'cell', 'cpu')")
+            for place, outcome in enumerate(("PASS", "<b>")):
+                history.connection.execute(
+                    """INSERT INTO cells (run, series, started, cell_id, role, stack, version, outcome, reason, known,
+                    attempts) VALUES (?, 1, ?, ?, 'cell', 'default', '', ?, '', '', 1)""",
+                    (number + 1, started, f"c{place}", outcome),
+                )
+    with opened(file, write=False) as history:
+        assert [row["run_id"] for row in history.rows(("SELECT run_id FROM runs", {}))] == ["run-0"]
+        assert [row["outcome"] for row in history.rows(("SELECT outcome FROM cells", {}))] == ["PASS"]
+        page = render_history(history, Wanted(), days=3650, now="2026-03-01T00:00:00Z")
+    assert "run-0" in page and "run-1" not in page
