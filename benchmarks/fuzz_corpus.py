@@ -21,7 +21,7 @@ LENGTHS = "name: fuzz\ndocuments: {mode: file, path: lengths.csv}\nmatrix: {tp: 
 PROFILE = "name: fuzz\nkind: slurm\nranks_per_node: 8\npartition: main\ntemplate: own.j2\n"
 WEIGHTS = {"matrix": 55, "profile": 12, "template": 8, "lengths": 5, "run": 20}
 VERBS_OF_RUNS = (("report", "RUN", "--no-history"), ("status", "RUN"), ("logs", "RUN"), ("compare", "RUN", "OTHER"))
-VERBS_OF_HISTORY = (("list",), ("cells",), ("html",), ("export",), ("prune", "--older-than", "1d", "--dry-run"))
+VERBS_OF_HISTORY = ((), ("cells",), ("outcomes",), ("html",), ("export",), ("prune", "--older-than", "1d", "--dry-run"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,14 @@ def _prepare_run(corpus: Corpus, chance: random.Random, folder: Path) -> tuple[s
         history = folder / "history.sqlite"
         history.write_bytes(mutate(content, [content], chance, is_json=False) if chance.random() < 0.9 else b"")
         words = chance.choice(VERBS_OF_HISTORY)
-        return f"history {words[0]}", ["history", *words, "--history", str(history), "--run-dir", str(run.parent)]
+        return f"history {words[0] if words else 'runs'}", [
+            "history",
+            "--history",
+            str(history),
+            "--run-dir",
+            str(run.parent),
+            *words,
+        ]
     files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.suffix not in (".html", ".log")]
     chosen = chance.choice(files)
     content = chosen.read_bytes()

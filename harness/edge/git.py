@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.words.errors import InfrastructureError
@@ -29,9 +30,31 @@ def run(
     repository: Path, *arguments: str, stdin: str = "", timeout_s: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """A command whose exit status the caller reads; InfrastructureError when it does not end by itself."""
+    settings = (*_SETTINGS, *_without_filters(repository, timeout_s))
+    return _run(repository, settings, arguments, stdin, timeout_s)
+
+
+def _without_filters(repository: Path, timeout_s: float) -> list[str]:
+    """Takes away the programs that the repository's own configuration has files pass through; the user's stay."""
+    asked = (
+        "config",
+        "--includes",
+        "--show-scope",
+        "--name-only",
+        "--get-regexp",
+        r"^filter\..*\.(clean|smudge|process)$",
+    )
+    found = _run(repository, _SETTINGS, asked, "", timeout_s).stdout.splitlines()
+    names = [name for scope, _, name in (line.partition("\t") for line in found) if scope in ("local", "worktree")]
+    return [setting for name in names for setting in (f"{name}=", f"{name.rpartition('.')[0]}.required=false")]
+
+
+def _run(
+    repository: Path, settings: Sequence[str], arguments: Sequence[str], stdin: str, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            ["git", "-C", str(repository), *(word for setting in _SETTINGS for word in ("-c", setting)), *arguments],
+            ["git", "-C", str(repository), *(word for setting in settings for word in ("-c", setting)), *arguments],
             input=stdin,
             capture_output=True,
             text=True,

@@ -26,7 +26,7 @@ def test_a_failed_command_says_what_where_and_why(tmp_path: Path) -> None:
 
 def test_git_that_is_not_there_is_infrastructure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InfrastructureError, match="git status did not end well"):
+    with pytest.raises(InfrastructureError, match="git config did not end well"):
         git.run(tmp_path, "status")
 
 
@@ -57,6 +57,11 @@ def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> N
     for name in ("core.fsmonitor", "gpg.program", "core.alternateRefsCommand"):
         git.output(here, "config", name, str(program))
     git.output(here, "config", "log.showSignature", "true")
+    (here / ".git" / "info" / "attributes").write_text("file filter=odd\n")
+    (tmp_path / "included").write_text(
+        f'[filter "odd"]\n  smudge = {program}\n  clean = {program}\n  required = true\n'
+    )
+    git.output(here, "config", "include.path", str(tmp_path / "included"))
     git.output(here, "worktree", "add", "--quiet", "--detach", str(tmp_path / "worktree"), "HEAD")
     git.output(here, "status", "--porcelain")
     git.output(here, "show", "--no-patch", "--format=%s", "HEAD")
