@@ -13,6 +13,7 @@ from typing import Any
 
 import harness
 from harness.app import announce, bisect_options, boundary, compare, history
+from harness.app.signals import end_on_signals
 from harness.edge import screen
 from harness.edge.run_dir import protect_new_files
 from harness.edge.streams import flush_streams, own_streams
@@ -74,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Verbs on a run that has been started, from any terminal, and on the cluster."""
     for name, text in (
-        ("resume", "follow a run on a cluster again, after its launcher ended"),
+        ("resume", "go on with a run whose launcher ended: follow its jobs, or run the cells that are left here"),
         ("status", "show how far a run is"),
         ("cancel", "end the jobs of a run on a cluster"),
     ):
@@ -195,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     protect_new_files()
     if argv is None:
         own_streams()
+        end_on_signals()
     words = list(sys.argv[1:] if argv is None else argv)
     return _for_git(words) if "--bisect" in words else _flushed(words)
 

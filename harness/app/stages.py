@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -153,14 +153,19 @@ def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
             end_without_agent(run, cell.id, stack)
 
 
-def launch(run: RunDir, plan: RunPlan, parallel_ranks: int | None = None) -> None:
-    """Run every allocation on this machine, with live progress; returns when all cells have ended."""
+def launch(
+    run: RunDir, plan: RunPlan, parallel_ranks: int | None = None, attempts: Mapping[str, int] | None = None
+) -> None:
+    """Run every allocation on this machine, with live progress; returns when all cells have ended.
+
+    `attempts`: numbers of the cells' attempts, 1 where none is named.
+    """
     ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
     begin = time.perf_counter()
     listener = _Listener(run)
     listener.progress.start(len(ranks), ranks)
     try:
-        run_allocations(run, plan.allocations, plan.stacks, listener, parallel_ranks)
+        run_allocations(run, plan.allocations, plan.stacks, listener, parallel_ranks, attempts)
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}

@@ -43,7 +43,7 @@ def run(
 
     `detach`: only submit; `resume` follows and judges.
     """
-    from harness.app import stages
+    from harness.app import local_run, stages
     from harness.plan.cost import refuse_above
 
     request = stages.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
@@ -64,9 +64,7 @@ def run(
         if detach:
             return _detach(directory, plan_)
         return _follow(directory, plan_, finish)
-    stages.write_plan(directory, plan_, planned.matrix)
-    stages.launch(directory, plan_, planned.matrix.launch.parallel_ranks)
-    return judge_and_report(directory, plan_, finish)
+    return local_run.start(directory, plan_, planned.matrix, finish)
 
 
 def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool = False) -> int:
@@ -206,15 +204,17 @@ def report(name: str, run_parent: Path, finish: Finish) -> int:
 
 
 def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish) -> int:
-    """Go on with a run on a cluster whose launcher ended; nothing is submitted twice.
+    """Go on with a run whose launcher ended; nothing is submitted, or judged, twice.
 
     `errors`: cells that ended as ERROR by then run once more, as a new attempt.
     """
+    from harness.app import local_run
     from harness.edge.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
-    _need_cluster(directory)
     plan_ = read_plan(directory)
+    if not (directory.root / "cluster.json").exists():
+        return local_run.resume(directory, plan_, finish, errors=errors)
     return _follow(directory, plan_, finish, errors=errors)
 
 

@@ -78,7 +78,7 @@ def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFoun
     return CellFound(
         records=records,
         result=result,
-        retried=number > 1,  # the cluster ended an earlier one
+        retried=any(not run.attempt(cell, earlier).interrupted.exists() for earlier in range(1, number)),
         logs=_log_tails(attempt, records, result),
         job=jobs.get(cell, JobEnding()),
         attempt=number,

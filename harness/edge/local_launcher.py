@@ -55,9 +55,9 @@ def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None)
     return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
 
 
-def write_order(run: RunDir, allocation: Allocation, *, attempt: int, parallel_ranks: int) -> None:
-    """The agent's order: which cells, which attempt, how many ranks at once."""
-    cells = [{"cell": cell, "attempt": attempt} for cell in allocation.cells]
+def write_order(run: RunDir, allocation: Allocation, attempts: Mapping[str, int], *, parallel_ranks: int) -> None:
+    """The agent's order: which cells, which attempt of each (1 where none is named), how many ranks at once."""
+    cells = [{"cell": cell, "attempt": attempts.get(cell, 1)} for cell in allocation.cells]
     write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
 
 
@@ -67,11 +67,14 @@ def run_allocations(
     stacks: Mapping[str, ReadyStack],
     listener: Listener,
     parallel_ranks: int | None = None,
+    attempts: Mapping[str, int] | None = None,
 ) -> None:
     """Run allocations, each in its stack, and pass on what their agents say until all have ended.
 
     Two whose cells take turns run first, side by side and alone, so that they are timed on a calm machine. An agent
-    that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped.
+    that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped. Where there are
+    GPUs, agents of other stacks run one after another: an agent gives each of its cells GPUs of their own, and two
+    agents would give the same. `attempts`: numbers of the cells' attempts, 1 where none is named.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -79,7 +82,7 @@ def run_allocations(
     for turns in (True, False):
         members = [allocation for allocation in allocations if allocation.turns is turns]
         beside = at_once(len(members), ranks, turns=turns, gpus=gpus_here())
-        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside))
+        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {})
 
 
 def _side_by_side(
@@ -89,16 +92,17 @@ def _side_by_side(
     listener: Listener,
     at_once: int,
     parallel_ranks: int,
+    attempts: Mapping[str, int],
 ) -> None:
     """`at_once` agents at a time, each with `parallel_ranks` ranks, since one that imports keeps one core busy."""
     for allocation in allocations:
-        write_order(run, allocation, attempt=1, parallel_ranks=parallel_ranks)
+        write_order(run, allocation, attempts, parallel_ranks=parallel_ranks)
     waiting, running = list(allocations), list[_Agent]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 allocation = waiting.pop(0)
-                running.append(_Agent(run, allocation, stacks.get(allocation.stack)))
+                running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
             for agent in list(running):
                 ended = agent.process.poll() is not None  # asked first: its last words come before its end
                 for event in agent.journal.new_events():
@@ -109,16 +113,21 @@ def _side_by_side(
             time.sleep(POLL_S)
     finally:
         for agent in running:
+            agent.process.terminate()  # all at once: each takes a moment to end its cells
+        for agent in running:
             agent.stop()
 
 
 class _Agent:
     """The agent process of an allocation."""
 
-    def __init__(self, run: RunDir, allocation: Allocation, stack: ReadyStack | None) -> None:
-        self.run, self.allocation = run, allocation
+    def __init__(
+        self, run: RunDir, allocation: Allocation, stack: ReadyStack | None, attempts: Mapping[str, int]
+    ) -> None:
+        self.run, self.allocation, self.attempts = run, allocation, attempts
         self.log = run.submission(allocation.name, ".log")
         self.journal = Journal(run.agent_journal(allocation.name, 0))
+        list(self.journal.new_events())  # those of an earlier launch
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
                 agent_command(run, allocation.name, stack),
@@ -134,11 +143,10 @@ class _Agent:
         """After the end of an agent that failed: results for the cells that it left without one."""
         if self.process.returncode:
             why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{_tail(self.log)}"
-            end_unfinished(self.run, self.allocation, why)
+            end_unfinished(self.run, self.allocation, why, self.attempts)
 
     def stop(self) -> None:
         if self.process.poll() is None:
-            self.process.terminate()
             try:
                 self.process.wait(STOP_GRACE_S)
             except subprocess.TimeoutExpired:
@@ -148,21 +156,24 @@ class _Agent:
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
     """The result of a cell whose stack could not be made, or is one that the probe cannot run in: ERROR."""
-    _end(run, cell, f"stack {stack.asked.name} cannot be used: {stack.error}")
+    _end(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
 
 
-def end_unfinished(run: RunDir, allocation: Allocation, reason: str) -> None:
+def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:
     """Results for the cells that an agent which died has left without one."""
     for cell in allocation.cells:
-        if not run.attempt(cell).result.exists():
-            _end(run, cell, reason)
+        number = attempts.get(cell, 1)
+        if not run.attempt(cell, number).result.exists():
+            _end(run, cell, number, reason)
 
 
-def _end(run: RunDir, cell: str, reason: str) -> None:
+def _end(run: RunDir, cell: str, number: int, reason: str) -> None:
     now = time.time()
-    result = CellResult(cell=cell, attempt=1, status="error", reason=reason)
-    write_json(run.attempt(cell).result, replace(result, started=now, finished=now))
+    result = CellResult(cell=cell, attempt=number, status="error", reason=reason)
+    write_json(run.attempt(cell, number).result, replace(result, started=now, finished=now))
 
 
 def _tail(log: Path, lines: int = 15) -> str:
+    if not log.exists():  # the run directory has vanished
+        return "the log is gone"
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

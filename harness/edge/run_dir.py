@@ -4,7 +4,7 @@ reports/<run_id>/
   matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
-  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json}
+  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted}
   turns/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
@@ -187,6 +187,11 @@ class AttemptDir:
     @property
     def result(self) -> Path:
         return self.root / "result.json"
+
+    @property
+    def interrupted(self) -> Path:
+        """Marks an attempt that ended with its launcher: another attempt after it is no retry."""
+        return self.root / "interrupted"
 
     def record(self, rank: int) -> Path:
         return self.root / "ranks" / f"rank-{rank:05d}.json"

@@ -1,4 +1,4 @@
-"""One launcher at a time for a run on a cluster: two that follow it would both submit what a job lost."""
+"""One launcher at a time for a run: two that follow it would both submit, or run, what was lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from contextlib import contextmanager
 
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
+
+
+def launcher_of(run: RunDir) -> str | None:
+    """The process that holds the run's lock, e.g. "pid 12 on host"; None when its launcher has ended in any way."""
+    try:
+        with (run.root / "launcher.lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip() or "unknown"
+    except OSError:
+        pass
+    return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections import Counter
 
 from harness.edge.evidence_files import read_result
 from harness.edge.run_dir import RunDir, read_events
+from harness.edge.run_lock import launcher_of
 from harness.edge.slurm_follower import queue_text
 from harness.edge.slurm_state import SlurmClient
 from harness.edge.slurm_submit import submitted
@@ -21,8 +22,14 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
     running = [cell for cell in cells if cell in started and cell not in results]
     lines = [f"{plan.run_id}: {len(results)} of {len(cells)} cells have ended"]
     lines += [f"  {status}: {count}" for status, count in sorted(counts.items())]
-    lines += [f"  running: {cell}" for cell in running]
+    followed = launcher_of(run)
     jobs = submitted(run)
+    word = "running" if followed or jobs else "cut off"
+    lines += [f"  {word}: {cell}" for cell in running]
+    if followed:
+        lines.append(f"Launcher: {followed}")
+    elif len(results) < len(cells):
+        lines.append(f"Launcher: none, it has ended; go on with: harness resume {run.root}")
     if jobs:
         client = SlurmClient()
         known = client.states(list(jobs.values()))

@@ -22,6 +22,7 @@ from harness.plan.stacks import EnvironmentRequest, environment_request
 from harness.words.errors import InfrastructureError, InputError, Problem
 from harness.words.stack import ModuleHome, ReadyStack, Stack
 
+_COMPILED = "import harness.node.agent; from harness.node.load import load; load()"
 OLDEST_PYTHON = (3, 10)
 COMPILE_TIMEOUT_S = 600.0
 _NODE_SIDE = ("words", "node", "__init__.py", "edge/__init__.py", "edge/run_dir.py")
@@ -204,7 +205,7 @@ def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
             env = pythons.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
             env.pop("PYTHONDONTWRITEBYTECODE", None)
             subprocess.run(
-                [stack.python, "-W", "ignore", "-c", "import harness.node.agent as agent; agent.load()"],
+                [stack.python, "-W", "ignore", "-c", _COMPILED],
                 cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -10,12 +11,21 @@ from typing import Any, TextIO
 
 
 class _Raw(io.FileIO):
-    """A descriptor whose reader may leave: `harness report RUN | head` must record and exit as without the pipe."""
+    """A descriptor whose reader may leave: `harness report RUN | head` must record and exit as without the pipe.
+
+    A terminal that was closed gives EIO, and the signal SIGHUP.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._ignored = (errno.EPIPE, errno.EIO) if self.isatty() else (errno.EPIPE,)
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in self._ignored:
+                raise
             return len(memoryview(data).cast("B"))
 
 
@@ -36,7 +46,7 @@ def _opened(descriptor: int, old: TextIO | None) -> TextIO:
         old = None
     if old is None:
         descriptor = os.open(os.devnull, os.O_WRONLY)
-    raw = _Raw(descriptor, "w", closefd=False)
+    raw = _Raw(descriptor)
     encoding = old.encoding if old else "utf-8"
     # As Python's own: stderr by line, stdout by line on a terminal only.
     by_line = descriptor == 2 or raw.isatty()

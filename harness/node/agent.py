@@ -13,127 +13,30 @@ result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lo
 from __future__ import annotations
 
 import argparse
-import gc
-import multiprocessing
 import os
 import resource
-import secrets
 import signal
 import sys
 import time
-import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from harness.edge.run_dir import AttemptDir, Journal, RunDir, append_line, protect_new_files, write_json
+from harness.edge.run_dir import AttemptDir, Journal, RunDir, protect_new_files, write_json
 from harness.node import rendezvous
-from harness.node.gpu_health import check_after
-from harness.node.heart import Heart
 from harness.node.job_start import order_of
-from harness.node.load import load
+from harness.node.node_agent import Agent
 from harness.node.process import die_with, other_threads
-from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
+from harness.node.rendezvous import NodeResult
 from harness.words.cell import CellConfig
 from harness.words.environment import AGENT
 from harness.words.errors import DiskFullError, InfrastructureError, InputError
+from harness.words.gpu_slices import GpuSlices
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.outcomes import Rejection
 from harness.words.records import CellResult
 
-KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
-STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
 CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
-
-Running = tuple[str, int, CellConfig, float]  # cell, attempt, its configuration, deadline (seconds since the epoch)
-
-
-class Agent(ABC):
-    """What leader and followers have in common: one supervisor per cell, a journal, a heartbeat."""
-
-    def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
-        self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
-        self.journal = run.agent_journal(allocation, node)
-        self.order: dict[str, Any] = loads(run.submission(allocation).read_text(encoding="utf-8"))
-        if self.order.get("nodes", 1) != nodes:
-            raise InputError(
-                f"{run.submission(allocation)} wants nodes {self.order.get('nodes', 1)}, not --nodes {nodes}"
-            )
-        self.running: dict[BaseProcess, Running] = {}
-        self.heart = Heart(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
-        self.startup_s = float(self.order.get("startup_s", STARTUP_S))
-        others = [0] if node else list(range(1, nodes))
-        silence_s = float(self.order.get("silence_s", rendezvous.SILENCE_S))
-        self.others = Heartbeats(run, allocation, others, silence_s)
-
-    def say(self, event: str, **facts: Any) -> None:
-        append_line(self.journal, {"time": time.time(), "event": event, **facts})
-
-    def main(self) -> None:
-        begin = time.perf_counter()
-        self.say("started", pid=os.getpid())
-        self.heart.begin("loading")
-        try:
-            load()
-            gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
-            self.say("loaded", import_s=time.perf_counter() - begin)
-            self.heart.turn()
-            self.work()
-        except BaseException as error:
-            self.say("failed", reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-            raise
-        else:
-            self.say("finished")
-        finally:
-            for process in self.running:
-                os.killpg(process.pid or 0, signal.SIGKILL)
-            self.heart.end()
-
-    @abstractmethod
-    def work(self) -> None:
-        """Run the cells."""
-
-    def config(self, cell: str, number: int) -> CellConfig:
-        return from_jsonable(CellConfig, loads(self.run.attempt(cell, number).config.read_text(encoding="utf-8")))
-
-    def fork(self, cell: str, number: int, config: CellConfig, deadline_at: float) -> None:
-        """Fork the supervisor of this node's ranks of a cell."""
-        from harness.node.supervisor import supervise
-
-        share = self.share(config)
-        root = str(self.run.attempt(cell, number).root)
-        arguments = (root, cell, number, config, os.getpid(), deadline_at, share, self.others)
-        process = multiprocessing.get_context("fork").Process(target=supervise, args=arguments)
-        process.start()
-        self.running[process] = (cell, number, config, deadline_at)
-
-    def share(self, config: CellConfig) -> Share:
-        return Share(node=self.node, nodes=self.nodes, world_size=config.layout.world_size, alone=config.timing.asked)
-
-    def reap(self, at_most_s: float) -> None:
-        """Wait for a supervisor to end, killing those that outlive their deadline by far."""
-        limits = [deadline_at + KILL_GRACE_S for _, _, _, deadline_at in self.running.values()]
-        timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
-        wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
-        for process, (cell, number, config, deadline_at) in list(self.running.items()):
-            if process.is_alive() and time.time() > deadline_at + KILL_GRACE_S:
-                os.killpg(process.pid or 0, signal.SIGKILL)
-                process.join()
-            if not process.is_alive():
-                del self.running[process]
-                self.ended(cell, number, config, process.exitcode)
-                check_after(self.run.attempt(cell, number), config, self.node)
-
-    @abstractmethod
-    def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
-        """A supervisor has ended."""
-
-    def abort(self, attempt: AttemptDir, reason: str) -> None:
-        if self.nodes > 1:
-            rendezvous.write_abort(attempt, Abort(node=self.node, reason=reason))
 
 
 class Leader(Agent):
@@ -144,10 +47,15 @@ class Leader(Agent):
         self.waiting: list[tuple[str, int]] = [(item["cell"], item["attempt"]) for item in self.order["cells"]]
         self.capacity: int = self.order["parallel_ranks"]  # ranks at once on each node
         self.lost: set[int] = set()
+        self.gpus = GpuSlices(0)
 
     def work(self) -> None:
         if self.nodes > 1:
             self._gather()
+        else:  # a cell over several nodes has them to itself
+            from harness.node.cuda_forks import gpu_table
+
+            self.gpus = GpuSlices(len(gpu_table()))
         while self.running or (self.waiting and not self.lost):
             if not self.lost:
                 self._start_what_fits()
@@ -180,8 +88,13 @@ class Leader(Agent):
             busy = sum(self.share(running[2]).room(self.capacity) for running in self.running.values())
             if busy and busy + self.share(config).room(self.capacity) > self.capacity:
                 continue
+            if not self.gpus.fits(config.device, config.layout.world_size):
+                continue
             self.waiting.remove((cell, number))
             self._start(cell, number, config, self.run.attempt(cell, number))
+
+    def gpus_of(self, cell: str, config: CellConfig) -> tuple[int, ...] | None:
+        return self.gpus.take(cell, config.device, config.layout.world_size)
 
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
         from harness.node.refusals import refusal
@@ -205,6 +118,7 @@ class Leader(Agent):
         self.fork(cell, number, config, time.time() + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
+        self.gpus.release(cell)
         attempt = self.run.attempt(cell, number)
         if attempt.result.exists():
             result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -31,6 +34,22 @@ def other_threads() -> list[str]:
             with suppress(OSError):  # it has just ended
                 names.append((task / "comm").read_text(encoding="utf-8", errors="replace").strip())
     return sorted(names)
+
+
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Make this process's temporary files in `folder`, which is removed at the end.
+
+    torch elastic makes a folder and a file per cell and leaves them. A supervisor that is killed leaves them in the run
+    directory, not on the machine.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def die_with(parent: int) -> None:

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -46,8 +47,8 @@ def rank_main(
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
-    flight = flight_recorder.watch(attempt, rank, deadline_at)
     place = config.layout.coordinates(rank)
+    flight = flight_recorder.watch(attempt, rank, deadline_at)
     recorder = None
     try:
         recorder = Recorder(RankRecord(cell=cell, rank=rank, place=place), attempt.record(rank))
@@ -71,6 +72,7 @@ def rank_main(
 
 def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: AttemptDir, share: Share) -> None:
     """The probe; an exception of the code under test is recorded before it is raised again."""
+    tempfile.tempdir = None  # the supervisor's, which may be removed before this process has ended
     try:
         run_probe(config, recorder.record.place, recorder, listener)
     except DiskFullError:

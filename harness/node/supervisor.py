@@ -28,7 +28,7 @@ from harness.node.deadline import Deadline
 from harness.node.flight_recorder import waited_in
 from harness.node.frames import collective_in, stack_of
 from harness.node.kernel_log import xid_lines
-from harness.node.process import die_with, log_to
+from harness.node.process import die_with, log_to, temporary_files_in
 from harness.node.rank import rank_main
 from harness.node.recorder import last_progress, progress_file
 from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
@@ -105,7 +105,8 @@ def supervise(
     begun = time.monotonic()
     trouble, exit_codes, late = "", dict[int, int](), dict[int, float]()
     try:
-        exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
+        with temporary_files_in(attempt.root / f"elastic-{share.node}"):
+            exit_codes, late = _launch(attempt, cell, config, deadline, share, peers)
     except InfrastructureError as error:
         if peers is None:
             raise

@@ -18,6 +18,7 @@ from harness.app.ending import Finish, judge_and_report
 from harness.edge.local_launcher import write_order
 from harness.edge.run_dir import RunDir, write_json
 from harness.node import agent
+from harness.node.load import load
 from harness.words.jsonable import loads
 from harness.words.run_plan import RunPlan
 
@@ -39,7 +40,7 @@ def night(matrix: Path, fault: str) -> int:
 
 def _train(run: RunDir, plan: RunPlan) -> None:
     for allocation in plan.allocations:
-        write_order(run, allocation, attempt=1, parallel_ranks=1)
+        write_order(run, allocation, {}, parallel_ranks=1)
         child = os.fork()
         if child == 0:
             os._exit(agent_of(run, allocation.name))
@@ -54,7 +55,7 @@ def agent_of(run: RunDir, allocation: str) -> int:
 
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    agent.load()
+    load()
     matrix, *faults = sys.argv[1:]
     for fault in faults:
         print(f"{fault}: exit code {night(Path(matrix), fault)}", flush=True)

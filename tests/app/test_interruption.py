@@ -1,7 +1,8 @@
-"""A launcher that is interrupted or killed leaves no process behind."""
+"""A launcher that is interrupted or killed leaves no process behind, and its run can be resumed."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.words.outcomes import EXIT_INTERRUPTED
-from tests.app.conftest import MATRIX, write_matrix
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 from tests.processes import await_end, heed_interrupts
 
 pytestmark = pytest.mark.train
 # Short cells show that the run is under way; the long ones are running when the signal comes.
-LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 20000]\n  tp: [1, 2]")
+LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 10000]\n  tp: [1, 2]")
 
 
 def _processes_of(run_parent: Path) -> list[int]:
@@ -31,33 +32,76 @@ def _processes_of(run_parent: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)])
-def test_no_process_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
+SIGNALS = [
+    (signal.SIGINT, EXIT_INTERRUPTED),
+    (signal.SIGTERM, EXIT_INTERRUPTED),
+    (signal.SIGHUP, EXIT_INTERRUPTED),
+    (signal.SIGKILL, -signal.SIGKILL),
+]
+
+
+def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> tuple[int, str]:
+    """A run that got a signal once a short cell had ended: its exit code, and what it said on stderr."""
     command = [
         sys.executable,
         "-m",
         "harness",
         "run",
-        str(write_matrix(tmp_path, LONG)),
+        str(write_matrix(tmp_path, matrix)),
         "--run-dir",
         str(tmp_path / "runs"),
     ]
-    launcher = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
-    assert launcher.stdout is not None
-    for line in launcher.stdout:
-        if "done" in line:  # a short cell has ended
-            break
-    assert [pid for pid in _processes_of(tmp_path) if pid != launcher.pid]
-    launcher.send_signal(number)
-    launcher.communicate(timeout=60)
-    assert launcher.returncode == code
+    with (tmp_path / "stderr").open("w+") as said:
+        launcher = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=said, text=True, preexec_fn=heed_interrupts
+        )
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            if "done" in line:  # a short cell has ended
+                break
+        assert [pid for pid in _processes_of(tmp_path) if pid != launcher.pid]
+        status = harness("status", "latest", "--run-dir", tmp_path / "runs", cwd=tmp_path).stdout
+        assert f"Launcher: pid {launcher.pid} on" in status
+        launcher.send_signal(number)
+        launcher.communicate(timeout=120)
+        said.seek(0)
+        return launcher.returncode, said.read()
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_resume(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    ended, said = interrupted(number, tmp_path)
+    assert ended == code
     while left := _processes_of(tmp_path):  # also those that were forked after the signal
         for pid in left:
             await_end(pid)
+    run = only_run(tmp_path / "runs")
+    status = harness("status", run, cwd=tmp_path).stdout
+    assert "Launcher: none, it has ended" in status
+    assert "cut off: " in status
+    assert "running: " not in status
+    if number is signal.SIGKILL:
+        return
+    assert f"ended by {number.name}" in said
+    assert f"harness resume {run.relative_to(tmp_path)}" in said
+    assert "Traceback" not in said
+    counts = json.loads((run / "report.json").read_text())["counts"]
+    assert counts["PASS"] + counts["ERROR"] == 10
+    assert counts["ERROR"] > 0
+
+
+def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp_path: Path) -> None:
+    matrix = LONG.replace("10000", "200")
+    assert interrupted(signal.SIGKILL, tmp_path, matrix)[0] == -signal.SIGKILL
+    run = only_run(tmp_path / "runs")
+    before = {path: path.read_bytes() for path in run.glob("cells/*/attempt-*/result.json")}
+    assert 0 < len(before) < 10
+    done = harness("resume", run, "--no-history", cwd=tmp_path)
+    assert done.returncode == EXIT_PASS, done.stdout + done.stderr
+    assert f"{10 - len(before)} of 10 cells run" in done.stdout
+    assert "10 PASS" in done.stdout  # an attempt that its launcher took along is no retry
+    assert {path: path.read_bytes() for path in before} == before
+    again = harness("resume", run, "--no-history", cwd=tmp_path)
+    assert "0 of 10 cells run" in again.stdout

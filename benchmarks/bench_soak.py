@@ -1,0 +1,96 @@
+"""Runs a matrix many times in a row and counts what stays behind.
+
+    python benchmarks/bench_soak.py [--runs 30] [--matrix matrices/smoke.yaml]
+
+Prints temporary files and folders, processes of the harness, listening ports and zombies before the first and after
+the last run, and every cell that did not end as PASS (or as the matrix expects). Exit code 1 when a count has grown
+or a cell did not pass. Run it on a machine where nothing else starts and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+_GOOD = ("PASS", "XFAIL", "REJECTED")
+_LISTENING = "0A"  # state of a socket in /proc/net/tcp
+
+
+def counts(work: Path) -> dict[str, int]:
+    """What may be left behind, on this machine now. `work`: the soak's own folder, which does not count."""
+    states = Counter[str]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            states[stat.read_text().rpartition(") ")[2][0]] += 1
+        except OSError:  # it has just ended
+            continue
+    return {
+        "temporary files and folders": sum(path != work for path in Path(tempfile.gettempdir()).iterdir()),
+        "processes of the harness": len(processes()),
+        "listening ports": sum(map(_listening, ("tcp", "tcp6"))),
+        "zombies": states["Z"],
+    }
+
+
+def processes() -> list[int]:
+    """Pids of agents, supervisors and ranks."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"harness.node.agent" in command and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+def _listening(protocol: str) -> int:
+    table = Path(f"/proc/net/{protocol}")
+    lines = table.read_text().splitlines()[1:] if table.exists() else []
+    return sum(line.split()[3] == _LISTENING for line in lines)
+
+
+def run_once(matrix: str, runs: Path, number: int) -> list[str]:
+    """Cells of one run that are not as they must be, in words."""
+    folder = runs / f"{number:03d}"
+    command = [sys.executable, "-m", "harness", "run", matrix, "--run-dir", str(folder), "--no-history"]
+    begin = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    reports = list(folder.glob("*/report.json"))
+    if not reports:
+        return [f"run {number}: exit code {done.returncode} and no report: {done.stdout.strip()[-300:]}"]
+    report = json.loads(reports[0].read_text(encoding="utf-8"))
+    bad = [f"run {number}: {cell['outcome']} {cell['id']}" for cell in report["cells"] if cell["outcome"] not in _GOOD]
+    bad += [f"run {number}: exit code {done.returncode}"] if done.returncode else []
+    print(f"run {number}: exit code {done.returncode} in {time.monotonic() - begin:.0f} s", flush=True)
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=30, metavar="N", help="how often (30)")
+    parser.add_argument("--matrix", default="matrices/smoke.yaml", metavar="MATRIX", help="what (matrices/smoke.yaml)")
+    arguments = parser.parse_args()
+    bad: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="harness-soak-") as folder:
+        work = Path(folder)
+        before = counts(work)
+        for number in range(1, arguments.runs + 1):
+            bad += run_once(arguments.matrix, work, number)
+        after = counts(work)
+    for name, count in before.items():
+        print(f"{name:<28} {count:>6} before, {after[name]:>6} after{'' if after[name] <= count else '  GROWN'}")
+    print("\n".join(bad) or f"every cell of {arguments.runs} runs ended as it must")
+    return int(bool(bad) or any(after[name] > count for name, count in before.items()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,128 @@
+"""A run on this machine: what was interrupted is judged as far as it came, and resumed as new attempts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from harness.app import stages
+from harness.app.boundary import tracebacks_in
+from harness.app.ending import Finish, judge_and_report, shown
+from harness.app.signals import name_of
+from harness.edge import screen
+from harness.edge.evidence_files import newest, read_result
+from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_lock import only_launcher
+from harness.plan.matrix import Matrix
+from harness.words.errors import InterruptedRun
+from harness.words.outcomes import Outcome
+from harness.words.run_plan import PlannedCell, RunPlan
+
+PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
+
+
+def start(directory: RunDir, plan: RunPlan, matrix: Matrix, finish: Finish) -> int:
+    """Run a plan on this machine and judge it. InterruptedRun, after what finished was judged, on a signal."""
+    with tracebacks_in(directory.root), only_launcher(directory):
+        stages.write_plan(directory, plan, matrix)
+        write_json(directory.root / PARALLEL, {"parallel_ranks": matrix.launch.parallel_ranks})
+        _launch(directory, plan, plan, {}, matrix.launch.parallel_ranks, finish)
+    return judge_and_report(directory, plan, finish)
+
+
+def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) -> int:
+    """Run the cells that have no result, as new attempts, and judge all. `errors`: also those that ended as ERROR."""
+    with tracebacks_in(directory.root), only_launcher(directory):
+        wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
+        again = with_partners(plan.expansion.cells, wanted)
+        attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
+        screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
+        if attempts:
+            _launch(directory, plan, _of(plan, attempts), attempts, _parallel_ranks(directory), finish)
+    return judge_and_report(directory, plan, finish)
+
+
+def _launch(
+    directory: RunDir,
+    plan: RunPlan,
+    part: RunPlan,
+    attempts: Mapping[str, int],
+    parallel_ranks: int | None,
+    finish: Finish,
+) -> None:
+    try:
+        stages.launch(directory, part, parallel_ranks, attempts)
+    except KeyboardInterrupt as error:
+        left = _without_result(directory, plan)
+        judge_and_report(directory, plan, replace(finish, record=False, notify=()))
+        done = len(plan.expansion.cells) - len(left)
+        raise InterruptedRun(
+            f"ended by {name_of(error)}: {done} of {len(plan.expansion.cells)} cells are judged; "
+            f"the others run with: harness resume {shlex.quote(shown(directory.root))}"
+        ) from error
+
+
+def _parallel_ranks(directory: RunDir) -> int | None:
+    from harness.words.jsonable import loads
+
+    try:
+        found = loads((directory.root / PARALLEL).read_text(encoding="utf-8"))["parallel_ranks"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
+    return {cell.id for cell in plan.expansion.cells if read_result(directory, cell.id) is None}
+
+
+def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
+    """Cells that are ERROR for themselves, not only for want of their reference, in a stack that can be used."""
+    usable = {cell for allocation in plan.allocations for cell in allocation.cells}
+    found = [cell for cell in stages.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
+    return {cell.id for cell in found if cell.failure or not cell.ranks} & usable
+
+
+def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
+    """The wanted cells, and those that take turns with them: neither can be timed alone."""
+    turns = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
+    return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in turns}
+
+
+def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:
+    """The next attempt of each cell, its configuration written. One that never began is begun as it is.
+
+    Cells that take turns meet in a folder of their attempt's number, so they get the same.
+    """
+    numbers: dict[str, int] = {}
+    for cell in cells:
+        last = newest(directory, cell.id)
+        attempt = directory.attempt(cell.id, last)
+        begun = attempt.result.exists() or (attempt.root / "log").exists()
+        numbers[cell.id] = last + 1 if begun else last
+        if begun and not attempt.result.exists():
+            attempt.interrupted.touch()
+    highest: dict[str, int] = {}
+    for cell in cells:
+        pair = cell.config.timing.turns or cell.id
+        highest[pair] = max(highest.get(pair, 1), numbers[cell.id])
+    for cell in cells:
+        number = highest[cell.config.timing.turns or cell.id]
+        for skipped in range(numbers[cell.id], number):  # attempts are counted without gaps
+            directory.attempt(cell.id, skipped).root.mkdir(parents=True, exist_ok=True)
+            directory.attempt(cell.id, skipped).interrupted.touch()
+        numbers[cell.id] = number
+        write_json(directory.attempt(cell.id, number).config, cell.config)
+    return numbers
+
+
+def _of(plan: RunPlan, cells: Collection[str]) -> RunPlan:
+    """The plan of some of its cells."""
+    parts = [
+        replace(one, cells=tuple(cell for cell in one.cells if cell in cells))
+        for one in plan.allocations
+        if any(cell in cells for cell in one.cells)
+    ]
+    left = tuple(cell for cell in plan.expansion.cells if cell.id in cells)
+    return replace(plan, allocations=tuple(parts), expansion=replace(plan.expansion, cells=left))

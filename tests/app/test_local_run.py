@@ -1,0 +1,79 @@
+"""Which cells a local resume runs, and as which attempts. Nothing trains here: tests/app/test_interruption.py does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.app.local_run import _new_attempts, _without_result, with_partners
+from harness.edge.evidence_files import newest, read_cell, read_plan
+from harness.edge.run_dir import RunDir
+from harness.edge.run_lock import launcher_of, only_launcher
+from harness.edge.run_status import status_text
+from harness.words.run_plan import PlannedCell
+from tests.app.runs import simulated_run
+
+
+def in_turns(cell: PlannedCell, pair: str) -> PlannedCell:
+    return replace(cell, config=replace(cell.config, timing=replace(cell.config.timing, turns=pair)))
+
+
+def cells_of(run: RunDir) -> list[PlannedCell]:
+    return list(read_plan(run).expansion.cells)
+
+
+def test_only_cells_without_a_result_are_left(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    assert _without_result(run, plan) == set()
+    victim = plan.expansion.cells[1].id
+    run.attempt(victim).result.unlink()
+    assert _without_result(run, plan) == {victim}
+
+
+def test_an_attempt_that_began_gets_a_successor_and_is_no_retry(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    run.attempt(cell.id).result.unlink()
+    (run.attempt(cell.id).root / "log").mkdir()
+    assert _new_attempts(run, [cell]) == {cell.id: 2}
+    assert run.attempt(cell.id, 2).config.exists()
+    assert newest(run, cell.id) == 2
+    assert not read_cell(run, cell.id, {}).retried
+
+
+def test_an_attempt_that_ended_as_error_is_a_retry(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    assert _new_attempts(run, [cell]) == {cell.id: 2}
+    assert read_cell(run, cell.id, {}).retried
+
+
+def test_an_attempt_that_never_began_is_begun(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    run.attempt(cell.id).result.unlink()
+    assert _new_attempts(run, [cell]) == {cell.id: 1}
+
+
+def test_cells_that_take_turns_run_again_together_in_attempts_of_one_number_without_gaps(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    alone, first, second = cells_of(run)
+    first, second = in_turns(first, "pair"), in_turns(second, "pair")
+    assert with_partners([alone, first, second], {first.id}) == {first.id, second.id}
+    assert with_partners([alone, first, second], {alone.id}) == {alone.id}
+    run.attempt(second.id).result.unlink()  # it never began
+    assert _new_attempts(run, [first, second]) == {first.id: 2, second.id: 2}
+    assert newest(run, second.id) == 2
+
+
+def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    run.attempt(plan.expansion.cells[0].id).result.unlink()
+    assert launcher_of(run) is None
+    assert "Launcher: none, it has ended; go on with: harness resume" in status_text(run, plan)
+    with only_launcher(run):
+        assert (launcher_of(run) or "").startswith("pid ")
+        assert "Launcher: pid " in status_text(run, plan)
+    assert launcher_of(run) is None
