@@ -83,6 +83,8 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
         if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
             reason = f"{type(error).__name__}: {error}"[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
+        if isinstance(error, SystemExit):  # of whatever code: the other ranks must learn that this one failed
+            raise SystemExit(1) from error
         raise
 
 
