@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from harness.edge.html_report import place_words, reach_words, render_html, show
+from harness.edge.html_report import _versions, place_words, reach_words, render_html, show
 from harness.edge.html_views import outcome_grids, rank_picture
 from harness.judge.report_model import RankView, Report
 from harness.words.jsonable import dumps, from_jsonable, loads
@@ -121,6 +121,25 @@ def test_the_banner_says_verdict_counts_run_and_versions(sample: str) -> None:
     for part in ("✕ Failed", "2 failed, 1 could not be decided", "smoke-20260822T101530Z-3f2a", "61.8 s", "0.19.2"):
         assert part in text
     assert "2026-08-22T10:15:30+00:00" in text and "not installed" not in text
+
+
+def test_the_banner_shows_what_the_failing_cell_ran_and_not_what_the_launcher_holds() -> None:
+    report = sample_report()
+    stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
+    bad = (Outcome.FAIL, Outcome.ERROR)
+    cells = [
+        replace(cell, axes={**cell.axes, "stack": "older"}) if cell.outcome in bad else cell for cell in report.cells
+    ]
+    mixed = replace(report, cells=cells, provenance={**report.provenance, "stacks": stacks})
+    assert _versions(mixed) == [
+        ("harness", "0.1.0"),
+        ("stack", "older"),
+        ("python", "3.11.9"),
+        ("torch", "2.11.0"),
+        ("megatron-core", "0.17.1"),
+    ]
+    green = replace(mixed, cells=[cell for cell in cells if cell.outcome not in bad])
+    assert ("megatron-core", "0.19.2") in _versions(green)
 
 
 def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_command(sample: str) -> None:
