@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from harness.words.records import CellResult, RankRecord
 from tests.app.conftest import only_run, write_matrix
 from tests.processes import heed_interrupts
 from tests.slurm.lab import SlurmLab
+from tests.slurm.machine import SEARCH_PATH
 
 SMALL = """\
 name: small
@@ -35,11 +37,13 @@ class Cluster:
 
     def __init__(self, lab: SlurmLab, folder: Path, text: str = SMALL) -> None:
         self.lab, self.folder = lab, folder
+        self.shims = folder / "shims"  # programs that stand before Slurm's own on the launcher's PATH
         self.matrix = write_matrix(folder, text, "one.yaml")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "harness", *arguments]
-        environment = {**os.environ, **self.lab.environment}
+        path = f"{self.shims}:{os.environ['PATH']}"
+        environment = {**os.environ, **self.lab.environment, "PATH": path}
         return subprocess.Popen(
             command,
             cwd=self.folder,
@@ -49,6 +53,14 @@ class Cluster:
             text=True,
             preexec_fn=heed_interrupts,
         )
+
+    def shim(self, name: str, script: str) -> None:
+        """Put a shell script before a program of Slurm; in it `real` is the program and $here the shims' folder."""
+        self.shims.mkdir(exist_ok=True)
+        path = self.shims / name
+        real = shutil.which(name, path=SEARCH_PATH)
+        path.write_text(f'#!/bin/sh\nhere={self.shims}\nreal() {{ {real} "$@"; }}\n{script}\n')
+        path.chmod(0o755)
 
     def run(self, *arguments: str) -> tuple[int, str]:
         process = self.start(*arguments)

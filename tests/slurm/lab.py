@@ -136,6 +136,22 @@ class SlurmLab:
         _signal(node, signal.SIGKILL)  # the kernel ends the namespace with its process 1
         node.wait()
 
+    def freeze_daemon(self, name: str) -> None:
+        """The slurmd of a node answers no more, while everything that it started lives on."""
+        os.kill(self._daemon(name), signal.SIGSTOP)
+
+    def thaw_daemon(self, name: str) -> None:
+        os.kill(self._daemon(name), signal.SIGCONT)
+
+    def _daemon(self, name: str) -> int:
+        """Pid of a node's slurmd: the child of process 1 of the node that has its name among its arguments."""
+        (init,) = _children(self._running[name].pid)
+        wanted = ["slurmd", "-D", "-N", name]
+        (daemon,) = (
+            pid for pid in _children(init) if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:4] == wanted
+        )
+        return daemon
+
     def start_node(self, name: str) -> None:
         """Switch a node on. The controller takes it back by itself a moment later."""
         hosts = str(self.folder / "etc/hosts")
@@ -257,12 +273,16 @@ class SlurmLab:
         self.wait_for(lambda: self.run("scontrol", "ping", seconds=5).returncode == 0, 30, "slurmctld answers")
 
 
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def _signal(daemon: subprocess.Popen[bytes], number: int) -> None:
     """Signal the daemon or, for a node, its process 1: `unshare` waits for that one and is itself deaf to TERM."""
     if daemon.poll() is not None:
         return
     proc = Path(f"/proc/{daemon.pid}")  # not reaped, so the number is still its own
-    children = (proc / f"task/{daemon.pid}/children").read_text().split()
+    children = _children(daemon.pid)
     is_node = (proc / "comm").read_text().strip() == "unshare"
     with contextlib.suppress(ProcessLookupError):  # it ended just now
-        os.kill(int(children[0]) if is_node and children else daemon.pid, number)
+        os.kill(children[0] if is_node and children else daemon.pid, number)

@@ -1,0 +1,119 @@
+"""On the real cluster: every submission becomes one job, and an attempt belongs to one start of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.edge.cluster_file import CHECKOUT
+from harness.edge.run_dir import read_events, write_json
+from harness.words.jsonable import loads
+from harness.words.outcomes import Outcome
+from tests.slurm.cluster import Cluster
+from tests.slurm.lab import SlurmLab
+from tests.slurm.machine import SEARCH_PATH
+from tests.slurm.test_limits import FOR_EVER, HANGS
+from tests.slurm.test_trouble import ONE, RUN
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+# The first job file is kept, and sbatch says what it says when the controller's answer does not come.
+LATE = f"""\
+echo "$@" >> "$here/submissions"
+if [ ! -e "$here/kept" ]; then
+  cp "$1" "$here/kept.new" && mv "$here/kept.new" "$here/kept"
+  echo '{TIMED_OUT}' >&2
+  exit 1
+fi
+"""
+ONLY_THE_CONTROL = ("--only", "tp1-*")
+
+
+@pytest.fixture
+def cluster(lab: SlurmLab, tmp_path: Path) -> Cluster:
+    return Cluster(lab, tmp_path, ONE)
+
+
+def jobs_of_the_run(cluster: Cluster) -> list[str]:
+    """Numbers of all jobs of the run that the controller knows."""
+    rows = cluster.lab.output("squeue", "-h", "-t", "all", "-o", "%F %j").splitlines()
+    return sorted(row.split()[0] for row in rows if cluster.directory.name in row)
+
+
+def agents(cluster: Cluster) -> list[dict[str, Any]]:
+    return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_events(path)]
+
+
+def begun(cluster: Cluster) -> Counter[str]:
+    return Counter(event["cell"] for event in agents(cluster) if event["event"] == "cell_started")
+
+
+def test_a_job_that_comes_up_seconds_after_sbatch_gave_up_is_not_submitted_again(cluster: Cluster) -> None:
+    cluster.shim("sbatch", LATE + 'real "$@"')
+    # The third question after the job is the moment at which the controller gets round to the request.
+    cluster.shim(
+        "squeue",
+        'case "$*" in *--name=*) echo x >> "$here/asked"; esac\n'
+        '[ -e "$here/asked" ] && [ "$(wc -l < "$here/asked")" = 3 ] && [ ! -e "$here/made" ] && touch "$here/made" &&\n'
+        f'{shutil.which("sbatch", path=SEARCH_PATH)} "$here/kept" > /dev/null\n'
+        'real "$@"',
+    )
+    code, output = cluster.run(*RUN, *ONLY_THE_CONTROL)
+    assert code == 0, output
+    assert "Socket timed out" in output
+    assert len((cluster.shims / "submissions").read_text().splitlines()) == 1
+    assert jobs_of_the_run(cluster) == list(cluster.jobs().values())
+    assert set(begun(cluster).values()) == {1}
+
+
+def test_of_two_jobs_of_one_submission_one_runs_the_cells_and_the_other_ends_by_itself(cluster: Cluster) -> None:
+    """The controller makes the first job only when the launcher, after all its patience, has submitted a second."""
+    cluster.shim("sbatch", LATE + 'real "$here/kept" > "$here/first"\nreal "$@"')
+    code, output = cluster.run(*RUN, *ONLY_THE_CONTROL)
+    assert code == 0, output
+    first = (cluster.shims / "first").read_text().split()[-1]
+    (noted,) = cluster.jobs().values()
+    assert jobs_of_the_run(cluster) == sorted([first, noted])
+    assert set(begun(cluster).values()) == {1}
+    (claim,) = cluster.directory.glob("agents/*.claim-*.json")
+    assert loads(claim.read_text())["job"] in (first, noted)
+    cluster.lab.wait_for(lambda: cluster.lab.output("squeue", "-h") == "", 60, "no job is left")
+    assert len(list(cluster.directory.glob("cells/*/attempt-*"))) == len(cluster.report().cells)
+
+
+def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_live_on(
+    lab: SlurmLab, tmp_path: Path
+) -> None:
+    cluster = Cluster(lab, tmp_path, ONE)
+    profile = (CHECKOUT / "matrices/clusters/slurm-lab.yaml").read_text()
+    (tmp_path / "requeue.yaml").write_text(f"{profile}requeue: true\n")
+    cluster.prepare(FOR_EVER, "--cluster", "./requeue.yaml")
+    launcher = cluster.start("resume", "latest")
+    cluster.until_training(HANGS, 1)
+    job = cluster.jobs()[cluster.allocation(HANGS)]
+    node = lab.output("squeue", "-h", "-o", "%N", "-j", job)
+    config = cluster.attempt(HANGS) / "config.json"
+    write_json(config, {**loads(config.read_text()), "fault": None, "deadline_s": 600.0})  # for the second start
+    lab.freeze_daemon(node)
+    try:
+        output, _ = launcher.communicate(timeout=400)
+        first = cluster.attempt(HANGS)
+        assert launcher.returncode == 0, output
+        verdicts = {name: cell.outcome for name, cell in cluster.cells().items()}
+        assert verdicts[HANGS] is Outcome.FLAKY
+        records = {path: path.read_bytes() for path in first.parent.glob("attempt-2/ranks/*.json")}
+        assert records
+        cluster.kill_agents()  # those of the first start; their supervisors end with them, and write what they write
+        assert cluster.run("report", "latest")[0] == 0
+        assert {name: cell.outcome for name, cell in cluster.cells().items()} == verdicts
+        assert {path: path.read_bytes() for path in records} == records
+    finally:
+        lab.thaw_daemon(node)
+        lab.wait_for(lambda: lab.node_states().get(node) in ("idle", "mixed"), 60, f"{node} is back")
+    assert f"job {job} again (restart 1)" in cluster.result(HANGS).reason
+    claims = sorted(path.name for path in cluster.directory.glob(f"agents/{cluster.allocation(HANGS)}.claim-*"))
+    assert len(claims) == 2
