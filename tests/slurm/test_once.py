@@ -96,8 +96,9 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_l
     cluster.until_training(HANGS, 1)
     job = cluster.jobs()[cluster.allocation(HANGS)]
     node = lab.output("squeue", "-h", "-o", "%N", "-j", job)
-    config = cluster.attempt(HANGS) / "config.json"
-    write_json(config, {**loads(config.read_text()), "fault": None, "deadline_s": 600.0})  # for the second start
+    planned = loads((cluster.directory / "plan.json").read_text())["expansion"]["cells"]
+    (config,) = (cell["config"] for cell in planned if cell["id"] == cluster.attempt(HANGS).parent.name)
+    write_json(cluster.attempt(HANGS) / "config.json", config)  # without the fault: the second start reads it
     lab.freeze_daemon(node)
     try:
         output, _ = launcher.communicate(timeout=400)
