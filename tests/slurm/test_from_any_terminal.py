@@ -22,7 +22,7 @@ def test_a_detached_run_is_looked_at_and_ended_from_other_terminals(lab: SlurmLa
         assert "3 jobs are with Slurm" in output
         assert all(f"harness {verb} {name}" in output for verb in ("resume", "status", "cancel"))
         assert lab.output("squeue", "-h", "-r", "-o", "%T").split() == ["PENDING"] * 3
-        assert "Jobs: 3 PENDING" in cluster.run("status", name)[1]
+        assert "Jobs: 3 PENDING\n3 jobs wait in the queue: " in cluster.run("status", name)[1]
         assert "no job has written a log yet" in cluster.run("logs", name)[1]
         assert cluster.run("cancel", name)[0] == 0
         lab.wait_for(lambda: lab.output("squeue", "-h") == "", 30, "no job left")
@@ -33,15 +33,15 @@ def test_a_detached_run_is_looked_at_and_ended_from_other_terminals(lab: SlurmLa
 @pytest.mark.train
 def test_a_detached_run_is_judged_by_resume_and_its_logs_are_shown(lab: SlurmLab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path)
-    only = ("--cluster", "slurm-lab", "--only", "tp1-pp1-cp1-*", "--detach")
+    only = ("--cluster", "slurm-lab", "--only", "tp2-pp2-cp1-*", "--detach")
     assert cluster.run("run", str(cluster.matrix), *only)[0] == 0
     code, output = cluster.run("resume", "latest")
     assert code == 0, output
     assert "/submissions/" in cluster.run("logs", "latest")[1]
-    text = cluster.run("logs", "latest", "tp1-pp1-cp1-*")[1]
+    text = cluster.run("logs", "latest", "tp2-pp2-cp1-*")[1]
     assert "attempt 1: completed" in text
     assert "rank-00000.log (completed)" in text
-    assert len(cluster.jobs()) == 1
+    assert len(cluster.jobs()) == 2  # the cell's and its reference's
 
 
 def test_the_doctor_finds_a_running_cluster_well_and_an_unknown_partition(lab: SlurmLab, tmp_path: Path) -> None:
