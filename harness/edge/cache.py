@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.edge.run_lock import UNSUPPORTED, unlocked
 from harness.edge.text_file import expanded
 
 FOLDER_VARIABLE = "HARNESS_STACKS"
@@ -27,5 +29,10 @@ def locked(target: Path) -> Iterator[None]:
     """Hold the lock of what is made at `target`; waits while another process holds it. The kernel frees it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            print(f"harness: {unlocked(target.parent)}", file=sys.stderr)
         yield

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.edge.doctor_gpu_checks import GpuFacts, container_files, gpu_checks
+from harness.edge.doctor_gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
 from harness.edge.doctor_words import FAIL, OK, WARN, Answer, Check
 from harness.plan.cluster import ClusterProfile, Container
 
@@ -75,6 +75,7 @@ def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
             found.append(_account(profile.account, facts.accounts))
         if profile.container:
             found += _container(profile.container, facts)
+        found += job_checks(profile)
     if facts.on_gpus is not None:
         found += gpu_checks(profile, facts.on_gpus)
     return found + list(_folder(profile, facts.folder))

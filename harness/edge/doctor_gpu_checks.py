@@ -55,6 +55,21 @@ def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
         yield from _network(profile, facts)
 
 
+def job_checks(profile: ClusterProfile) -> Iterator[Check]:
+    """What a profile asks of Slurm that often goes wrong."""
+    if not profile.exclusive and profile.cpus_per_task is None:
+        had = "jobs share nodes and ask for no cores, so Slurm gives each of them one, for all its ranks"
+        yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 for every GPU of a job")
+    plugin = next((flag for flag in profile.srun_flags if flag.startswith("--mpi=") and flag != "--mpi=none"), None)
+    if plugin:
+        mend = "write --mpi=none: agents start ranks themselves and use no MPI"
+        yield Check(WARN, "MPI", f"srun {plugin} fails on nodes without that plugin", mend)
+    image = profile.container.image if profile.container and profile.container.runtime == "pyxis" else ""
+    if image and not image.startswith(("/", ".")):
+        mend = f"import it once: enroot import -o IMAGE.sqsh docker://{image}, and name that file"
+        yield Check(WARN, "image", f"{image} is imported from its registry by every job", mend)
+
+
 def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
     """Image and mounts that are paths, but are not on this machine."""
     if container.image in missing:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -o flock, NFS without lockd
+
+
+def unlocked(folder: Path) -> str:
+    """What to say where the file system of a folder has no locks."""
+    return (
+        f"warning: the file system of {folder} has no locks (flock), so nothing stops a second harness from using "
+        "it at the same time; do not start one"
+    )
 
 
 def launcher_of(run: RunDir) -> str | None:
@@ -39,6 +52,10 @@ def only_launcher(run: RunDir) -> Iterator[None]:
             raise InputError(
                 Problem(message=f"another launcher follows this run: {holder}", file=str(run.root), hint=hint)
             ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            print(f"harness: {unlocked(run.root)}", file=sys.stderr)
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
         lock.flush()

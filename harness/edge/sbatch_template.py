@@ -79,7 +79,7 @@ def render_job(
         "environment": [Ready(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
         "setup": [Ready(_safe(line, "setup")) for line in profile.setup],
         "srun": Ready(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
-        "payload": Ready(shlex.quote(_payload(job, run, python, env))),
+        "payload": Ready(shlex.quote(_payload(job, run, python, env, profile))),
         "job": job,
         "profile": profile,
         "run_id": run_id,
@@ -185,14 +185,16 @@ def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]
     return words + ([f"--pwd={container.workdir}"] if container.workdir else []) + [container.image]
 
 
-def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None) -> str:
+def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
     """What bash runs on every node; the SLURM variables are expanded there, not in the batch script.
 
-    In a stack of its own the variables are set here, inside the container, whose own would win over the job's; and in
+    Variables are set here, inside a container, whose image's own would win over the job's. A stack of its own runs in
     the run directory, since `python -m` looks for modules in the current folder first.
     """
     first = job.allocations[0]
-    begin = [] if env is None else ["env", "-u", "PYTHONHOME", *(f"{name}={value}" for name, value in env.items())]
+    inside = dict(environment_of(profile)) if profile.container else {}
+    pairs = [f"{name}={value}" for name, value in {**inside, **(env or {})}.items()]
+    begin = ["env", *(["-u", "PYTHONHOME"] if env is not None else []), *pairs] if pairs or env is not None else []
     argv = (*begin, python, "-m", "harness.node.agent", str(run.root))
     words = [shlex.quote(_safe(word, "payload")) for word in argv]
     folder = "" if env is None else f"cd {shlex.quote(str(run.root))} && "

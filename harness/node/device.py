@@ -88,6 +88,11 @@ def processor() -> str:
     return f"{found.group(1) if found else platform.machine()} x {os.cpu_count()}"
 
 
+def capability(device: Device) -> tuple[int, int] | None:
+    """CUDA's compute capability of a rank's GPU, like (9, 0); None on the CPU."""
+    return torch.cuda.get_device_capability(device.torch_device) if device.kind == "cuda" else None
+
+
 def memory_bytes(device: Device) -> int:
     """All memory of a rank's GPU."""
     return int(torch.cuda.get_device_properties(device.torch_device).total_memory)

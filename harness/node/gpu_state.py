@@ -5,7 +5,10 @@ Read beside what is timed, never while it is. What cannot be read stays None, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +47,40 @@ def gpu_state(device: Device, when: str) -> GpuState:
     except Exception as error:  # whatever keeps the driver from answering must not end a cell
         return GpuState(when=when, missing=f"{type(error).__name__}: {error}")
     return _read(pynvml, handle, when)
+
+
+SAMPLE_S = 0.05
+
+
+@contextmanager
+def sampled(ask: Callable[[], GpuState]) -> Iterator[list[GpuState]]:
+    """States of a GPU while something runs, asked again and again by a thread; at least one."""
+    states: list[GpuState] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while True:
+            states.append(ask())
+            if over.wait(SAMPLE_S):
+                return
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield states
+    finally:
+        over.set()
+        thread.join()
+
+
+def busiest(states: Sequence[GpuState]) -> list[GpuState]:
+    """The sample of the highest power, with every reason for lower clocks that any of them told; none of none."""
+    if not states:
+        return []
+    found = max(states, key=lambda state: state.power_w or 0.0)
+    told = [state.slowed_by for state in states if state.slowed_by is not None]
+    slowed = sorted({reason for reasons in told for reason in reasons}) if told else None
+    return [replace(found, slowed_by=slowed)]
 
 
 def _read(nvml: Any, handle: Any, when: str) -> GpuState:

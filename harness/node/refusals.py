@@ -24,7 +24,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         return lack
     if reason := model_parts.lacking(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
-    there = len(gpu_table())
+    table = gpu_table()
+    there = len(table)
     if refused := unplaced(config, there, ranks_here):
         return refused
     found = place(config.device, there, 0, ranks_here)
@@ -32,4 +33,4 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
         return Missing(reason=reason)
-    return attention_kinds.lacking(config, found)
+    return attention_kinds.lacking(config, found, table[0].capability if table else None)

@@ -131,6 +131,39 @@ def te_auto_padding(version: tuple[int, ...], config: CellConfig, told: bool) ->
     )
 
 
+# Documents x heads x longest^2 of packed rows, from which cuDNN on sm90 has no kernel that repeats bit by bit.
+MOST_SCORES = 2**30
+
+
+def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
+    """Why Transformer Engine, bound to kernels that repeat bit by bit, has no cuDNN kernel for a packed micro-batch.
+
+    `te` would take another kernel for that micro-batch alone, so both kinds are refused. B, H and Smax as cuDNN's
+    back end counts them: documents of the micro-batch, heads of the rank, longest document in slots.
+    """
+    if config.attention not in ("te", "te-fused") or capability != (9, 0) or not config.style.packed:
+        return None
+    heads = config.model.heads // config.layout.tp
+    for step in range(config.train.steps):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+        except ValueError:  # no rows for this layout: a rule of its own says so
+            return None
+        for number, batch in enumerate(batches):
+            params = batch.params()
+            if params is None or params.cu_seqlens_q is None or params.max_seqlen_q is None:
+                continue
+            documents, longest = len(params.cu_seqlens_q) - 1, params.max_seqlen_q
+            if (scores := documents * heads * longest**2) >= MOST_SCORES:
+                counted = f"{documents} documents x {heads} heads x {longest}^2 = {scores} >= 2^30"
+                return (
+                    f"micro-batch {number} of step {step}: {counted}, from which cuDNN on sm90 has no deterministic "
+                    "kernel for packed rows; shorten documents, or set NVTE_ALLOW_NONDETERMINISTIC_ALGO=1"
+                )
+    return None
+
+
+TE_DETERMINISTIC = ("attention.te-deterministic", "Transformer Engine 2.20 fused attention: deterministic THD on sm90")
 TE_PADDING = ("attention.te-padding", "Transformer Engine issue 3331: pad_between_seqs is guessed, up to 2.16")
 LIMITS: tuple[Limit, ...] = (
     Limit("attention.kernel-device", "Transformer Engine and torch varlen_attn: CUDA kernels", kernel_device),

@@ -70,7 +70,7 @@ class Timed:
 class GpuState:
     """What the driver told of a rank's GPU at one moment; what it did not tell is None."""
 
-    when: str  # before | after the timing leg
+    when: str  # before | under load | after the timing leg
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     power_w: float | None = None

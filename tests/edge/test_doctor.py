@@ -28,7 +28,13 @@ WELL = Facts(
     srun_help=Answer(text="  --container-image=..."),
 )
 SLURM = ClusterProfile(
-    name="own", kind="slurm", partition="main", account="Lab", gpus_per_node=8, container=Container(image="x")
+    name="own",
+    kind="slurm",
+    partition="main",
+    account="Lab",
+    gpus_per_node=8,
+    exclusive=True,
+    container=Container(image="/images/x.sqsh"),
 )
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from harness.edge.doctor import ask
 from harness.edge.doctor_gpu import infiniband_ports, probe_gpus, probe_torch
-from harness.edge.doctor_gpu_checks import GpuFacts, TorchFacts, gpu_checks
+from harness.edge.doctor_gpu_checks import GpuFacts, TorchFacts, gpu_checks, job_checks
 from harness.edge.doctor_words import FAIL, OK, WARN, Answer, line
-from harness.plan.cluster import LOCAL, ClusterProfile
+from harness.plan.cluster import LOCAL, ClusterProfile, Container
 
 TORCH = TorchFacts(
     cuda="13.0",
@@ -159,3 +159,15 @@ def test_torch_of_this_machine_says_how_it_was_built() -> None:
     gone = probe_torch("/no/python", {}, ask)
     assert isinstance(gone, Answer)
     assert gone.problem == "no such file"
+
+
+def test_what_a_profile_asks_of_slurm_and_often_goes_wrong_is_a_warning() -> None:
+    careless = ClusterProfile(
+        kind="slurm", srun_flags=("--mpi=pmix",), container=Container(image="nvcr.io#nvidia/nemo:25.09")
+    )
+    assert [(one.level, one.what) for one in job_checks(careless)] == [(WARN, "cores"), (WARN, "MPI"), (WARN, "image")]
+    careful = replace(
+        careless, cpus_per_task=64, srun_flags=("--mpi=none",), container=Container(image="/images/nemo.sqsh")
+    )
+    assert list(job_checks(careful)) == []
+    assert list(job_checks(replace(careful, cpus_per_task=None, exclusive=True))) == []

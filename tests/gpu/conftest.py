@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def world_of_one() -> Iterator[None]:
     """torch.distributed over NCCL and Megatron's groups for a single rank, taken down afterwards."""
     import torch.distributed as dist

@@ -77,7 +77,7 @@ def test_cells_on_the_gpu_are_timed_with_its_state_beside_and_one_that_does_not_
     assert ran["timed"].result.status == "completed", record.failure
     assert record.stand_ins == []
     assert record.warmup_rounds == 3
-    assert [state.when for state in record.gpu_states] == ["before", "after"]
+    assert [state.when for state in record.gpu_states] == ["before", "after", "under load"]
     full = [item for item in record.timings if item.load == "full"]
     assert len(full) == ROUNDS
     assert all(item.seconds > 0 for item in full)

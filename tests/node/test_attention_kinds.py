@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.node import refusals
+from harness.node.cuda_forks import Gpu
 from harness.node.probe import attention_kinds
 from harness.node.probe.attention import ReferenceAttention
 from harness.node.probe.attention_kinds import core_attention, described, lacking, resolved
 from harness.node.probe.varlen import VarlenAttention
 from harness.node.refusals import refusal
-from harness.words.cell import CellConfig
-from harness.words.devices import place
+from harness.words.cell import CellConfig, TrainConfig
+from harness.words.devices import Place, place
 from harness.words.documents import DocumentsConfig
+from harness.words.environment import WITHOUT
 from harness.words.layout import Layout
 from harness.words.model import MlaConfig, ModelConfig
 from harness.words.outcomes import Missing, Rejection
 from harness.words.packing_options import PackingOptions
+from harness.words.timing import TimingConfig
 
 CPU, GPU, SHARED = place("cpu", 0, 0, 1), place("auto", 1, 0, 1), place("auto", 1, 0, 2)
 ENGINE = {"transformer-engine": "2.20.2", "transformer-engine-torch": "2.20.2"}
@@ -110,10 +114,41 @@ def test_a_torch_without_varlen_attention_is_told(monkeypatch: pytest.MonkeyPatc
     assert rule(cell("varlen")) == "attention.varlen-torch"
 
 
+H200 = Gpu(name="H200", capability=(9, 0), memory_bytes=1)
+
+
+def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_cell_is_timed(
+    stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.update(ENGINE)
+    monkeypatch.setattr(attention_kinds, "TELLS_PADDING", True)
+    for name in ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", WITHOUT):
+        monkeypatch.delenv(name, raising=False)
+    long = replace(
+        cell("te-fused"),
+        model=ModelConfig(hidden=4096, heads=32, kv_heads=8),
+        train=TrainConfig(steps=1, seq_length=8192, global_batch=2),
+        documents=DocumentsConfig(mode="file", lengths=(8192,)),
+    )
+    gpu = Place(kind="cuda", backend="nccl", index=0)
+    found = attention_kinds.lacking(long, gpu, (9, 0))
+    assert isinstance(found, Rejection)
+    assert found.rule == "attention.te-deterministic"
+    assert "1 documents x 32 heads x 8192^2 = 2147483648 >= 2^30" in found.reason
+    timed = replace(long, timing=TimingConfig(documents=(4,)))
+    short = replace(long, documents=DocumentsConfig(mode="file", lengths=(1024,)))
+    assert attention_kinds.lacking(long, gpu, (10, 0)) is None
+    for other in (timed, short, replace(long, attention="varlen"), replace(long, layout=Layout(tp=4, sp=True))):
+        assert attention_kinds.lacking(other, gpu, (9, 0)) is None
+    assert attention_kinds.resolved(replace(long, attention="auto"), gpu, (9, 0)).attention == "varlen"
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")
+    assert attention_kinds.lacking(long, gpu, (9, 0)) is None
+
+
 def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     stack.update(ENGINE)
     there = [0]
-    monkeypatch.setattr(refusals, "gpu_table", lambda: (None,) * there[0])
+    monkeypatch.setattr(refusals, "gpu_table", lambda: (H200,) * there[0])
     found = [refusal(config, 2) for config in (cell("te", tp=2, device="cuda"), cell("te", tp=2), cell(tp=2))]
     assert [name_of(item) for item in found] == ["missing", "missing", None]
     on_cpu = refusal(cell("te", tp=2, device="cpu"), 2)

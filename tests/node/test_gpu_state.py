@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from harness.node.device import Device
-from harness.node.gpu_state import gpu_state, reasons_of
+from harness.node.gpu_state import busiest, gpu_state, reasons_of, sampled
+from harness.words.timing import GpuState
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,27 @@ def test_without_a_gpu_every_field_is_absent_and_the_reason_is_told() -> None:
     state = gpu_state(Device(kind="cuda", backend="nccl", index=0), "before")
     assert state.missing
     assert (state.when, state.sm_clock_mhz, state.power_w, state.slowed_by) == ("before", None, None, None)
+
+
+def test_of_the_samples_under_load_the_busiest_counts_and_every_reason_for_lower_clocks() -> None:
+    told = iter([(90.0, []), (690.0, ["software power cap"]), (650.0, ["hardware slowdown"]), (80.0, None)])
+    states = [GpuState(when="under load", power_w=power, slowed_by=reasons) for power, reasons in told]
+    assert busiest(states) == [
+        GpuState(when="under load", power_w=690.0, slowed_by=["hardware slowdown", "software power cap"])
+    ]
+    assert busiest([]) == []
+
+
+def test_a_gpu_is_asked_again_and_again_while_something_runs() -> None:
+    enough = threading.Event()
+    asked: list[int] = []
+
+    def ask() -> GpuState:
+        asked.append(1)
+        if len(asked) == 3:
+            enough.set()
+        return GpuState(when="under load", power_w=float(len(asked)))
+
+    with sampled(ask) as states:
+        enough.wait()
+    assert len(states) == len(asked) >= 3

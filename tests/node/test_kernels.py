@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from megatron.core.models.common.embeddings import rope_utils
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.node.probe.kernels import lacking, no_rope_fusion
+from harness.node.probe.kernels import attention_ops, lacking, no_rope_fusion
 from harness.words.model import ModelConfig
 from tests.node.conftest import config
 
@@ -27,3 +29,13 @@ def test_fused_rotary_positions_are_rejected_on_a_cpu() -> None:
 def test_on_a_gpu_fused_rotary_positions_need_transformer_engine() -> None:
     there = rope_utils.fused_apply_rotary_pos_emb_thd is not None
     assert (no_rope_fusion("cuda") is None) == there
+
+
+def test_the_attention_kernels_that_ran_are_named() -> None:
+    query = torch.randn(1, 2, 8, 16)
+    with attention_ops() as names:
+        query @ query.transpose(2, 3)
+    assert names == set()
+    with attention_ops() as names, sdpa_kernel(SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert names == {"_scaled_dot_product_attention_math"}

@@ -7,6 +7,7 @@ nothing speaks against. It is the same on all ranks, whose stack and layout are.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from dataclasses import replace
@@ -20,9 +21,19 @@ from megatron.core.transformer.enums import AttnBackend
 from harness.node.data_paths.reference import TELLS_PADDING
 from harness.node.probe.attention import ReferenceAttention
 from harness.node.probe.varlen import VarlenAttention
-from harness.words.attention import KERNELS, TE_KINDS, TE_PADDING, first_padded, limits, te_auto_padding
+from harness.words.attention import (
+    KERNELS,
+    TE_DETERMINISTIC,
+    TE_KINDS,
+    TE_PADDING,
+    first_padded,
+    limits,
+    te_auto_padding,
+    te_deterministic,
+)
 from harness.words.cell import CellConfig
 from harness.words.devices import Place, ring_needs_p2p
+from harness.words.environment import is_deterministic_te
 from harness.words.outcomes import Missing, Rejection
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # what Transformer Engine's flash back end is
@@ -32,8 +43,11 @@ _HOW = "add it to `packages` of the stack"
 _BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
 
 
-def lacking(config: CellConfig, place: Place) -> Rejection | Missing | None:
-    """Why the cell's attention cannot run here: device, installed software; None when it can."""
+def lacking(config: CellConfig, place: Place, capability: tuple[int, int] | None = None) -> Rejection | Missing | None:
+    """Why the cell's attention cannot run here: device, installed software, GPU; None when it can.
+
+    `capability`: of the node's GPUs, like (9, 0); None where there is none.
+    """
     kind = config.attention
     if kind not in KERNELS:
         return None
@@ -44,7 +58,7 @@ def lacking(config: CellConfig, place: Place) -> Rejection | Missing | None:
         return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
     if kind == "varlen":
         return _varlen_lacking()
-    return _engine_lacking(config)
+    return _engine_lacking(config, capability)
 
 
 def _varlen_lacking() -> Rejection | None:
@@ -54,7 +68,7 @@ def _varlen_lacking() -> Rejection | None:
     return Rejection(rule="attention.varlen-torch", reason=reason, source=_STACK)
 
 
-def _engine_lacking(config: CellConfig) -> Rejection | Missing | None:
+def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:
     engine = installed("transformer-engine")
     if engine is None or installed("transformer-engine-torch") is None:
         reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
@@ -62,6 +76,9 @@ def _engine_lacking(config: CellConfig) -> Rejection | Missing | None:
     told = config.data_path == "reference" and TELLS_PADDING
     if wrong := te_auto_padding(_numbers(engine), config, told):
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
+    bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)
+    if bound and (wrong := te_deterministic(config, capability or (0, 0))):
+        return Rejection(rule=TE_DETERMINISTIC[0], reason=wrong, source=TE_DETERMINISTIC[1])
     return _flash_lacking(config) if config.attention == "te-flash" else None
 
 
@@ -90,14 +107,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
-def resolved(config: CellConfig, place: Place) -> CellConfig:
-    """The cell with the attention that it computes with in place of `auto`."""
+def resolved(config: CellConfig, place: Place, capability: tuple[int, int] | None = None) -> CellConfig:
+    """The cell with the attention that it computes with in place of `auto`; `capability` as in `lacking`."""
     if config.attention != "auto":
         return config
     wanted = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
     for kind in wanted:
         tried = replace(config, attention=kind)
-        if not limits(tried) and lacking(tried, place) is None and ring_needs_p2p(tried, place) is None:
+        if not limits(tried) and lacking(tried, place, capability) is None and ring_needs_p2p(tried, place) is None:
             return tried
     return replace(config, attention="reference")
 

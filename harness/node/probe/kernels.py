@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import megatron.core.models.common.embeddings.rope_utils as rope_utils
+import torch
 
 from harness.words.cell import CellConfig
+
+# Operators of torch that stand for one attention kernel each, and autograd functions of Transformer Engine.
+_ATTENTION = re.compile(
+    r"aten::(_scaled_dot_product_\w+?|_(?:flash|cudnn|efficient)_attention_forward\w*?)(?:_for_cpu)?$|"
+    r"(FusedAttnFunc\w*|FlashAttnFunc\w*|FlashAttnVarlenFunc\w*|UnfusedDotProductAttention)$"
+)
+
+
+@contextmanager
+def attention_ops() -> Iterator[set[str]]:
+    """The attention kernels that torch's profiler sees inside, by the name of their operator."""
+    names: set[str] = set()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        yield names
+    for event in profiler.events() or ():
+        if found := _ATTENTION.match(event.name):
+            names.add(found[1] or found[2])
 
 
 def lacking(config: CellConfig, device: str) -> str | None:

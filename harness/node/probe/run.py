@@ -13,7 +13,7 @@ import torch.distributed as dist
 from harness.node import cpu_stand_ins
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, barrier, choose_device, limit_memory, memory_bytes, processor
+from harness.node.device import Device, barrier, capability, choose_device, limit_memory, memory_bytes, processor
 from harness.node.faults import fault_named
 from harness.node.probe import attention_kinds, model
 from harness.node.probe.canaries import CanaryLegs
@@ -40,7 +40,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     neighbours = int(os.environ["LOCAL_WORLD_SIZE"])
     os.environ |= determinism(os.environ, timed=config.timing.asked) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours, config.device)
-    config = attention_kinds.resolved(config, device)
+    config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
         recorder.record.stand_ins = cpu_stand_ins.install()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,8 @@ from torch import Tensor
 from harness.node.data_paths.base import Batch, DataPath
 from harness.node.data_paths.table import DATA_PATHS
 from harness.node.device import barrier, synchronize
-from harness.node.gpu_state import gpu_state
+from harness.node.gpu_state import busiest, gpu_state, sampled
+from harness.node.probe.kernels import attention_ops
 from harness.node.probe.model import DTYPES, transformer_config
 from harness.node.probe.passes import Passes, forward
 from harness.node.probe.rotary import other_rotary, rotary_load
@@ -80,12 +82,15 @@ class TimingLeg:
             for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
                 begin = time.perf_counter()
-                self.one_round(loads if number % 2 else loads[::-1], number)
+                with self._kernels_noted(number == -self.warmup):
+                    self.one_round(loads if number % 2 else loads[::-1], number)
                 if number == -1:
                     if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
                         return
                     self._note_gpu("before")
+                self.recorder.flush()  # what a cell that runs out of time has timed so far
             self._note_gpu("after")
+            self._note_gpu_under(loads)
         finally:
             gc.enable()
 
@@ -110,6 +115,23 @@ class TimingLeg:
     def _note_gpu(self, when: str) -> None:
         if self.context.device.kind == "cuda":
             self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
+
+    def _note_gpu_under(self, loads: list[Load]) -> None:
+        """The GPU's state while it works, in a round that is not recorded: an idle GPU is not slowed by anything."""
+        if self.context.device.kind == "cuda":
+            with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
+                self.one_round(loads, -1)
+            self.recorder.record.gpu_states += busiest(states)
+
+    @contextmanager
+    def _kernels_noted(self, noted: bool) -> Iterator[None]:
+        """Record which attention kernels the loads of a round take: a library may choose others for other shapes."""
+        if not noted:
+            yield
+            return
+        with attention_ops() as names:
+            yield
+        self.recorder.record.environment["timed_attention"] = ", ".join(sorted(names)) or "none that torch names"
 
     def _turns(self) -> None:
         """The step of this cell, in turns with the same cell in another stack; the first rounds warm up."""
