@@ -97,7 +97,14 @@ def read_order(run: RunDir, allocation: str) -> dict[str, int]:
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
-    """Ranks of a node that run at once: one cell at a time on GPUs and over several nodes, else as the node takes."""
-    if profile.gpus_per_node or allocation.nodes > 1:
+    """Ranks of a node that run at once: one cell at a time over several nodes, else as the node takes.
+
+    On GPUs as many as the job has, and the agent gives each cell its own; a job for part of a node has those of one
+    cell. `launch.parallel_ranks` may say fewer.
+    """
+    if allocation.nodes > 1:
         return allocation.ranks_per_node
+    if profile.gpus_per_node:
+        there = profile.gpus_of(allocation.ranks_per_node)
+        return max(min(launch.parallel_ranks or there, there), allocation.ranks_per_node)
     return max(launch.parallel_ranks or profile.ranks_per_node, allocation.ranks_per_node)

@@ -77,6 +77,14 @@ def test_cells_run_side_by_side_only_on_the_cores_of_one_node() -> None:
     assert [parallel_ranks(one, LAB, Launch(parallel_ranks=ranks)) for ranks in (1, 4)] == [2, 4]
 
 
+def test_cells_share_a_node_that_a_job_has_with_all_its_gpus() -> None:
+    small, whole = (Allocation(name="a", cells=(), nodes=1, ranks_per_node=ranks) for ranks in (1, 8))
+    node = replace(LAB, gpus_per_node=8, exclusive=True)
+    assert [parallel_ranks(one, node, Launch()) for one in (small, whole)] == [8, 8]
+    assert [parallel_ranks(small, node, Launch(parallel_ranks=ranks)) for ranks in (1, 4, 64)] == [1, 4, 8]
+    assert parallel_ranks(replace(small, nodes=2), node, Launch()) == 1
+
+
 def in_stack(stack: ReadyStack) -> RunPlan:
     """The plan with all of its cells in a stack."""
     made = plan()
