@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import io
+import json
 import re
 import subprocess
 import sys
@@ -45,6 +46,17 @@ also_copy = ["harness", "matrices", "docs", "README.md", "ARCHITECTURE.md"]
 pytest_add_cli_args = ["-p", "no:cacheprovider", "-W", "ignore"]
 use_git_change_detection = false
 track_dependencies = false
+"""
+_SURVIVORS = """
+import json
+from pathlib import Path
+from mutmut.mutation.diff_apply import get_diff_for_mutant
+from mutmut.stats import status_by_exit_code
+for meta in sorted(Path("mutants").rglob("*.meta")):
+    path = meta.relative_to("mutants").with_suffix("")
+    for name, code in json.loads(meta.read_text())["exit_code_by_key"].items():
+        status = status_by_exit_code[code]
+        print(json.dumps([name, status, "" if status == "killed" else get_diff_for_mutant(name, path=path)]))
 """
 
 
@@ -82,7 +94,7 @@ def main() -> int:
     modules, tests = _chosen(arguments.group, arguments.only)
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder), modules, tests)
-        _mutmut(Path(folder), "run", "--max-children", str(arguments.workers), quiet=False)
+        _run(Path(folder), "mutmut", "run", "--max-children", str(arguments.workers))
         found = _results(Path(folder))
     return _report(found, show_all=arguments.list)
 
@@ -107,27 +119,24 @@ def _copy(folder: Path, modules: list[str], tests: list[str]) -> None:
     project.write_text(project.read_text() + _CONFIG + chosen.replace("'", '"'))
 
 
-def _mutmut(folder: Path, *words: str, quiet: bool = True) -> str:
+def _run(folder: Path, *words: str) -> str:
+    """What a command prints that runs in `folder` with .venv and mutmut."""
     python = ROOT / ".venv/bin/python"
-    command = [str(python.parent / "uv"), "run", "--quiet", "--no-project", "--python", str(python)]
-    done = subprocess.run([*command, "--with", MUTMUT, "mutmut", *words], cwd=folder, capture_output=True, text=True)
-    if done.returncode and not quiet:
-        sys.exit(f"mutmut failed: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+    command = [str(python.parent / "uv"), "run", "--quiet", "--no-project", "--python", str(python), "--with", MUTMUT]
+    done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{words[0]} failed: {done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
 
 
 def _results(folder: Path) -> list[Mutant]:
     mutants = []
-    for line in _mutmut(folder, "results", "--all", "true").splitlines():
-        name, _, status = line.strip().rpartition(": ")
-        module = name.rpartition(".")[0]
-        if status != "killed":
-            diff = _mutmut(folder, "show", name).splitlines()
-            change = [line for line in diff if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-            sides = (" ".join(line[1:].strip() for line in change if line[0] == sign) for sign in "-+")
-            mutants.append(Mutant(module, name.rpartition(".")[2], status, *sides))
-        else:
-            mutants.append(Mutant(module, name.rpartition(".")[2], status))
+    for line in _run(folder, "python", "-c", _SURVIVORS).splitlines():
+        name, status, diff = json.loads(line)
+        change = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        removed, added = (" ".join(line[1:].strip() for line in change if line[0] == sign) for sign in "-+")
+        module, _, mutant = name.rpartition(".")
+        mutants.append(Mutant(module, mutant, status, removed, added))
     return mutants
 
 

@@ -77,3 +77,11 @@ def test_a_stack_that_pins_an_engine_that_overlooks_padding_is_rejected(
     assert rule.predicate(cell(attention="te", dtype="bf16", stack="pinned")) is None
     assert rule.predicate(cell(attention="varlen", dtype="bf16", stack="pinned", options=PADDED)) is None
     assert rule.predicate(cell(attention="te", dtype="bf16", options=PADDED)) is None
+
+
+@pytest.mark.parametrize("stack", ["default", "another"])
+def test_a_stack_whose_packages_the_matrix_does_not_name_is_left_to_the_node(stack: str) -> None:
+    rule = te_version_rule({"pinned": Stack(name="pinned", packages=("transformer-engine==2.9",))})
+    asked = {"attention": "te", "dtype": "bf16", "options": PADDED}
+    assert rule.predicate(cell(stack=stack, **asked)) is None
+    assert rule.predicate(cell(stack="pinned", **asked)) is not None

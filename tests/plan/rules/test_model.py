@@ -166,3 +166,19 @@ def test_merged_rows_are_told_apart_by_their_length_only_where_a_rank_has_whole_
     assert (found is not None) == (merged and tp * cp > 1)
     assert not found or f"has only 1/{tp * cp} of it per row" in found
     assert reason("moe.aux-loss-rows", replace(split, data_path="unpacked")) is None
+
+
+def test_experts_on_one_tp_rank_need_no_sequence_parallelism() -> None:
+    assert reason("moe.sp-with-tp", cell(tp=1, sp=False, model=EXPERTS)) is None
+    assert reason("moe.sp-with-tp", cell(tp=2, sp=False)) is None
+
+
+@pytest.mark.parametrize(("multiple", "refused"), [(1, False), (2, True), (3, True)])
+def test_predictions_need_documents_without_a_slot_of_padding(multiple: int, refused: bool) -> None:
+    config = cell(model=PREDICTING, options=PackingOptions(pad_seq_to_mult=multiple))
+    assert (reason("mtp.real-offsets", config) is not None) == refused
+
+
+def test_of_two_low_ranks_that_do_not_divide_the_queries_is_told() -> None:
+    model = ModelConfig(mla=MlaConfig(q_lora_rank=6, kv_lora_rank=15))
+    assert (reason("mla.ranks-by-tp", cell(tp=4, model=model)) or "").startswith("model.mla.q_lora_rank 6 ")

@@ -220,3 +220,31 @@ def test_rows_of_free_length_end_at_a_multiple_of_16(tp: int, cp: int, refused: 
     fixed = replace(config, options=PackingOptions(pad_to_max_length=True))
     assert "packing.offline-rows-split" not in reasons(fixed)
     assert "packing.offline-rows-split" not in reasons(replace(config, data_path="reference"))
+
+
+@pytest.mark.parametrize(("length", "told"), [(1, "1 token takes 2, and 2"), (5, "5 tokens takes 6, and 6")])
+def test_the_document_that_breaks_is_counted_in_tokens(length: int, told: str) -> None:
+    documents = DocumentsConfig(mode="file", lengths=(length,))
+    found = reasons(replace(cell("sft", Layout(cp=2), pad_seq_to_mult=2), documents=documents))
+    assert f": a document of {told} % 4 = 2" in found["packing.documents-aligned"]
+
+
+@pytest.mark.parametrize(
+    ("path", "layout", "multiple", "told"),
+    [
+        ("reference", Layout(cp=2), 9, "pad_seq_to_mult = 9"),
+        ("reference", Layout(tp=4, sp=True), None, "the alignment lcm(1, cp * tp = 4) = 4"),
+        ("scheduler", Layout(tp=4, sp=True), None, "the alignment lcm(1, cp * tp = 4) = 4"),
+        ("bridge_in_batch", Layout(tp=4, sp=True), None, "the alignment lcm(1, cp * tp = 4) = 4"),
+        ("reference", Layout(cp=2), None, "the alignment 2 * cp = 2 * 2 = 4"),
+        ("sft", Layout(cp=2), None, "the alignment 2 * cp = 2 * 2 = 4"),
+        ("skyrl", Layout(tp=4), None, "the alignment tp = 4 = 4"),
+        ("skyrl", Layout(tp=2, cp=2), None, "the alignment 2 * cp * tp = 2 * 2 * 2 = 8"),
+    ],
+)
+def test_the_reason_says_where_the_multiple_of_documents_comes_from(
+    path: str, layout: Layout, multiple: int | None, told: str
+) -> None:
+    config = cell(path, layout, 62, pad_seq_to_mult=multiple)  # type: ignore[arg-type]
+    found = reasons(config)["packing.row-holds-alignment"]
+    assert found.startswith(f"train.seq_length 62 is not divisible by {told}: 62 = ")

@@ -7,6 +7,9 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.plan.cluster import ClusterProfile
+from harness.plan.rules.cluster import nodes_rule
+from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, SHAPE_RULES, rejections, world_size_rule
 from harness.words.attention import ATTENTIONS
 from harness.words.cell import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
@@ -85,3 +88,25 @@ def test_more_ranks_than_the_limit_are_rejected_and_as_many_are_not(layout: Layo
     assert bool(found) == (ranks > limit)
     assert not rejections(config, (world_size_rule(ranks),))
     assert not found or f"= {ranks} ranks, more than launch.max_ranks = {limit}" in found[0].reason
+
+
+def test_rules_of_a_run_have_their_ids_and_sources() -> None:
+    made = (world_size_rule(8), nodes_rule(ClusterProfile(name="c")), container_rule({}))
+    assert [(rule.id, rule.source) for rule in made] == [
+        ("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP"),
+        ("cluster.nodes", "harness: one number of ranks per node (torch elastic nproc_per_node)"),
+        ("stack.container", "harness: containers are started through Slurm (pyxis)"),
+    ]
+
+
+def test_too_many_ranks_are_told_by_their_sizes() -> None:
+    config = CellConfig(layout=Layout(tp=2, pp=3, cp=4, dp=5), data_path="sft")
+    (found,) = rejections(config, (world_size_rule(119),))
+    assert found.reason == "tp 2 x pp 3 x cp 4 x dp 5 = 120 ranks, more than launch.max_ranks = 119"
+
+
+def test_a_cell_takes_one_node_unless_it_is_asked_to_take_more() -> None:
+    cluster = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8)
+    config = CellConfig(layout=Layout(pp=3), data_path="sft")
+    assert rejections(config, (nodes_rule(cluster),)) == ()
+    assert len(rejections(config, (nodes_rule(cluster, 2),))) == 1
