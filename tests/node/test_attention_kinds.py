@@ -134,7 +134,7 @@ def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_
     found = attention_kinds.lacking(long, gpu, (9, 0))
     assert isinstance(found, Rejection)
     assert found.rule == "attention.te-deterministic"
-    assert "1 documents x 32 heads x 8192^2 = 2147483648 >= 2^30" in found.reason
+    assert "1 documents x 32 heads x 8191^2 = 2146959392 >= 2^30" in found.reason
     timed = replace(long, timing=TimingConfig(documents=(4,)))
     short = replace(long, documents=DocumentsConfig(mode="file", lengths=(1024,)))
     assert attention_kinds.lacking(long, gpu, (10, 0)) is None
