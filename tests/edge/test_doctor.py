@@ -73,7 +73,7 @@ BROKEN_SLURM = [
         "time",
         "60 minutes asked, at most 30",
     ),
-    ({"missing": ("x",)}, FAIL, "image", "/images/x.sqsh is not there"),
+    ({"missing": ("/images/x.sqsh",)}, FAIL, "image", "/images/x.sqsh is not there"),
     ({"accounts": Answer(text="other\n")}, FAIL, "account", "you have no Lab  (you have: other)"),
     ({"accounts": SLOW}, WARN, "account", "cannot tell"),
     ({"srun_help": Answer(text="--container")}, FAIL, "container", "pyxis"),
