@@ -9,8 +9,6 @@ from pathlib import Path
 from harness.edge import git
 from harness.judge.bisect_search import History
 
-_FIELD = "\x1f"
-
 
 @dataclass(frozen=True, kw_only=True)
 class About:
@@ -52,10 +50,9 @@ class Repository:
         return int(added), int(removed)
 
     def about(self, commit: str) -> About:
-        form = _FIELD.join(("%s", "%an", "%cI", "%P"))
-        subject, author, date, parents = (
-            git.output(self.path, "show", "--no-patch", f"--format={form}", commit).strip().split(_FIELD)
-        )
+        form = "%x00".join(("%s", "%an", "%cI", "%P"))  # no text of a commit can hold NUL, and any can be empty
+        shown = git.output(self.path, "show", "--no-patch", f"--format={form}", commit)
+        subject, author, date, parents = shown.removesuffix("\n").split("\0")
         return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
 
     def objects(self, names: Iterable[str]) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.judge.bisection import Bisection, Change, short
+from harness.words.escaping import one_line
 
 _FINDINGS, _SKIPPED = 5, 5
+_REASON = 300  # characters
 
 
 def render_text(found: Bisection) -> str:
@@ -31,7 +33,7 @@ def _lines(found: Bisection) -> Iterator[str]:
     yield from (f"  note: {note}" for note in found.notes)
     yield f"  {_counts(found)}"
     for point in found.skipped[:_SKIPPED]:
-        yield f"    skipped {short(point.name, found.kind)}: {point.reason.splitlines()[0]}"
+        yield f"    skipped {short(point.name, found.kind)}: {one_line(point.reason, _REASON)}"
     if len(found.skipped) > _SKIPPED:
         yield f"    and {len(found.skipped) - _SKIPPED} more, see result.json"
     yield f"  reproduce: {found.reproduce}"

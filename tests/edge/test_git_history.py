@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,20 @@ def test_objects_that_are_not_there_are_empty(source: Path) -> None:
 def test_what_git_refuses_is_told_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="not a git repository"):
         Repository(tmp_path).about("HEAD")
+
+
+@pytest.mark.parametrize("subject", ["", "\x1f", "a\x1fb", "\x1b[2J", "::error::x", "one\x1etwo\x1dthree"])
+def test_any_subject_is_told_as_it_is(tmp_path: Path, subject: str) -> None:
+    """Also one of a shallow boundary, whose parents are not there."""
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    identity = ["-c", "user.name=A\x1fB", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "init", "--quiet", str(origin)], check=True)
+    for text in ("first", subject):
+        message = ["commit", "--quiet", "--allow-empty", "--allow-empty-message", "--cleanup=verbatim", "-m", text]
+        subprocess.run(["git", *identity, *message], cwd=origin, check=True)
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{origin}", str(clone)], check=True)
+    for place, parents in ((origin, 1), (clone, 0)):
+        about = Repository(place).about("HEAD")
+        assert about.subject == subject
+        assert len(about.parents) == parents
+        assert about.date.startswith("2")
