@@ -85,3 +85,9 @@ def test_a_stack_whose_packages_the_matrix_does_not_name_is_left_to_the_node(sta
     asked = {"attention": "te", "dtype": "bf16", "options": PADDED}
     assert rule.predicate(cell(stack=stack, **asked)) is None
     assert rule.predicate(cell(stack="pinned", **asked)) is not None
+
+
+@pytest.mark.parametrize("attention", ["auto", "reference"])
+def test_limits_of_kernels_hold_for_no_other_attention(attention: str) -> None:
+    assert rejections(cell(attention=attention, device="cpu")) == ()
+    assert [found.rule for found in rejections(cell(attention="te", device="cpu"))] == ["attention.kernel-device"]
