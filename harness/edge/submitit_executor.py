@@ -57,7 +57,8 @@ def submit(text: str, folder: Path) -> str:
         raise ControllerAwayError(f"sbatch did not say which job it made: {error}") from error
     except FailedJobError as error:
         code = getattr(error.__cause__, "returncode", 1)
-        unclear = code < 0 or _AWAY.search(str(error)) is not None  # below 0: a signal ended it
+        # A signal ended it (below 0), or it says no word of a refusal: Slurm may have the job.
+        unclear = code < 0 or not str(error).strip() or _AWAY.search(str(error)) is not None
         said = str(error) or f"exit code {code}"
         if unclear:
             raise ControllerAwayError(f"sbatch did not hear whether Slurm took the job: {said}") from error

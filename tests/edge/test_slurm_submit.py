@@ -74,7 +74,9 @@ def test_members_of_an_array_have_ids_of_their_own(tmp_path: Path, slurm: Schedu
 
 
 @pytest.mark.parametrize(
-    "unclear", [fails(TIMED_OUT), fails(AWAY), says("ok"), DIED], ids=["late", "away", "?", "died"]
+    "unclear",
+    [fails(TIMED_OUT), fails(AWAY), says("ok"), DIED, f"{says('Submitted batch job 7')}exit 1"],
+    ids=["late", "away", "no number", "died", "no words"],
 )
 def test_a_job_that_comes_up_after_an_unclear_answer_is_taken_and_not_made_again(
     bench: Bench, slurm: Scheduler, unclear: str

@@ -61,7 +61,7 @@ def test_a_run_that_is_cancelled_while_it_submits_leaves_no_job(cluster: Cluster
 
 
 def test_the_job_of_a_launcher_that_was_killed_before_it_noted_it_is_ended(cluster: Cluster) -> None:
-    cluster.shim("sbatch", COUNTED + 'real "$@"\n[ "$second" ] && gate')
+    cluster.shim("sbatch", COUNTED + 'real "$@"\nif [ "$second" ]; then gate; fi')
     launcher = cluster.start(*RUN)
     at_the_gate(cluster)
     launcher.send_signal(signal.SIGKILL)
