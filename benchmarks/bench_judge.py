@@ -87,12 +87,14 @@ def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
     plan = read_plan(small)
     reference, cell = plan.expansion.references_first
     control = _planned(reference, _big(reference.config, Layout()), None, "")
+    write_json(run.attempt(control.id).config, control.config)
     written = _write(run, control.id, _reference_records(_read(small, reference.id)), _read_result(small, reference.id))
     config = _big(cell.config, replace(cell.config.layout, dp=REPLICAS))
     records = list(_replicas(_read(small, cell.id), config.layout))
     cells = [_planned(cell, config, control.id, f"-{number:04d}") for number in range(count)]
     for number, one in enumerate(cells):
         broken = number % BROKEN_EVERY == BROKEN_EVERY - 1
+        write_json(run.attempt(one.id).config, one.config)
         written += _write(run, one.id, records, _read_result(small, cell.id), broken=broken)
     expansion = Expansion(cells=(control, *cells), rejected=())
     write_json(run.plan, sealed(replace(plan, expansion=expansion, allocations=())))

@@ -20,7 +20,7 @@ def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
     """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, times, canaries,
     noise."""
     lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
-    lines += [*_times(report), *_canaries(report), *_noise(report)]
+    lines += [*_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
     return cut(lines, most_bytes)
 
 
@@ -200,6 +200,16 @@ def _times(report: Report) -> Iterator[str]:
     yield from ("",) if ratios else ()
     for cell, ratio in ratios:
         yield f"- {bold(cell.id)}: {text(ratio.what)}: {text(ratio.text)}"
+
+
+def _evidence(report: Report) -> Iterator[str]:
+    """What every verdict rests on."""
+    cells = [cell for cell in report.cells if cell.evidence.records]
+    if not cells:
+        return
+    yield from ("", "## Evidence", "", "| cell | verdict | rests on |", "|---|---|---|")
+    for cell in cells:
+        yield f"| {text(cell.id)} | {cell.outcome.value} | {text(cell.evidence.text)} |"
 
 
 def _canaries(report: Report) -> Iterator[str]:
