@@ -129,7 +129,7 @@ def _write(
         if broken:
             record["steps"] = [{**step, "grad_norm": step["grad_norm"] * 2} for step in record["steps"]]
         written += attempt.record(record["rank"]).write_text(dumps(record))
-    ranks = [{"rank": record["rank"], "ended": "completed", "exit_code": 0, "hang": None} for record in records]
+    ranks = [{**result["ranks"][0], "rank": record["rank"]} for record in records]
     attempt.result.write_text(dumps({**result, "cell": cell, "ranks": ranks}))
     return written
 
