@@ -1,4 +1,4 @@
-"""Errors that nobody caught: one sentence, exit code 3, and the traceback in a file that the sentence names."""
+"""Uncaught errors: one sentence, exit code 3, and the traceback in a file that the sentence names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "internal-error.txt"
 
 @contextmanager
 def tracebacks_in(folder: Path) -> Iterator[None]:
-    """Turn what nobody caught into InfrastructureError or InternalError, its traceback written into `folder`."""
+    """Turn an uncaught exception into InfrastructureError or InternalError, its traceback written into `folder`."""
     try:
         yield
     except HarnessError:
@@ -27,7 +27,7 @@ def tracebacks_in(folder: Path) -> Iterator[None]:
 
 
 def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
-    """The error to report for one that nobody caught. The operating system's errors are not defects of the harness."""
+    """The error to report for an uncaught exception. The operating system's errors are not defects of the harness."""
     kept = keep_traceback(error, folder)
     if isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)

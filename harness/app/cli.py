@@ -213,7 +213,7 @@ def _for_git(words: list[str]) -> int:
 def _flushed(words: list[str]) -> int:
     code = _main(words)
     if problem := flush_streams():
-        code = code or EXIT_UNDECIDED  # nobody has seen the verdict
+        code = code or EXIT_UNDECIDED  # the verdict was not printed
         screen.err(f"harness: {problem}")
     return code
 

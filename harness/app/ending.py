@@ -37,7 +37,7 @@ class Finish:
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it.
 
-    What cannot be written is told on stderr; the exit code is 3 then, unless a check failed.
+    Files that cannot be written are named on stderr; the exit code is then 3, unless a check failed.
     """
     with tracebacks_in(directory.root):
         return _judge_and_report(directory, plan, finish)

@@ -164,9 +164,15 @@ class CellEvidence:
         """The class of what went wrong; None when every rank completed."""
         if self.cause is None:
             return None
-        endings = tuple(self.endings)
-        state, job_log = self.job.state, self.job.log
-        return classify(FailureEvidence(endings=endings, logs=self.logs, scheduler_state=state, job_log=job_log))
+        return classify(
+            FailureEvidence(
+                endings=tuple(self.endings),
+                logs=self.logs,
+                scheduler_state=self.job.state,
+                scheduler_words=self.job.words,
+                job_log=self.job.log,
+            )
+        )
 
     @cached_property
     def sightings(self) -> list[Sighting]:

@@ -45,12 +45,14 @@ class FailureEvidence:
     """What is known about one attempt of a cell that failed.
 
     `scheduler_state` is the job's, as sacct and squeue name it; None where there is no scheduler or it does not know.
-    `job_log` is the end of the job's own output, where slurmstepd and srun write.
+    `scheduler_words` is how the job ended, in a sentence, where that is known. `job_log` is the end of the job's own
+    output, where slurmstepd and srun write.
     """
 
     endings: tuple[Ending, ...]
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
     scheduler_state: str | None = None
+    scheduler_words: str = ""
     job_log: str = ""
 
 
@@ -125,7 +127,8 @@ def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> str:
 def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
     for pattern in table.PATTERNS:
         if evidence.scheduler_state and pattern.in_state(evidence.scheduler_state):
-            yield _Candidate(pattern=pattern, source=SCHEDULER, evidence=f"job state {evidence.scheduler_state}")
+            found = evidence.scheduler_words or f"job state {evidence.scheduler_state}"
+            yield _Candidate(pattern=pattern, source=SCHEDULER, evidence=found)
     for ending in evidence.endings:
         log = evidence.logs.get(ending.rank, LogTail(text=""))
         if ending.failure is not None and ending.ended == "raised":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 CODE = "code"  # the code under test
 HARNESS = "harness"
 KERNEL = "kernel"  # a replacement of a kernel that the harness brings: it may refuse what the real one accepts
-NOBODY = "nobody"  # torch, the standard library, other packages: they raise what their callers made them raise
+UNOWNED = "unowned"  # torch, the standard library, other packages: they raise what their callers made them raise
 
 # Top-level modules of the code under test.
 CODE_PACKAGES = (
@@ -38,25 +38,25 @@ def frame_text(file: str, line: int, function: str, paths: Sequence[str]) -> str
 
 
 def owner_of(frame: str) -> str:
-    """CODE, HARNESS, KERNEL or NOBODY."""
+    """CODE, HARNESS, KERNEL or UNOWNED."""
     if frame.endswith(_ON_EVERY_CALL):
-        return NOBODY
+        return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
     if follows or frame.startswith(_FAULTS):
         return CODE
     if frame.startswith(_KERNELS):
         return KERNEL
     top = frame.partition(":")[0].partition("/")[0].removesuffix(".py")
-    return CODE if top in CODE_PACKAGES else HARNESS if top == "harness" else NOBODY
+    return CODE if top in CODE_PACKAGES else HARNESS if top == "harness" else UNOWNED
 
 
 def deciding(frames: Iterable[str]) -> tuple[str, str]:
-    """(owner, frame) of the innermost frame that somebody owns; (NOBODY, "") when there is none.
+    """(owner, frame) of the innermost frame that somebody owns; (UNOWNED, "") when there is none.
 
     `frames`: innermost last.
     """
-    owned = [(owner, frame) for frame in frames if (owner := owner_of(frame)) != NOBODY]
-    return owned[-1] if owned else (NOBODY, "")
+    owned = [(owner, frame) for frame in frames if (owner := owner_of(frame)) != UNOWNED]
+    return owned[-1] if owned else (UNOWNED, "")
 
 
 def _relative(file: str, paths: Sequence[str]) -> str:

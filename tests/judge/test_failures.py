@@ -210,6 +210,13 @@ def test_a_text_alone_never_allows_a_retry() -> None:
     assert classed(raised(0, ecc, 1.0)).retry == "other nodes"
 
 
+def test_how_the_job_ended_is_quoted_in_a_sentence_where_it_is_known() -> None:
+    killed = (ending(0, "killed", exit_code=-9),)
+    words = "job 12 hit its time limit of 10 min"
+    found = classify(FailureEvidence(endings=killed, scheduler_state="TIMEOUT", scheduler_words=words))
+    assert (found.name, found.evidence) == ("time-limit", words)
+
+
 @pytest.mark.parametrize("state", [None, "NODE_FAIL", "PREEMPTED"])
 def test_numbers_that_went_wrong_are_never_retried(state: str | None) -> None:
     nan = text_of("non-finite.exception").partition(": ")[2]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.words.frames import CODE, HARNESS, KERNEL, NOBODY, deciding, frame_text, owner_of
+from harness.words.frames import CODE, HARNESS, KERNEL, UNOWNED, deciding, frame_text, owner_of
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from harness.words.frames import CODE, HARNESS, KERNEL, NOBODY, deciding, frame_
         ("harness/node/data_paths/sft_wheel.py:40 in __init__", HARNESS),
         ("harness/node/probe/prediction.py:41 in _before_output", HARNESS),
         ("harness/node/cpu_stand_ins.py:85 in _thd_get_partitioned_indices", KERNEL),
-        ("harness/node/cpu_stand_ins.py:46 in __torch_function__", NOBODY),
+        ("harness/node/cpu_stand_ins.py:46 in __torch_function__", UNOWNED),
         ("harness/node/probe/attention.py:80 in _attend", KERNEL),
-        ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", NOBODY),
-        ("threading.py:355 in wait", NOBODY),
-        ("megatron_like/core.py:1 in f", NOBODY),
+        ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", UNOWNED),
+        ("threading.py:355 in wait", UNOWNED),
+        ("megatron_like/core.py:1 in f", UNOWNED),
     ],
 )
 def test_every_frame_has_its_owner(frame: str, owner: str) -> None:
@@ -34,7 +34,7 @@ def test_the_innermost_owned_frame_decides() -> None:
     library = "torch/functional.py:4 in h"
     assert deciding([ours, upstream, library]) == (CODE, upstream)
     assert deciding([upstream, ours, library]) == (HARNESS, ours)
-    assert deciding([library]) == (NOBODY, "")
+    assert deciding([library]) == (UNOWNED, "")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def incomplete(evidence: CellEvidence) -> str:
 def _problems(evidence: CellEvidence) -> Iterator[str]:
     expected = Expected(evidence)
     if evidence.result is None:
-        yield "result.json is missing: nobody says how the attempt ended"
+        yield "result.json is missing: how the attempt ended is not known"
     elif evidence.result.status == "completed":
         yield from (f"result.json: {problem}" for problem in facts.result_problems(expected, evidence.result))
     partial = False
