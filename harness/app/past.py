@@ -48,10 +48,10 @@ def _kept(directory: RunDir) -> Previous | None:
 
 
 def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Path | None) -> Previous | None:
-    from harness.edge.history import opened
+    from harness.edge.history import is_there, opened
     from harness.judge.since import Previous, moves
 
-    if file is None or not file.exists():
+    if file is None or not is_there(file):
         return None
     with opened(file, write=False) as history:
         last = history.previous(row.matrix, row.device, row.started)

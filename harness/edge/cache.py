@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.edge import screen
 from harness.edge.run_lock import UNSUPPORTED, unlocked
 from harness.edge.text_file import expanded
 
@@ -34,5 +34,5 @@ def locked(target: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            print(f"harness: {unlocked(target.parent)}", file=sys.stderr)
+            screen.err(f"harness: {unlocked(target.parent)}")
         yield

@@ -152,6 +152,11 @@ JOIN runs fr ON fr.id = f.run
 """
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a history; an empty file is one that its first writer has only just made."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 @contextmanager
 def opened(path: Path, *, write: bool) -> Iterator[History]:
     """The history in a file. `write` makes it when there is none; else that is an InputError.
@@ -160,7 +165,7 @@ def opened(path: Path, *, write: bool) -> Iterator[History]:
     HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when it is of a newer harness,
     or of another program.
     """
-    if not write and not path.exists():
+    if not write and not is_there(path):
         hint = "runs record themselves at their end; `harness history import RUN...` adds older ones"
         raise InputError(Problem(message="there is no history", file=str(path), hint=hint))
     try:

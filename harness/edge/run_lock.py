@@ -6,11 +6,11 @@ import errno
 import fcntl
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.edge import screen
 from harness.edge.run_dir import RunDir
 from harness.words.errors import InputError, Problem
 
@@ -55,7 +55,7 @@ def only_launcher(run: RunDir) -> Iterator[None]:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            print(f"harness: {unlocked(run.root)}", file=sys.stderr)
+            screen.err(f"harness: {unlocked(run.root)}")
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
         lock.flush()

@@ -345,7 +345,7 @@ def test_a_template_of_the_user_prints_plain_values_quoted(tmp_path: Path) -> No
             "{% for i in range(10**5) %}{{ run_dir * 100 }}{% endfor %}",
             "cannot be rendered: more than 1,048,576",
         ),
-        ("{{ '\0' }}", "holds a control character"),
+        ("{{ '\0' }}", "holds a NUL character"),
     ],
 )
 def test_a_mistake_in_a_template_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:

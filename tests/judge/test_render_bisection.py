@@ -18,8 +18,8 @@ def test_points_that_were_skipped_are_told_with_the_reason_a_line_each() -> None
     lines = render_text(replace(bisection(), points=(skipped(1), skipped(2)))).splitlines()
     at = lines.index("  2 commits judged, 2 skipped")
     assert lines[at + 1 : at + 3] == [
-        f"    skipped {'0' * 12}: tp1-sft: setup ended with exit code 1: make",
-        f"    skipped {'0' * 12}: tp1-sft: setup ended with exit code 2: make",
+        f"    skipped {'0' * 12}: tp1-sft: setup ended with exit code 1: make no compiler here",
+        f"    skipped {'0' * 12}: tp1-sft: setup ended with exit code 2: make no compiler here",
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_job_is_filled_to_half_of_its_time_limit() -> None:
 
 
 def test_a_cell_that_fits_no_limit_has_a_job_of_its_own() -> None:
-    made = expand_axes({"tp": 2, "packing": ["sft", "reference"]}, train={"steps": 10000})
+    made = expand_axes({"tp": 2, "packing": ["sft", "reference"]}, train={"steps": 8000})
     assert [len(a.cells) for a in plan_allocations(made, LAB, Launch(time_limit_min=1))] == [1, 1, 1]
 
 

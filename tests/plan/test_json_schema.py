@@ -47,6 +47,7 @@ def _keyword(keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root
         "maximum": lambda: value <= wanted,
         "exclusiveMinimum": lambda: value > wanted,
         "minLength": lambda: len(value) >= wanted,
+        "maxLength": lambda: len(value) <= wanted,
         "pattern": lambda: re.search(wanted, value) is not None,
         "format": lambda: True,
         "propertyNames": lambda: all(not complaints(name, wanted, root, at) for name in value),
