@@ -30,11 +30,14 @@ def night(matrix: Path, fault: str) -> int:
     planned = stages.plan_run(stages.Request(matrix=matrix))
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
     stages.write_plan(run, planned.plan, planned.matrix)
-    if fault != CLEAN:
-        for cell in planned.plan.expansion.cells:
-            file = run.attempt(cell.id).config
-            write_json(file, {**loads(file.read_text()), "fault": fault})
+    configs = {
+        file: loads(file.read_text()) for file in (run.attempt(cell.id).config for cell in planned.plan.expansion.cells)
+    }
+    for file, config in configs.items():
+        write_json(file, config if fault == CLEAN else {**config, "fault": fault})
     _train(run, planned.plan)
+    for file, config in configs.items():
+        write_json(file, config)
     return judge_and_report(run, planned.plan, Finish())
 
 
