@@ -5,13 +5,15 @@ What is wrong here makes the evidence another cell's, or such that checks cannot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from harness.judge.evidence import CellEvidence
 from harness.words.jsonable import to_jsonable
 from harness.words.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
 
+_LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
+_LONGEST_S = 366 * 86400.0  # of anything that one attempt timed
+_MOST_BYTES = 2**60  # of one rank's memory
 STATUSES = ("completed", "failed", "rejected", "error")
 
 
@@ -72,9 +74,9 @@ def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
     ranks = [ending.rank for ending in result.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(evidence.layout.world_size)):
         yield f"it has endings of ranks {ranks} of {evidence.layout.world_size}"
-    if not 0 <= result.started <= result.finished < math.inf:
+    if not 0 <= result.started <= result.finished <= _LATEST:
         yield f"it started at {result.started!r} and finished at {result.finished!r}"
-    if not 0 <= result.steps_s < math.inf:
+    if not 0 <= result.steps_s <= _LONGEST_S:
         yield f"its steps took {result.steps_s!r} s"
 
 
@@ -100,7 +102,22 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
         yield f"it says {record.ended} but holds canary legs {held} of {legs}"
     limit = record.environment.get("memory_limit_bytes", "0")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 20):
-        yield f"environment.memory_limit_bytes is {limit!r}, not a number of bytes"
+        yield f"environment.memory_limit_bytes is {limit[:40]!r}, not a number of bytes"
+    yield from _impossible(record)
+
+
+def _impossible(record: RankRecord) -> Iterator[str]:
+    """Times and sizes that no machine has: reports show them, of failed ranks too."""
+    times = [("setup_s", record.setup_s)]
+    times += [(f"steps: step {seen.step}: time_s", seen.time_s) for seen in record.steps]
+    times += [(f"steps: step {seen.step}: busy_s", seen.busy_s) for seen in record.steps]
+    times += [(f"legs: {leg.leg}: time_s", leg.time_s) for leg in record.legs]
+    times += [(f"timings: {seen.load}: seconds", seen.seconds) for seen in record.timings]
+    sizes = [(name, getattr(record, name) or 0) for name in ("peak_memory_bytes", "peak_reserved_bytes")]
+    for most, unit, values in ((_LONGEST_S, "s", times), (_MOST_BYTES, "bytes", sizes)):
+        for name, value in values:
+            if value > most:
+                yield f"{name} is {value:.3g} {unit}, more than is possible"
 
 
 def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:

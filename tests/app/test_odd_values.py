@@ -1,0 +1,81 @@
+"""An impossible value in one file of a run is an ERROR of that cell; the others are judged, all reports written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.app.cli import main
+from harness.judge.render_json import read_report
+from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED, Outcome
+from tests.judge.simulator import config_of, run_of
+from tests.judge.tampering import write_run
+
+YEAR_9999 = 253402300799.0
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {  # fields -> values, and words of the reason
+    "a size in words": ({"memory_limit_bytes": "24 GiB"}, "memory_limit_bytes is '24 GiB'"),
+    "a size of many digits": ({"memory_limit_bytes": "9" * 5000}, "memory_limit_bytes"),
+    "a start after the end": ({"started": 2e14}, "started at 2"),
+    "a start in no year at all": ({"started": 2e14, "finished": 2e14}, "started at 2"),
+    "an end in the year 9999": ({"finished": YEAR_9999}, "finished at 2534"),
+    "an end beyond floats": ({"finished": 10**400}, "too large"),
+    "an absurd time of a step": ({"time_s": 1e300}, "time_s is 1e+300"),
+    "an absurd time of all steps": ({"steps_s": 1e300}, "steps took 1e+300"),
+    "an absurd time of setting up": ({"setup_s": 1e300}, "setup_s is 1e+300"),
+    "absurd processor time": ({"busy_s": 1e300}, "busy_s is 1e+300"),
+    "an absurd peak": ({"peak_memory_bytes": 10**300}, "peak_memory_bytes is 1e+300"),
+}
+
+
+def _changed(value: Any, change: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: change.get(key, _changed(item, change)) for key, item in value.items()}
+    return [_changed(item, change) for item in value] if isinstance(value, list) else value
+
+
+def _simulated(folder: Path) -> tuple[str, str]:
+    """A run of a reference and a cell, on disk; the two ids."""
+    plan, evidence = run_of([config_of("reference", tp=2)])
+    write_run(folder, plan, evidence)
+    first, second = (cell.id for cell in plan.expansion.cells)
+    return first, second
+
+
+def _judged(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["report", str(run), "--no-history"])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+    return code, shown.out
+
+
+def test_the_simulated_run_passes_when_nothing_is_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _simulated(tmp_path / "run")
+    code, shown = _judged(tmp_path / "run", capsys)
+    assert code == EXIT_PASS, shown
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_impossible_value_is_an_error_of_its_cell_and_all_reports_are_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, (change, words) = tmp_path / "run", CHANGES[name]
+    kept, hurt = _simulated(run)
+    files = [*run.glob(f"cells/{hurt}/attempt-*/result.json"), *run.glob(f"cells/{hurt}/attempt-*/ranks/*.json")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
+    for file, text in texts.items():
+        file.write_text(json.dumps(_changed(json.loads(text), change)), encoding="utf-8")
+    assert [file for file, text in texts.items() if json.loads(text) != json.loads(file.read_text(encoding="utf-8"))]
+    code, shown = _judged(run, capsys)
+    assert code == EXIT_UNDECIDED, shown
+    report = read_report((run / "report.json").read_text(encoding="utf-8"))
+    cells = {cell.id: cell for cell in report.cells}
+    assert (cells[kept].outcome, cells[hurt].outcome) == (Outcome.PASS, Outcome.ERROR)
+    assert words in cells[hurt].reason
+    assert len(cells[hurt].reason) < 300
+    assert hurt in (run / "report.md").read_text(encoding="utf-8")
+    assert hurt in (run / "report.html").read_text(encoding="utf-8")
+    assert ElementTree.parse(run / "junit.xml").find(".//error") is not None
