@@ -60,14 +60,14 @@ class History:
     def record(self, run: RunRow, directory: Path) -> None:
         """Write the rows of a run in place of those that it had; all of them or none."""
         with _writing(self.connection):
-            self.connection.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
+            self.connection.execute("DELETE FROM runs WHERE run_id = ?", (_stored(run.run_id),))
             values = {key: value for key, value in vars(run).items() if key != "cells"}
             number = _insert(self.connection, "runs", **values, directory=str(directory))
             for cell in run.cells:
                 self._record_cell(run, number, cell)
 
     def _record_cell(self, run: RunRow, number: int, cell: CellRow) -> None:
-        identity = (run.matrix, cell.name, run.device)
+        identity = tuple(map(_stored, (run.matrix, cell.name, run.device)))
         self.connection.execute("INSERT OR IGNORE INTO series (matrix, name, device) VALUES (?, ?, ?)", identity)
         (series,) = self.connection.execute(
             "SELECT id FROM series WHERE matrix = ? AND name = ? AND device = ?", identity
@@ -253,8 +253,15 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
+def _stored(value: Any) -> Any:
+    """SQLite holds UTF-8: a lone surrogate, which a message may have, is kept as an escape such as \\ud800."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
     """Insert one row, by names of columns that stand in this file; its number."""
     columns, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
-    cursor = connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
+    cursor = connection.execute(
+        f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(map(_stored, values.values()))
+    )
     return int(cursor.lastrowid or 0)

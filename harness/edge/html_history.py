@@ -15,6 +15,7 @@ from harness.edge.history_queries import Wanted, calendar, listing, totals, trai
 from harness.edge.html_views import OUTCOME_MARKS
 from harness.edge.trend_svg import Spot, trend
 from harness.judge.trends import Day, Point, calendar_rows, days_between, points
+from harness.words.escaping import clip
 from harness.words.outcomes import Outcome
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -55,7 +56,7 @@ def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> 
     dates = days_between(max(since, total["first"] or since)[:10], until[:10])[-MOST_DAYS:]
     past = _past(history, cells)
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text)
+    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=clip)
     text = environment.get_template("history.html.j2").render(
         style="".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "history.css")),
         cells=cells[:MOST_LISTED],
@@ -108,7 +109,7 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
     ):
         spots = _spots(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
-            alt = f"{title} of {cell} in {len(spots)} runs, {unit}"
+            alt = f"{title} of {clip(cell, 300)} in {len(spots)} runs, {unit}"
             yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
 
 
@@ -120,7 +121,8 @@ def _spots(seen: Sequence[Point], name: str, factor: float) -> list[Spot]:
         value: float | None = getattr(point, name)
         if value is None:
             continue
-        title = f"{point.started}: {value * factor:.4g}, {point.version}, {point.outcome}, {point.run_id}"
+        said = ", ".join(clip(text, 200) for text in (point.version, point.outcome, point.run_id))
+        title = f"{point.started}: {value * factor:.4g}, {said}"
         bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
         found.append(Spot(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
         version = point.version

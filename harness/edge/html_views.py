@@ -5,9 +5,10 @@ Pure functions from the report to small values; the templates only lay them out.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,8 @@ _MAX_VALUES = 400  # numbers of one cu_seqlens written out
 
 def anchor(cell_id: str) -> str:
     """Fragment name of a cell's detail on the page."""
-    return "cell-" + re.sub(r"[^A-Za-z0-9._-]", "_", cell_id)
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", cell_id)
+    return f"cell-{name}" if len(name) < 200 else f"cell-{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def is_control(cell: ReportCell) -> bool:
@@ -148,9 +150,8 @@ def _chip(cell: ReportCell) -> Chip:
     failing = [lane.value for lane, verdict in cell.lanes.items() if verdict is LaneVerdict.FAIL]
     note = ", ".join(failing) or ("control" if is_control(cell) else "")
     title = cell.id + (f": {cell.findings[0].message}" if cell.findings else f": {cell.reason}" if cell.reason else "")
-    return Chip(
-        outcome=cell.outcome, symbol=symbol, word=word, note=note, href=f"#{anchor(cell.id)}", title=title[:300]
-    )
+    href = f"#{anchor(cell.id)}"
+    return Chip(outcome=cell.outcome, symbol=symbol, word=word, note=note, href=href, title=title[:300])
 
 
 def _rejected_chip(rejected: ReportRejected) -> Chip:
@@ -205,9 +206,9 @@ class RankPicture:
 
 def rank_picture(cell: ReportCell, budget: int) -> RankPicture:
     """The picture of one cell with at most about `budget` squares; planes where something is wrong come first."""
-    groups: dict[tuple[int, int], list[RankView]] = {}
+    groups: dict[tuple[int, int], list[RankView]] = defaultdict(list)
     for view in cell.ranks:
-        groups.setdefault((view.place.dp, view.place.cp), []).append(view)
+        groups[view.place.dp, view.place.cp].append(view)
     ordered = sorted(groups.items(), key=lambda item: (not _wrong(item[1]), item[0]))
     drawn: list[tuple[tuple[int, int], list[RankView]]] = []
     used = 0

@@ -1,0 +1,148 @@
+"""Every page with hostile text in each of its fields, in a real browser: nothing runs or is fetched, all of it fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from harness.edge.history import opened
+from harness.edge.history_queries import Wanted
+from harness.edge.html_compare import render_comparison_html
+from harness.edge.html_history import render_history
+from harness.edge.html_report import render_html
+from harness.judge.compare_runs import compare_runs
+from harness.judge.history_rows import run_row
+from harness.judge.report_model import Report, ReportCell, Weight
+from harness.words.run_plan import Selection
+from tests.browser.test_compare_in_browser import with_since
+from tests.browser.test_report_in_browser import BROKEN_LINKS, OPEN_ALL, open_view
+from tests.hostile import EVERYTHING, LONG, with_text_everywhere
+
+pytestmark = pytest.mark.browser
+WIDTHS = (400, 1200)
+# Tags and names of attributes; a label of text is an element of the same name in every page.
+ELEMENTS = """() => [...document.querySelectorAll("*")].flatMap((node) =>
+  [node.localName, ...node.getAttributeNames().map((name) => `${node.localName} ${name}`)])"""
+# Texts that are drawn over what stands beside them.
+SPILLED = """() => [...document.querySelectorAll("td, th, dd, li, p, figcaption, .square, .pill, .chip")]
+  .filter((node) => node.checkVisibility() && node.scrollWidth > node.clientWidth + 2 && node.clientWidth)
+  .filter((node) => getComputedStyle(node).display !== "inline" && getComputedStyle(node).overflowX === "visible")
+  .map((node) => `${node.localName}.${node.getAttribute("class")} in ${node.parentElement.localName}`)"""
+MOST_PIXELS = 300_000  # of the height of a page, all of it unfolded
+
+
+def full_report() -> Report:
+    """The sample report with every optional field there."""
+    report = with_since()
+    cells = [replace(cell, evidence=Weight(records=8, legs=3, steps=2, numbers=41216)) for cell in report.cells]
+    return replace(
+        report,
+        cells=[_with_causes(cell) for cell in cells],
+        problems=["its events are damaged", "no agent ended"],
+        selection=Selection(
+            strength=2, cells=11, allowed=14, covered=9, possible=9, impossible={"why": 1}, kept={"why": 1}
+        ),
+    )
+
+
+def _with_causes(cell: ReportCell) -> ReportCell:
+    findings = [replace(finding, known="issue", follows_from="ended", fault_class="a") for finding in cell.findings]
+    if cell.failure is None:
+        return replace(cell, findings=findings, reason="reason", known="elsewhere")
+    words = {"failure_class": "a", "title": "b", "domain": "c", "role": "d", "advice": "e", "follows_from": "f"}
+    return replace(cell, findings=findings, failure=replace(cell.failure, **words))
+
+
+def hostile_report(text: str) -> Report:
+    """As `with_text_everywhere`, with the text in the keys too that are data."""
+    report: Report = with_text_everywhere(full_report(), text)
+    cells = [
+        replace(
+            cell,
+            axes={**cell.axes, text: text},
+            canaries={**cell.canaries, text: text},
+            findings=[replace(item, where={**item.where, text: text}, measured={text: text}) for item in cell.findings],
+        )
+        for cell in report.cells
+    ]
+    floor = next(floor for floors in report.noise.values() for floor in floors.values())
+    return replace(
+        report,
+        cells=cells,
+        noise={text: {text: floor}},
+        timing={**report.timing, text: 1.0},
+        provenance=_keyed(report, text),
+    )
+
+
+def _keyed(report: Report, text: str) -> dict[str, Any]:
+    return {**report.provenance, text: {text: text}, "stacks": {text: {"commits": {text: text}, "python": text}}}
+
+
+def _report(text: str, _: Path) -> str:
+    return render_html(hostile_report(text))
+
+
+def _compare(text: str, _: Path) -> str:
+    """Cells that are there in one run only, and the same cells with other findings."""
+    report = hostile_report(text)
+    before = full_report()
+    same = [replace(new, id=old.id) for new, old in zip(report.cells, before.cells)]
+    return render_comparison_html(compare_runs(before, replace(report, cells=[*same, report.cells[-4]])))
+
+
+def _history(text: str, folder: Path) -> str:
+    plain = run_row(full_report())
+    row = with_text_everywhere(plain, text)
+    cells = tuple(
+        replace(cell, cell_id=f"{text}{number}", name=f"{text}{number}", outcome=old.outcome, known=old.known)
+        for number, (cell, old) in enumerate(zip(row.cells, plain.cells))
+    )
+    path = folder / "history.sqlite"
+    with opened(path, write=True) as history:
+        for day in ("20", "21", "22"):
+            started = f"2026-08-{day}T10:15:30Z"
+            history.record(replace(row, run_id=f"{text}{day}", started=started, cells=cells), folder)
+    with opened(path, write=False) as history:
+        return render_history(history, Wanted(matrix=None), days=30, now="2026-08-23T00:00:00Z")
+
+
+PAGES: dict[str, Callable[[str, Path], str]] = {"report": _report, "compare": _compare, "history": _history}
+
+
+@pytest.fixture(params=PAGES)
+def page(request: pytest.FixtureRequest) -> Callable[[str, Path], str]:
+    return PAGES[request.param]
+
+
+@pytest.mark.parametrize("text", [EVERYTHING, LONG], ids=["everything", "long"])
+def test_a_page_of_hostile_texts_is_harmless_and_fits(
+    page: Callable[[str, Path], str], text: str, browser: Browser, tmp_path: Path
+) -> None:
+    files: dict[str, Path] = {}
+    for name, said in (("harmless", "plain"), ("hostile", text)):
+        (tmp_path / name).mkdir()
+        files[name] = tmp_path / f"{name}.html"
+        files[name].write_text(page(said, tmp_path / name), encoding="utf-8")
+    assert files["hostile"].stat().st_size < 20e6
+    harmless = open_view(browser, files["harmless"])
+    wanted = Counter(harmless.page.evaluate(ELEMENTS))
+    harmless.page.context.close()
+    for width in WIDTHS:
+        view = open_view(browser, files["hostile"], width=width)
+        found = Counter(view.page.evaluate(ELEMENTS))
+        assert (found - wanted, wanted - found) == (Counter(), Counter())
+        assert view.page.evaluate(BROKEN_LINKS) == []
+        for _ in ("folded", "unfolded"):
+            assert view.page.evaluate(SPILLED) == []
+            assert view.overflow() <= 0
+            assert view.page.evaluate("() => document.documentElement.scrollHeight") < MOST_PIXELS
+            view.page.evaluate(OPEN_ALL)
+        assert view.complaints == []
+        view.page.context.close()
