@@ -56,7 +56,7 @@ def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> 
     dates = days_between(max(since, total["first"] or since)[:10], until[:10])[-MOST_DAYS:]
     past = _past(history, cells)
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
-    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=clip)
+    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=_clipped)
     text = environment.get_template("history.html.j2").render(
         style="".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "history.css")),
         cells=cells[:MOST_LISTED],
@@ -121,7 +121,7 @@ def _spots(seen: Sequence[Point], name: str, factor: float) -> list[Spot]:
         value: float | None = getattr(point, name)
         if value is None:
             continue
-        said = ", ".join(clip(text, 200) for text in (point.version, point.outcome, point.run_id))
+        said = ", ".join(_clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
         title = f"{point.started}: {value * factor:.4g}, {said}"
         bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
         found.append(Spot(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
@@ -143,6 +143,11 @@ def _day_title(day: Day) -> str:
         return f"{day.day}: not run"
     said = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
     return f"{day.day}: {said}"
+
+
+def _clipped(text: str | None, most: int) -> str:
+    """A column of the history, which may be empty there."""
+    return clip(text or "", most)
 
 
 def _figure_text(value: float | None, factor: float = 1.0) -> str:

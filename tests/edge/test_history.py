@@ -57,6 +57,14 @@ def test_a_run_becomes_a_row_for_itself_each_cell_finding_and_metric(file: Path)
         assert count > 2
 
 
+def test_half_a_surrogate_in_any_text_is_kept_as_an_escape(file: Path) -> None:
+    run = run_of(1)
+    cells = tuple(replace(cell, reason="half \ud800") for cell in run.cells)
+    record(file, replace(run, host="\udfff", matrix="m\ud800", cells=cells))
+    assert rows(file, "SELECT host, matrix FROM runs") == [("\\udfff", "m\\ud800")]
+    assert ("half \\ud800",) in rows(file, "SELECT reason FROM cells")
+
+
 def test_recording_a_run_again_replaces_its_rows(file: Path) -> None:
     record(file, run_row(sample_report()), run_of(1), replace(run_of(1, "FAIL"), verdict="fail"))
     assert rows(file, "SELECT outcome FROM cells WHERE run = (SELECT id FROM runs WHERE run_id = 'smoke-01')") == [
