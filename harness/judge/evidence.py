@@ -164,15 +164,9 @@ class CellEvidence:
         """The class of what went wrong; None when every rank completed."""
         if self.cause is None:
             return None
-        return classify(
-            FailureEvidence(
-                endings=tuple(self.endings),
-                logs=self.logs,
-                scheduler_state=self.job.state,
-                scheduler_words=self.job.words,
-                job_log=self.job.log,
-            )
-        )
+        job, logs, endings = self.job, self.logs, tuple(self.endings)
+        found = FailureEvidence(endings=endings, logs=logs, scheduler_state=job.state, job_log=job.log)
+        return classify(replace(found, scheduler_words=job.words))
 
     @cached_property
     def sightings(self) -> list[Sighting]:
