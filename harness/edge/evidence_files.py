@@ -18,6 +18,7 @@ from harness.words.run_plan import RunPlan, seal_of
 from harness.words.secrets import without_secrets
 
 LOG_TAIL_BYTES = 4096
+_OTHER_VERSION = "it was written by another version of the harness; judge it with the version that ran it"
 
 
 def read_plan(run: RunDir) -> RunPlan:
@@ -32,13 +33,12 @@ def read_plan(run: RunDir) -> RunPlan:
         raise InputError(Problem(message="is not a plan: a JSON object is needed", file=str(run.plan)))
     if values.get("schema_version") != SCHEMA_VERSION:
         found = str(values.get("schema_version"))
-        raise InputError(
-            Problem(message="unknown schema_version", file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION))
-        )
+        message = f"unknown schema_version; {_OTHER_VERSION}"
+        raise InputError(Problem(message=message, file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION)))
     try:
         plan = from_jsonable(RunPlan, values, whole=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(Problem(message=f"is not a plan: {error}", file=str(run.plan))) from error
+        raise InputError(Problem(message=f"is not a plan: {_why(error)}", file=str(run.plan))) from error
     if circular := plan.expansion.circular:
         raise InputError(Problem(message=f"cell {circular} is its own reference", file=str(run.plan)))
     return plan
@@ -157,5 +157,12 @@ def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
     except FileNotFoundError:
         return None
     except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
-        damaged.append(f"{path.name} cannot be read: {error}")
+        damaged.append(f"{path.name} cannot be read: {_why(error)}")
         return None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file. Its writer writes every field, so another set of fields is another version's."""
+    text = str(error)
+    fields = isinstance(error, TypeError) and (text.endswith(" is missing") or ": unknown field " in text)
+    return f"{text}; unless the file was changed, {_OTHER_VERSION}" if fields else text

@@ -164,7 +164,10 @@ def _dataclass_reader(kind: type, whole: bool) -> _Reader:
     return read
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+@cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    """Types of a dataclass's fields; working them out costs more than reading a value."""
+    return get_type_hints(kind)
 
 
 def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
@@ -215,7 +218,7 @@ def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str, 
 def _read_dataclass(kind: type[Any], value: Any, where: str, whole: bool) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a mapping, found {value!r}")
-    hints = _HINTS.setdefault(kind, get_type_hints(kind))
+    hints = _hints_of(kind)
     names = {item.name for item in dataclasses.fields(kind)}
     if unknown := set(value) - names:
         raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")

@@ -9,7 +9,7 @@ import pytest
 from harness.edge.run_dir import RunDir
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from tests.app.conftest import harness
-from tests.judge.tampering import listed, tamper
+from tests.judge.tampering import Passed, known, tamper, unlisted
 
 COMMON = """
 train: {steps: 2, global_batch: 4, seq_length: 32}
@@ -23,12 +23,26 @@ RUNS = {
 pytestmark = pytest.mark.train
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_field_of_a_real_run_is_evidence_or_listed(name: str, tmp_path: Path) -> None:
-    (tmp_path / "tamper.yaml").write_text(f"name: {name}\n{COMMON}{RUNS[name]}", encoding="utf-8")
-    done = harness("run", "tamper.yaml", "--run-dir", "runs", "--no-history", cwd=tmp_path, timeout=300)
+@pytest.fixture(scope="module")
+def tampered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passed]:
+    return {name: _tampered(name, tmp_path_factory.mktemp(name)) for name in RUNS}
+
+
+def _tampered(name: str, folder: Path) -> Passed:
+    (folder / "tamper.yaml").write_text(f"name: {name}\n{COMMON}{RUNS[name]}", encoding="utf-8")
+    done = harness("run", "tamper.yaml", "--run-dir", "runs", "--no-history", cwd=folder, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    [run] = (tmp_path / "runs").glob(f"{name}-*")
-    found = tamper(RunDir(run))
+    [run] = (folder / "runs").glob(f"{name}-*")
+    return tamper(RunDir(run))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_field_of_a_real_run_is_evidence_or_listed(name: str, tampered: dict[str, Passed]) -> None:
+    found = tampered[name]
     assert sum(found.tried.values()) > 1000
-    assert set(found.passed) <= set(NOT_EVIDENCE), listed(found)
+    assert not unlisted(found), unlisted(found)
+
+
+def test_every_listed_field_can_be_changed_unnoticed(tampered: dict[str, Passed]) -> None:
+    """An entry that no longer passes is evidence now, or a field that is no more."""
+    assert NOT_EVIDENCE.keys() <= {known(pattern) for found in tampered.values() for pattern in found.passed}

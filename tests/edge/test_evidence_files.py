@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from harness.edge.evidence_files import LOG_TAIL_BYTES, read_cell
+import pytest
+
+from harness.edge.evidence_files import LOG_TAIL_BYTES, read_cell, read_plan
 from harness.edge.run_dir import RunDir, write_json
 from harness.judge.failures import JobEnding
+from harness.words.errors import InputError
+from harness.words.jsonable import to_jsonable
 from harness.words.layout import Coordinates
 from harness.words.records import CellResult, RankRecord
+from tests.judge.simulator import config_of, run_of
 
 
 def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -> None:
@@ -58,3 +65,16 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     found = read_cell(run, "bad", {})
     assert found.records == {}
     assert found.damaged == ["rank-00000.json cannot be read: RankRecord.cell: expected str, found 3"]
+
+
+@pytest.mark.parametrize("change", [lambda plan: plan.pop("run_id"), lambda plan: plan.update(new_field=1)])
+def test_a_plan_with_other_fields_is_said_to_be_another_versions(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path)
+    plan, _ = run_of([config_of("sft")])
+    values = to_jsonable(plan)
+    change(values)
+    write_json(run.plan, values)
+    with pytest.raises(InputError, match="another version of the harness; judge it with the version that ran it"):
+        read_plan(run)

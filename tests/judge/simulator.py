@@ -156,6 +156,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         environment=ENVIRONMENT | {"dtype": config.dtype, "pid": str(4000 + rank)},
         imports=[ImportProof(module=name, version=version, path=path) for name, version, path in IMPORTS],
         modules={"megatron.core": "parallel_state transformer/"},
+        stand_ins=["torch.cuda.current_device", "torch.cuda.synchronize"],
     )
     for step in range(config.train.steps):
         batches = config.micro_batches(step)[place.dp]

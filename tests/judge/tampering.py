@@ -1,14 +1,16 @@
 """Changes every field of every file of a finished run, one at a time, and says which changes still pass.
 
 The run lies on disk and is read by the readers of `harness report`. Of fields that a file holds many times (the loss of
-every document, say) as many are changed as are asked for, spread over the file.
+every document, say) as many are changed as are asked for, spread over the files of a cell.
+
+A change that passes is filed under the fields that differ after it, so that a record's environment that is another
+rank's counts as a change of the process number, and one that leaves all values equal counts as none.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +18,17 @@ from typing import Any, NamedTuple
 from harness.edge.evidence_files import read_cell, read_plan, run_problems
 from harness.edge.run_dir import RunDir, write_json
 from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
+from harness.words.environment import RECORDED
 from harness.words.errors import InputError
-from harness.words.jsonable import dumps, loads
 from harness.words.outcomes import Outcome
 from harness.words.run_plan import RunPlan, sealed
 
 TODAY = "2026-01-01"
+LONE = "lone"  # instead of "record", of a reference whose gradients no cell may be compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
+_NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as words/jsonable.py writes them
 Path_ = tuple[Any, ...]
 
 
@@ -33,15 +38,16 @@ class Change(NamedTuple):
     file: Path
     pattern: str  # e.g. record.steps.*.documents.*.loss_sum
     path: Path_
-    kind: str  # drop | empty | negate | nan | infinity | zero | neighbour
+    kind: str  # drop | empty | negate | nan | infinity | zero | fill | neighbour
     text: str  # of the changed file
+    differs: frozenset[str]  # patterns of what is not as before
 
 
 @dataclass(frozen=True)
 class Passed:
     """What passed although it was changed, and how much was tried."""
 
-    passed: dict[str, set[str]]  # pattern -> kinds of change
+    passed: dict[str, set[str]]  # pattern of what differs -> kinds of change
     tried: dict[str, int]  # pattern -> changes
 
 
@@ -51,13 +57,14 @@ def tamper(run: RunDir, *, each: int = 1) -> Passed:
     assert judge.passes(), "the run must pass before anything is changed"
     passed: dict[str, set[str]] = {}
     tried: dict[str, int] = {}
-    for change in changes(run, each):
+    for change in changes(run, each, judge.lone):
         tried[change.pattern] = tried.get(change.pattern, 0) + 1
         whole = change.file.read_text(encoding="utf-8")
         try:
             change.file.write_text(change.text, encoding="utf-8")
             if judge.passes(change.file):
-                passed.setdefault(change.pattern, set()).add(change.kind)
+                for pattern in change.differs:
+                    passed.setdefault(pattern, set()).add(change.kind)
         finally:
             change.file.write_text(whole, encoding="utf-8")
     return Passed(passed, tried)
@@ -70,6 +77,9 @@ class _Judge:
         self.run, self.plan = run, read_plan(run)
         self.found: dict[str, CellFound] = {cell.id: self._read(cell.id) for cell in self.plan.expansion.cells}
         self.verdicts: dict[str, CellVerdict] = {}
+        evidence = {item.cell.id: item for item in evidence_in_turn(self.plan, self.found.__getitem__)}
+        compared = {item.cell.reference for item in evidence.values() if item.same_rows}
+        self.lone = {name for name, item in evidence.items() if not item.same_rows and name not in compared}
 
     def _read(self, cell: str) -> CellFound:
         return read_cell(self.run, cell, {})
@@ -107,37 +117,43 @@ class _Judge:
         return judge_cell(evidence, today=TODAY, reference=known.get(evidence.cell.reference or ""))
 
 
-def changes(run: RunDir, each: int) -> Iterator[Change]:
-    """Of all files of the run that verdicts are made from: `each` places of every pattern, spread over the files."""
+def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Change]:
+    """Of all files of the run that verdicts are made from: `each` places of every pattern, spread over the files.
+
+    `lone`: cells whose gradients are compared with no other cell's.
+    """
     files = [(run.plan, run.plan.stem)]
     for cell in sorted(run.root.glob("cells/*")):
         files += [(file, file.stem) for file in sorted(cell.glob("attempt-*/*.json"))]
         records = sorted(cell.glob("attempt-*/ranks/rank-*.json"))
-        yield from _changes([(file, "record") for file in records], each)
+        yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each)
     for file in files:
         yield from _changes([file], each)
 
 
 def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
     """Of files of one kind, of which each has the next one beside it."""
-    values = [loads(file.read_text(encoding="utf-8")) for file, _ in files]
-    texts = [dumps(value) for value in values]
+    values = [json.loads(file.read_text(encoding="utf-8")) for file, _ in files]
     places: dict[str, list[tuple[int, Path_]]] = {}
     for number, (_, name) in enumerate(files):
         for path in _paths(values[number], ()):
             places.setdefault(_pattern(name, path), []).append((number, path))
-    for pattern, found in places.items():
+    for found in places.values():
         step = max(len(found) // each, 1)
         for number, path in found[step // 2 :: step][:each]:
             beside = values[(number + 1) % len(files)] if len(files) > 1 else None
-            for kind, text in _changed(values[number], beside, path):
-                if text != texts[number]:
-                    yield Change(files[number][0], pattern, path, kind, text)
+            yield from _changed(*files[number], values[number], beside, path)
 
 
 def _paths(value: Any, path: Path_) -> Iterator[Path_]:
     """Every field and item below a value, itself excepted."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict) and value != _NAN
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield (*path, key)
         yield from _paths(item, (*path, key))
@@ -147,8 +163,8 @@ def _pattern(name: str, path: Path_) -> str:
     """Indices, documents and names of data become *."""
     parts = [name]
     for number, key in enumerate(path):
-        data = isinstance(key, int) or key.lstrip("-").isdigit() or (number and path[number - 1] in _BY_NAME)
-        parts.append("*" if data else key)
+        data = isinstance(key, int) or key.lstrip("-").isdigit() or key.startswith(RECORDED)
+        parts.append("*" if data or (number and path[number - 1] in _BY_NAME) else key)
     return ".".join(parts)
 
 
@@ -158,19 +174,38 @@ def _at(value: Any, path: Path_) -> Any:
     return value
 
 
-def _changed(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, str]]:
-    """(kind, text of the file) of every change of one place."""
-    holder, key = _at(whole, path[:-1]), path[-1]
+def _changed(file: Path, name: str, whole: Any, beside: Any, path: Path_) -> Iterator[Change]:
+    """Every change of one place; a value that equals the one before is none."""
+    holder, key, pattern = _at(whole, path[:-1]), path[-1], _pattern(name, path)
+    before = holder[key]
     for kind, value in list(_values(whole, beside, path)):
-        kept = list(holder.items()) if isinstance(holder, dict) else list(holder)
         if kind == "drop":
+            differs = frozenset((pattern,))
+            kept = list(holder.items()) if isinstance(holder, dict) else list(holder)
             del holder[key]
+            text = json.dumps(whole)
+            holder.clear()
+            holder.update(kept) if isinstance(holder, dict) else holder.extend(kept)
         else:
+            differs = frozenset(_pattern(name, place) for place in _differing(before, value, path))
             holder[key] = value
-        text = dumps(whole)
-        holder.clear()
-        holder.update(kept) if isinstance(holder, dict) else holder.extend(kept)
-        yield kind, text
+            text = json.dumps(whole)
+            holder[key] = before
+        if differs:
+            yield Change(file, pattern, path, kind, text, differs)
+
+
+def _differing(one: Any, other: Any, path: Path_) -> Iterator[Path_]:
+    """The innermost places at which two values differ; of lists and mappings with other members the place itself."""
+    alike = type(one) is type(other) and isinstance(one, (dict, list)) and len(one) == len(other)
+    if alike and isinstance(one, dict) and one.keys() == other.keys():
+        for key in one:
+            yield from _differing(one[key], other[key], (*path, key))
+    elif alike and isinstance(one, list):
+        for number, pair in enumerate(zip(one, other)):
+            yield from _differing(*pair, (*path, number))
+    elif one != other or isinstance(one, bool) != isinstance(other, bool):
+        yield path
 
 
 def _values(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, Any]]:
@@ -180,8 +215,12 @@ def _values(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, Any]]:
         yield "negate", not value
     elif isinstance(value, (int, float)):
         yield from (("empty", None), ("negate", -value or -1), ("zero", type(value)(0)))
-        yield from (("nan", math.nan), ("infinity", math.inf))
-    elif value is not None:
+        yield from (("nan", _NAN), ("infinity", _INFINITY))
+    elif value is None:
+        yield from (("fill", 1), ("fill", "1"), ("fill", []))
+    elif value == []:
+        yield from (("fill", [1]), ("fill", ["1"]))
+    else:
         yield "empty", type(value)()
     yield from (("neighbour", item) for item in _neighbours(whole, beside, path))
 
@@ -201,9 +240,16 @@ def _neighbours(whole: Any, beside: Any, path: Path_) -> Iterator[Any]:
             return  # the other rank has no such place
 
 
-def listed(found: Passed) -> str:
-    """For a failed assertion."""
-    return json.dumps({pattern: sorted(kinds) for pattern, kinds in sorted(found.passed.items())}, indent=1)
+def known(pattern: str) -> str:
+    """The entry of the list that a pattern falls under, whether it is there or not; all of `record` holds of `lone`."""
+    record = f"record{pattern.removeprefix(LONE)}"
+    return record if pattern.startswith(LONE) and record in NOT_EVIDENCE else pattern
+
+
+def unlisted(found: Passed) -> str:
+    """Patterns of changes that pass and are not listed, with the kinds of change; empty when there are none."""
+    passed = {pattern: sorted(kinds) for pattern, kinds in found.passed.items() if known(pattern) not in NOT_EVIDENCE}
+    return json.dumps(passed, indent=1) if passed else ""
 
 
 def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -> RunDir:

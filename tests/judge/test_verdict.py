@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from harness.judge import fault_classes
 from harness.judge.verdict import judge_cell
 from harness.words.layout import Coordinates
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.words.records import Failure, Progress, RankEnding
+from harness.words.records import Failure, Progress, RankEnding, RankRecord
 from harness.words.run_plan import XFail
 from tests.judge.checks.test_ended import IN_CODE, cut_off, waits
 from tests.judge.simulator import at, config_of, drop_params, evidence_for, judge
@@ -272,3 +273,44 @@ def test_a_wrong_gradient_leads_the_losses_that_it_moves() -> None:
     findings = judge(evidence).findings
     assert [(finding.check, finding.where["step"]) for finding in findings] == [("grad_norm", 0), ("step_loss", 1)]
     assert {finding.fault_class for finding in findings} == {"D normalisation: x cp"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda record: record.stand_ins.clear(), "rank 1: stand_ins: 0 are installed on cpu"),
+        (lambda record: record.stand_ins.pop(), "rank 1: stand_ins are not those of rank 0"),
+        (
+            lambda record: record.stand_ins.append(record.stand_ins[0]),
+            "rank 1: stand_ins: one has no name, or is there",
+        ),
+        (
+            lambda record: record.environment.update(NCCL_ALGO="Tree"),
+            "rank 1: environment: NCCL_ALGO is 'Tree', on rank 0 of the same host None",
+        ),
+    ],
+)
+def test_ranks_of_a_cell_run_with_the_same_stand_ins_and_variables(
+    change: Callable[[RankRecord], object], words: str
+) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    change(evidence.records[1])
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert words in verdict.reason
+
+
+def test_variables_may_differ_between_hosts() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.records[1].environment |= {"host": "node-2", "NCCL_SOCKET_IFNAME": "eth1"}
+    assert judge(evidence).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(("field", "value"), [("stack", []), ("flight", ["all_reduce"]), ("still_s", 3.0)])
+def test_a_completed_rank_leaves_nothing_of_a_hang(field: str, value: object) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    assert evidence.result is not None
+    setattr(evidence.result.ranks[1], field, value)
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "rank 1 left what only a rank that hangs leaves" in verdict.reason

@@ -1,4 +1,7 @@
-"""Canary truncation: documents that are too long keep their head, and labels and masks that fit it; no model runs."""
+"""Canary truncation: documents that are too long keep their head, and labels and masks that fit it; no model runs.
+
+Packed params must be those of the documents as they were cut.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from harness.judge.checks.tokens_placed import FIELDS
 from harness.judge.compare import exactly
 from harness.judge.evidence import CellEvidence
 from harness.judge.leg_evidence import LegEvidence
+from harness.judge.params import Wrong, form_problems, value_problems
 from harness.words.outcomes import Finding, Lane
-from harness.words.records import TensorSeen
+from harness.words.packing import PackedParams
+from harness.words.records import BatchSeen, TensorSeen
 
 
 def check(evidence: CellEvidence) -> list[Finding]:
@@ -23,10 +28,46 @@ def check(evidence: CellEvidence) -> list[Finding]:
         if (seen := getattr(batch, name)) is not None and seen.mismatches
     ]
     if not wrong:
-        return []
+        return _params(evidence, leg)
     rank, micro_batch, name, seen = wrong[0]
     ranks = sorted({item[0] for item in wrong})
     return [_finding(leg, rank, micro_batch, name, seen, ranks)]
+
+
+def _params(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+    """The first field of the packed params, by rank and micro-batch, that is not as the packing of the leg wants it."""
+    style = leg.config.style
+    for rank in sorted(leg.seen):
+        record = evidence.records[rank]
+        device = record.environment.get("torch_device")
+        for batch in leg.seen[rank].batches:
+            truth = _truth(leg, rank, batch)
+            if truth is None or batch.params is None:
+                continue
+            params = record.packed_params[batch.params]
+            wrong = [*value_problems(params, truth), *form_problems(params, style, device)]
+            if wrong:
+                return [_params_finding(leg, rank, batch.micro_batch, wrong[0])]
+    return []
+
+
+def _truth(leg: LegEvidence, rank: int, batch: BatchSeen) -> PackedParams | None:
+    planned = leg.plan[leg.config.layout.coordinates(rank).dp]
+    return planned[batch.micro_batch].params() if 0 <= batch.micro_batch < len(planned) else None
+
+
+def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: Wrong) -> Finding:
+    name = f"{wrong.field} of {wrong.tensor}" if wrong.tensor else wrong.field
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="truncation",
+        fault_class=fault_classes.TRUNCATION,
+        message=f"with documents that are too long, {name} on rank {rank} is {wrong.measured} in micro-batch "
+        f"{micro_batch}, expected {wrong.expected}",
+        where=leg.at_rank(rank, micro_batch=micro_batch, field=wrong.field),
+        measured=wrong.measured,
+        bound=wrong.expected,
+    )
 
 
 def _finding(leg: LegEvidence, rank: int, micro_batch: int, field: str, seen: TensorSeen, ranks: list[int]) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from harness.judge.required.expected import Expected
+from harness.words.environment import recorded
 from harness.words.records import CellResult, ImportProof, RankRecord
 from harness.words.stack import HEADS
 
@@ -29,6 +30,7 @@ _BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo")}
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Of one completed rank."""
     yield from _environment(expected, record.environment)
+    yield from _stand_ins(record)
     yield from _imports(record)
     forbidden = expected.config.forbidden
     if (record.refusal is not None) != bool(forbidden):
@@ -59,6 +61,15 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
         yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
 
 
+def _stand_ins(record: RankRecord) -> Iterator[str]:
+    """Only a rank on the CPU has stand-ins for CUDA calls, and none can train there without them."""
+    names, on_cpu = record.stand_ins, record.environment.get("torch_device", "").startswith("cpu")
+    if bool(names) != on_cpu:
+        yield f"stand_ins: {len(names)} are installed on {record.environment.get('torch_device')}"
+    if not all(names) or len(set(names)) != len(names):
+        yield "stand_ins: one has no name, or is there twice"
+
+
 def _imports(record: RankRecord) -> Iterator[str]:
     names = [proof.module for proof in record.imports]
     if len(set(names)) != len(names):
@@ -81,6 +92,7 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
     ranks = sorted(records)
     first = records[ranks[0]]
     proofs = {proof.module: proof for proof in first.imports}
+    hosts = {first.environment["host"]: first}
     for rank in ranks[1:]:
         record = records[rank]
         for name in ALIKE:
@@ -89,6 +101,7 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                     f"record of rank {rank}: environment: {name} is {record.environment[name]!r}, on rank {ranks[0]} "
                     f"{first.environment[name]!r}"
                 )
+        yield from _variables(record, hosts)
         if record.stand_ins != first.stand_ins:
             yield f"record of rank {rank}: stand_ins are not those of rank {ranks[0]}"
         if record.warmup_rounds != first.warmup_rounds:
@@ -99,6 +112,21 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
         for record in reference.records.values():
             heads = [proof for proof in record.imports if proof.module in HEADS]
             yield from _same_code(heads, proofs, "record of the reference", "the cell")
+
+
+def _variables(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[str]:
+    """Ranks on one host are children of one agent, so the variables that choose kernels and networks are the same.
+
+    `hosts` holds the first rank on each; it is added to.
+    """
+    other = hosts.setdefault(record.environment["host"], record)
+    found, right = recorded(record.environment), recorded(other.environment)
+    if found != right:
+        name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
+        yield (
+            f"record of rank {record.rank}: environment: {name} is {found.get(name)!r}, on rank {other.rank} of the "
+            f"same host {right.get(name)!r}"
+        )
 
 
 def _same_code(imports: list[ImportProof], others: Mapping[str, ImportProof], who: str, than: str) -> Iterator[str]:
@@ -121,6 +149,8 @@ def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
             hang = f", hanging in {ending.hang}" if ending.hang else ""
             how = f"{ending.ended} with exit code {ending.exit_code}{hang}"
             yield f"rank {ending.rank} {how}, though its record says completed"
+        if (ending.stack, ending.flight, ending.still_s) != (None, [], None):
+            yield f"rank {ending.rank} left what only a rank that hangs leaves, though its record says completed"
     for name in ("reason", "rejection", "first_failure_rank"):
         if getattr(result, name) not in ("", None):
             yield f"completed, with {name} {getattr(result, name)!r}"

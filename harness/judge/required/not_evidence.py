@@ -1,7 +1,8 @@
 """Fields that no verdict rests on, each with the reason. A change of any other field is noticed.
 
-A path names the file and the field; * stands for an index, a name or a rank. tests/judge/test_tampering.py changes
-every field of every file, one at a time, and finds exactly these to pass.
+A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a reference whose
+gradients no cell may be compared with, since auxiliary losses depend on which rows it has. tests/judge/tampering.py
+changes every field of every file, one at a time, and finds exactly these to pass, in simulated or in real runs.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ _TEXT = "text that is shown; it must be there"
 _UNUSED = "a field that the stage does not use is a warning; its content must be right"
 
 NOT_EVIDENCE: dict[str, str] = {
-    "record.environment": "one rank's facts may be another's, see below",
     "record.environment.attention": "text that is shown; it must be there and be that of the other ranks",
+    "record.environment.*": "a variable that CUDA libraries read: shown; all ranks on one host must have the same",
     "record.environment.host": _TEXT,
     "record.environment.pid": _TEXT,
     "record.environment.placed": _TEXT,
     "record.environment.processor": _TEXT,
     "record.environment.python": _TEXT,
     "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
+    "record.stand_ins.*": "counted; ranks on the CPU must have some, and all ranks of a cell the same",
+    "record.modules.*": "lie beside the module they are below, by its path; that path is judged",
+    "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
+    "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",
     "record.batches.*.tokens": _UNUSED,
     "record.batches.*.position_ids": _UNUSED,
     "record.batches.*.labels": _UNUSED,
@@ -31,6 +36,8 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
     "record.legs.*.time_s": _CLOCK,
+    "lone.steps.*.grad_norm": "nothing to compare it with; it must be finite and not negative",
+    "lone.parameters.*.gradient.projections.*": "nothing to compare it with; the norm must allow it",
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
 }

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from harness.judge import fault_classes
 from harness.judge.checks import truncation
@@ -42,3 +45,25 @@ def test_without_a_first_slot_the_number_of_wrong_ones_is_measured_against_none(
     (finding,) = truncation.check(evidence)
     assert (finding.measured, finding.bound["value"]) == (4, 0)
     assert "its shape is [1, 60]" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_seqlen_q": 7}, "max_seqlen_q on rank 1 is 7 in micro-batch 0, expected"),
+        ({"qkv_format": "bshd"}, "qkv_format on rank 1 is bshd in micro-batch 0, expected thd"),
+    ],
+)
+def test_packed_params_of_cut_documents_are_those_of_the_plan(change: dict[str, Any], words: str) -> None:
+    evidence = evidence_for(
+        replace(config_of("reference", tp=2, canaries=("truncation",)), documents=config().documents)
+    )
+    assert truncation.check(evidence) == []
+    record = evidence.records[1]
+    batch = leg_of(record, "truncation").batches[0]
+    assert batch.params is not None
+    record.packed_params.append(replace(record.packed_params[batch.params], **change))
+    batch.params = len(record.packed_params) - 1
+    (finding,) = truncation.check(evidence)
+    assert words in finding.message
+    assert place_of(finding, "rank", "leg", "field") == (1, "truncation", next(iter(change)))
