@@ -164,10 +164,7 @@ def _dataclass_reader(kind: type, whole: bool) -> _Reader:
     return read
 
 
-@cache
-def _hints_of(kind: Any) -> dict[str, Any]:
-    """Types of a dataclass's fields; working them out costs more than reading a value."""
-    return get_type_hints(kind)
+_HINTS: dict[type, dict[str, Any]] = {}  # kept, since working them out costs more than reading a value
 
 
 def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
@@ -218,7 +215,7 @@ def _read_sequence(origin: Any, kinds: tuple[Any, ...], value: Any, where: str, 
 def _read_dataclass(kind: type[Any], value: Any, where: str, whole: bool) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a mapping, found {value!r}")
-    hints = _hints_of(kind)
+    hints = _HINTS[kind] = _HINTS.get(kind) or get_type_hints(kind)
     names = {item.name for item in dataclasses.fields(kind)}
     if unknown := set(value) - names:
         raise TypeError(f"{where}: unknown field {sorted(unknown)[0]!r}")

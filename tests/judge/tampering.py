@@ -10,7 +10,8 @@ rank's counts as a change of the process number, and one that leaves all values 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,28 +133,27 @@ def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Chan
 
 
 def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
-    """Of files of one kind, of which each has the next one beside it."""
+    """Of files of one kind, of which each has the next one beside it, and one of another part of the layout."""
     values = [json.loads(file.read_text(encoding="utf-8")) for file, _ in files]
-    places: dict[str, list[tuple[int, Path_]]] = {}
+    places: dict[tuple[str, bool], list[tuple[int, Path_]]] = {}  # fields that are there, and that are not
     for number, (_, name) in enumerate(files):
         for path in _paths(values[number], ()):
-            places.setdefault(_pattern(name, path), []).append((number, path))
+            there = _at(values[number], path) not in (None, [])
+            places.setdefault((_pattern(name, path), there), []).append((number, path))
     for found in places.values():
         step = max(len(found) // each, 1)
         for number, path in found[step // 2 :: step][:each]:
-            beside = values[(number + 1) % len(files)] if len(files) > 1 else None
+            others = {(number + 1) % len(files), (number + len(files) // 2) % len(files)} - {number}
+            beside = [values[other] for other in sorted(others)]
             yield from _changed(*files[number], values[number], beside, path)
 
 
 def _paths(value: Any, path: Path_) -> Iterator[Path_]:
     """Every field and item below a value, itself excepted."""
-    items = (
-        value.items()
-        if isinstance(value, dict) and value != _NAN
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    if isinstance(value, dict):
+        items: Iterable[tuple[Any, Any]] = () if value == _NAN else value.items()
+    else:
+        items = enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*path, key)
         yield from _paths(item, (*path, key))
@@ -174,7 +174,7 @@ def _at(value: Any, path: Path_) -> Any:
     return value
 
 
-def _changed(file: Path, name: str, whole: Any, beside: Any, path: Path_) -> Iterator[Change]:
+def _changed(file: Path, name: str, whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Change]:
     """Every change of one place; a value that equals the one before is none."""
     holder, key, pattern = _at(whole, path[:-1]), path[-1], _pattern(name, path)
     before = holder[key]
@@ -208,7 +208,7 @@ def _differing(one: Any, other: Any, path: Path_) -> Iterator[Path_]:
         yield path
 
 
-def _values(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, Any]]:
+def _values(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[tuple[str, Any]]:
     value = _at(whole, path)
     yield "drop", None
     if isinstance(value, bool):
@@ -225,19 +225,17 @@ def _values(whole: Any, beside: Any, path: Path_) -> Iterator[tuple[str, Any]]:
     yield from (("neighbour", item) for item in _neighbours(whole, beside, path))
 
 
-def _neighbours(whole: Any, beside: Any, path: Path_) -> Iterator[Any]:
-    """What lies beside the place in the file, and at the same place in the file of the next rank."""
+def _neighbours(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Any]:
+    """What lies beside the place in the file, and at the same place in the files of other ranks."""
     holder, key = _at(whole, path[:-1]), path[-1]
     if isinstance(holder, list) and len(holder) > 1:
         yield holder[key - 1]
     elif isinstance(holder, dict) and len(holder) > 1:
         keys = list(holder)
         yield holder[keys[keys.index(key) - 1]]
-    if beside is not None:
-        try:
-            yield _at(beside, path)
-        except (KeyError, IndexError, TypeError):
-            return  # the other rank has no such place
+    for other in beside:
+        with suppress(KeyError, IndexError, TypeError):  # the other rank has no such place
+            yield _at(other, path)
 
 
 def known(pattern: str) -> str:
