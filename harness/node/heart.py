@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from harness.edge.run_dir import write_json
 from harness.node.process import die_with
 from harness.node.rendezvous import BEAT_S, Beat
+from harness.words.errors import DiskFullError
 
 STUCK_S = 900.0  # an agent whose main loop has not turned for so long is beyond help
 _STATE_BYTES = 16
@@ -41,7 +41,12 @@ class Heart:
         self._process = child
 
     def turn(self, state: str = "ready") -> None:
-        """The agent's main loop has turned; a new state is written at once."""
+        """The agent's main loop has turned; a new state is written at once.
+
+        DiskFullError when the heartbeat has found no room on the disk of the run directory.
+        """
+        if self._process is not None and self._process.exitcode == DiskFullError.process_exit_code:
+            raise DiskFullError(f"cannot write {self.path}: no room on its disk")
         self._turned.value = time.monotonic()
         if self._state.value != state.encode():
             self._state.value = state.encode()
@@ -60,8 +65,12 @@ class Heart:
         die_with(agent)
         while time.monotonic() < self._turned.value + STUCK_S:
             time.sleep(BEAT_S)
-            with suppress(OSError):  # the file system is away for a moment, or its disk is full: the agent will say so
+            try:
                 self._write(agent)
+            except DiskFullError:  # `turn` raises it again in the agent
+                os._exit(DiskFullError.process_exit_code)
+            except OSError:
+                pass  # the file system may be away for a moment; silence is what is looked at
 
     def _write(self, agent: int) -> None:
         state = bytes(self._state.value).decode()

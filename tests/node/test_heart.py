@@ -11,6 +11,7 @@ from harness.node import heart as module
 from harness.node import rendezvous
 from harness.node.heart import Heart
 from harness.node.rendezvous import Beat, Heartbeats, heartbeat_file, read
+from harness.words.errors import DiskFullError
 from harness.words.jsonable import from_jsonable, loads
 
 
@@ -54,6 +55,24 @@ def test_an_agent_whose_main_loop_stands_still_for_long_falls_silent(
     assert heart._process is not None
     heart._process.join()
     assert heart._process.exitcode == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_disk_that_is_full_for_the_heartbeat_ends_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = os.getpid()
+
+    def full(path: Path, value: object) -> None:
+        if os.getpid() != agent:
+            raise DiskFullError(f"cannot write {path}")
+
+    monkeypatch.setattr(module, "BEAT_S", 0.0)
+    monkeypatch.setattr(module, "write_json", full)
+    heart = Heart(tmp_path / "beat", "token")
+    heart.begin("ready")
+    assert heart._process is not None
+    heart._process.join()
+    with pytest.raises(DiskFullError, match="no room"):
+        heart.turn()
 
 
 class Clock:
