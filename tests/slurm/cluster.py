@@ -8,15 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.edge.evidence_files import read_plan
 from harness.edge.run_dir import RunDir, read_events, write_json
 from harness.judge.render_json import read_report
 from harness.judge.report_model import Report, ReportCell
 from harness.node.recorder import last_progress
+from harness.words.cell import CellConfig
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.records import CellResult, RankRecord
+from harness.words.run_plan import sealed
 from tests.app.conftest import only_run, write_matrix
 from tests.processes import heed_interrupts
 from tests.slurm.lab import SlurmLab
@@ -95,16 +99,34 @@ class Cluster:
         (folder,) = (path for path in self.directory.glob("cells/*") if path.name.rpartition("-")[0] == cell)
         return folder / "attempt-1"
 
-    def prepare(self, faults: dict[str, dict[str, Any]], *arguments: str) -> None:
+    def prepare(self, faults: dict[str, dict[str, Any]], *arguments: str, planned: bool = True) -> None:
         """Plan a run and submit nothing; give cells, by readable name, a fault and a deadline. `resume` starts it.
 
-        Only the configuration that ranks read is changed: the launcher and the judge know nothing of the fault.
+        `planned`: the plan has the changes too, or what the cells ran would not be what the judge asks for. Without,
+        the test takes them back with `as_planned` before anything is judged.
         """
         code, output = self.run("run", str(self.matrix), *arguments, "--dry-run")
         assert code == 0, output
         for cell, changes in faults.items():
             path = self.attempt(cell) / "config.json"
             write_json(path, {**loads(path.read_text()), **changes})
+        if planned:
+            self._plan_as_configured()
+
+    def _plan_as_configured(self) -> None:
+        run = RunDir(self.directory)
+        plan = read_plan(run)
+        cells = tuple(
+            replace(one, config=from_jsonable(CellConfig, loads(run.attempt(one.id).config.read_text())))
+            for one in plan.expansion.cells
+        )
+        write_json(run.plan, sealed(replace(plan, expansion=replace(plan.expansion, cells=cells))))
+
+    def as_planned(self, cell: str) -> None:
+        """Give the first attempt of a cell, by readable name, the configuration of the plan."""
+        run = RunDir(self.directory)
+        (config,) = (one.config for one in read_plan(run).expansion.cells if one.id.rpartition("-")[0] == cell)
+        write_json(self.attempt(cell) / "config.json", config)
 
     def jobs(self) -> dict[str, str]:
         """Slurm's job id by allocation."""

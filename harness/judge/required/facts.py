@@ -101,9 +101,7 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                     f"record of rank {rank}: environment: {name} is {record.environment[name]!r}, on rank {ranks[0]} "
                     f"{first.environment[name]!r}"
                 )
-        yield from _variables(record, hosts)
-        if record.stand_ins != first.stand_ins:
-            yield f"record of rank {rank}: stand_ins are not those of rank {ranks[0]}"
+        yield from _of_one_agent(record, hosts)
         if record.warmup_rounds != first.warmup_rounds:
             yield f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} another"
         yield from _same_code(record.imports, proofs, f"record of rank {rank}", f"rank {ranks[0]}")
@@ -114,12 +112,14 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
             yield from _same_code(heads, proofs, "record of the reference", "the cell")
 
 
-def _variables(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[str]:
-    """Ranks on one host are children of one agent, so the variables that choose kernels and networks are the same.
+def _of_one_agent(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[str]:
+    """Ranks on one host are children of one agent: the same stand-ins, and variables that choose kernels and networks.
 
-    `hosts` holds the first rank on each; it is added to.
+    Agents of other nodes may have imported fewer modules. `hosts` holds the first rank on each; it is added to.
     """
     other = hosts.setdefault(record.environment["host"], record)
+    if record.stand_ins != other.stand_ins:
+        yield f"record of rank {record.rank}: stand_ins are not those of rank {other.rank} of the same host"
     found, right = recorded(record.environment), recorded(other.environment)
     if found != right:
         name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
