@@ -145,8 +145,9 @@ def _planned(bench: Bench, points: Sequence[str]) -> stages.Planned:
     stacks: dict[str, Stack] = {}
     for point in points:
         file = matrix_at(bench, point)
+        names = ids_in_matrix_at(bench, point)
         for old, cell in _cells_at(bench, point).items():
-            command = shlex.join(["harness", "run", shown(file), *_cluster_option(bench), "--only", old])
+            command = shlex.join(["harness", "run", shown(file), *_cluster_option(bench), "--only", names[old]])
             cells.setdefault(cell.id, replace(cell, reproduce=command))
         stacks |= {stack.name: stack for stack in _stacks_at(bench, point).values()}
     matrix = replace(bench.matrix, stacks=stacks)
@@ -172,13 +173,24 @@ def matrix_at(bench: Bench, point: str) -> Path:
     return path
 
 
+def ids_in_matrix_at(bench: Bench, point: str) -> dict[str, str]:
+    """The ids that cells have in the matrix file of a point, by those in the bisection's matrix.
+
+    The names of the stacks are the same in both; what the stacks hold is not.
+    """
+    return {old: cell.id for old, cell in moved(bench.cells, _moved_stacks(bench, point)).items()}
+
+
 def _cluster_option(bench: Bench) -> list[str]:
     return ["--cluster", bench.cluster_asked] if bench.cluster_asked else []
 
 
+def _moved_stacks(bench: Bench, point: str) -> dict[str, Stack]:
+    return {name: bench.at(stack, point) for name, stack in bench.stacks.items()}
+
+
 def _stacks_at(bench: Bench, point: str) -> dict[str, Stack]:
-    moved_ = {name: bench.at(stack, point) for name, stack in bench.stacks.items()}
-    return named_at(moved_, bench.subject, bench.label(point))
+    return named_at(_moved_stacks(bench, point), bench.subject, bench.label(point))
 
 
 def _cells_at(bench: Bench, point: str) -> dict[str, PlannedCell]:

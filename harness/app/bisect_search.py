@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.app.bisect_rounds import Bench, judge_points, matrix_at
+from harness.app.bisect_rounds import Bench, ids_in_matrix_at, judge_points, matrix_at
 from harness.app.bisect_sources import Source
 from harness.app.ending import shown
 from harness.edge.console import say
@@ -134,7 +134,8 @@ def _result(
     evidence, contrast = _sides(request, source, judged, names, candidates)
     file = matrix_at(bench, evidence.name)
     failed = {cell.name for cell in evidence.cells if cell.outcome is Outcome.FAIL}
-    only = [part for cell in bench.chosen if plain_name(cell) in failed for part in ("--only", cell.id)]
+    ids = ids_in_matrix_at(bench, evidence.name)
+    only = [part for cell in bench.chosen if plain_name(cell) in failed for part in ("--only", ids[cell.id])]
     cluster = ["--cluster", request.cluster] if request.cluster else []
     ends = (source.new, source.old) if request.find == FIXED else (source.old, source.new)
     order = {name: place for place, name in enumerate([source.old.name, *source.bases, *source.history.points])}

@@ -198,7 +198,7 @@ class _Trial:
         )
         for config in new:
             answer = answer_of(report, cell_id(config), origin.finding)
-            event = {"key": self._key(config), "kind": answer.kind.value, "text": answer.text}
+            event = {"event": "tried", "key": self._key(config), "kind": answer.kind.value, "text": answer.text}
             event |= {"cell": cell_id(config), "run": directory.root.name}
             self.known[event["key"]] = event
             if answer.kind is not Kind.UNUSABLE:  # another time it may be judged

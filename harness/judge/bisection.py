@@ -95,7 +95,7 @@ class Bisection:
     evidence: Point | None  # the point that has these findings
     points: tuple[Point, ...]  # all that were judged, in the order of the history
     matrix: str  # the matrix file as the user named it
-    reproduce_matrix: str  # that matrix with its stacks at the bad point of `evidence`; cell ids are the matrix's own
+    reproduce_matrix: str  # that matrix with its stacks at the bad point of `evidence`
     contrast_matrix: str  # the same at the good point beside it
     reproduce: str  # the command that runs the failed cells of reproduce_matrix
     command: str  # the command of the bisection itself

@@ -56,4 +56,4 @@ def test_a_command_builds_what_commits_need_and_one_where_it_fails_is_skipped_ne
     (stuck,) = found.skipped
     assert "ended with exit code 1: python build.py\nno compiler here" in stuck.reason
     (told,) = [line for line in done.stdout.splitlines() if line.startswith(f"    skipped {stuck.name[:12]}: ")]
-    assert told.endswith("ended with exit code 1: python build.py")
+    assert told.endswith("ended with exit code 1: python build.py no compiler here")

@@ -93,7 +93,7 @@ def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_
 
 
 def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp_path: Path) -> None:
-    matrix = LONG.replace("10000", "60")
+    matrix = LONG.replace("8000", "60")
     assert interrupted(signal.SIGKILL, tmp_path, matrix)[0] == -signal.SIGKILL
     run = only_run(tmp_path / "runs")
     before = {path: path.read_bytes() for path in run.glob("cells/*/attempt-*/result.json")}

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from harness.edge.history import opened
+from harness.edge.run_dir import write_json
 from harness.judge.history_rows import run_row
 from harness.judge.render_json import read_report
+from harness.words.jsonable import from_jsonable
 from harness.words.outcomes import Lane
+from harness.words.run_plan import RunPlan, sealed
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
@@ -107,7 +110,7 @@ def _seeded(run: Path, factor: float) -> Path:
     plan = json.loads((run / "plan.json").read_text())
     plan |= {"history": {"runs": 10, "since": ""}}
     plan["tolerances"]["throughput"] = {"slower_than_history": 1.15}
-    (run / "plan.json").write_text(json.dumps(plan))
+    write_json(run / "plan.json", sealed(from_jsonable(RunPlan, plan)))
     return file
 
 
