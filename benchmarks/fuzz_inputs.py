@@ -161,6 +161,20 @@ def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
     return found
 
 
+def warm(corpus: Corpus) -> None:
+    """Give every reader an input as it should be, so that no batch of inputs imports and compiles what all need."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    shutil.copytree(corpus.run, folder / "runs" / "run")
+    (folder / "matrix.yaml").write_text(MATRIX)
+    run, matrix = str(folder / "runs" / "run"), str(folder / "matrix.yaml")
+    commands = (["verify", matrix], ["plan", matrix], ["run", matrix, "--dry-run", "--run-dir", str(folder / "dry")])
+    commands += (["report", run, "--no-history"], ["status", run], ["logs", run], ["compare", run, run])
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for words in commands:
+            _called(words)
+    shutil.rmtree(folder)
+
+
 def isolated(folder: Path) -> None:
     """Nothing of this machine's caches and histories is read or written, and no program of a cluster is found."""
     names = {
@@ -216,6 +230,7 @@ def main() -> int:
         corpus = corpus_of(run, history)
         if arguments.only is not None:
             return 1 if run_one(corpus, arguments.only, arguments.seed, keep=arguments.keep, echo=True).broken else 0
+        warm(corpus)
         return 1 if fuzz(corpus, arguments.count, arguments.seed, start=arguments.start) else 0
     finally:
         if not arguments.keep:
