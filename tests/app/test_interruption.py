@@ -32,14 +32,6 @@ def _processes_of(run_parent: Path) -> list[int]:
     return found
 
 
-SIGNALS = [
-    (signal.SIGINT, EXIT_INTERRUPTED),
-    (signal.SIGTERM, EXIT_INTERRUPTED),
-    (signal.SIGHUP, EXIT_INTERRUPTED),
-    (signal.SIGKILL, -signal.SIGKILL),
-]
-
-
 def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> tuple[int, str]:
     """A run that got a signal once a short cell had ended: its exit code, and what it said on stderr."""
     command = [
@@ -68,22 +60,28 @@ def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> t
         return launcher.returncode, said.read()
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_resume(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    ended, said = interrupted(number, tmp_path)
-    assert ended == code
-    while left := _processes_of(tmp_path):  # also those that were forked after the signal
+def _all_gone(parent: Path) -> None:
+    while left := _processes_of(parent):  # also those that were forked after the signal
         for pid in left:
             await_end(pid)
-    run = only_run(tmp_path / "runs")
-    status = harness("status", run, cwd=tmp_path).stdout
+
+
+def _status_after(run: Path, parent: Path) -> str:
+    status = harness("status", run, cwd=parent).stdout
     assert "Launcher: none, it has ended" in status
-    assert "cut off: " in status
     assert "running: " not in status
-    if number is signal.SIGKILL:
-        return
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # SIGHUP: tests/app/test_signals.py
+def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_resume(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    ended, said = interrupted(number, tmp_path)
+    assert ended == EXIT_INTERRUPTED
+    _all_gone(tmp_path)
+    run = only_run(tmp_path / "runs")
+    assert "cut off: " in _status_after(run, tmp_path)
     assert f"ended by {number.name}" in said
     assert f"harness resume {run.relative_to(tmp_path)}" in said
     assert "Traceback" not in said
@@ -95,7 +93,9 @@ def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_
 def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp_path: Path) -> None:
     matrix = LONG.replace("8000", "60")
     assert interrupted(signal.SIGKILL, tmp_path, matrix)[0] == -signal.SIGKILL
+    _all_gone(tmp_path)
     run = only_run(tmp_path / "runs")
+    _status_after(run, tmp_path)
     before = {path: path.read_bytes() for path in run.glob("cells/*/attempt-*/result.json")}
     assert 0 < len(before) < 10
     done = harness("resume", run, "--no-history", cwd=tmp_path)
