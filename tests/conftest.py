@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.app.conftest import harness
 from tests.bisected import Bisected, killed_and_resumed, with_a_guilty_commit
 
 # No deadlines: two shared cores make times meaningless. CI draws the same examples every time.
@@ -23,13 +22,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 def root() -> Path:
     """The repository."""
     return Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="session")
-def local_smoke(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The smoke matrix run on this machine, once for all tests: what the command line said, and where it ran."""
-    folder = tmp_path_factory.mktemp("smoke")
-    return harness("run", root / "matrices" / "smoke.yaml", cwd=folder), folder
 
 
 @pytest.fixture(scope="session")
