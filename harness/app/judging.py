@@ -113,6 +113,7 @@ class RanksSeen:
 
     def __init__(self) -> None:
         self.imports: dict[str, list[str]] = {}
+        self.by_stack: dict[str, list[str]] = {}  # stack -> "megatron.core 0.17.1"
         self.devices: set[str] = set()
         self.processors: set[str] = set()
         self.attention: set[str] = set()
@@ -124,8 +125,8 @@ class RanksSeen:
         for record in evidence.records.values():
             for proof in record.imports:
                 if proof.module in HEADS:
-                    paths = self.imports.setdefault(f"{proof.module} {proof.version}", [])
-                    paths += [] if proof.path in paths else [proof.path]
+                    name = f"{proof.module} {proof.version}"
+                    self._import(evidence.cell.config.stack, name, proof.path)
             self.devices.add(record.environment.get("device", "unknown"))
             self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
@@ -133,8 +134,16 @@ class RanksSeen:
             self.stand_ins.update(record.stand_ins)
         return evidence
 
+    def _import(self, stack: str, name: str, path: str) -> None:
+        paths, held = self.imports.setdefault(name, []), self.by_stack.setdefault(stack, [])
+        paths += [] if path in paths else [path]
+        held += [] if name in held else [name]
+
     def join(self, other: RanksSeen) -> None:
         """Add what other ranks said."""
+        for stack, names in other.by_stack.items():
+            held = self.by_stack.setdefault(stack, [])
+            held += [name for name in names if name not in held]
         for name, paths in other.imports.items():
             known = self.imports.setdefault(name, [])
             known += [path for path in paths if path not in known]
@@ -148,6 +157,7 @@ class RanksSeen:
         """For the report's provenance."""
         return {
             "imports": self.imports,
+            "imports_of_stacks": self.by_stack,
             "devices": sorted(self.devices),
             "processors": sorted(self.processors),
             "attention": sorted(self.attention),

@@ -94,6 +94,21 @@ def test_releases_that_mended_a_bug_pass(ran: Ran, name: str) -> None:
     assert ran.cell(name)["outcome"] == "PASS"
 
 
+KNOWN = {
+    "tp2-pp4-cp1-sft-core0171": "Megatron-LM issue 4092, fixed in megatron-core 0.18.0",
+    "tp2-pp1-cp1-sft-mbs2-core0171": "Megatron-LM pull requests 5454 and 5635, fixed in megatron-core 0.19.0",
+    "tp2-pp1-cp1-sft-mbs2-core0182": "Megatron-LM pull requests 5454 and 5635, fixed in megatron-core 0.19.0",
+    "tp1-pp1-cp2-skyrl-skyrl010": "SkyRL pull request 1407, fixed in skyrl 0.2.0",
+    "tp1-pp4-cp1-bridge_offline-bridge042": "Megatron-Bridge issue 2952, fixed in megatron-bridge 0.5.0",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_names_the_release_that_fixed_it(ran: Ran, name: str) -> None:
+    named = [finding["known"].partition(" (")[0] for finding in ran.cell(name)["findings"]]
+    assert set(named) - {""} == {KNOWN[name]}
+
+
 def test_0_17_leaves_tp_ranks_of_middle_and_last_stages_without_metadata(ran: Ran) -> None:
     cell = ran.cell("tp2-pp4-cp1-sft-core0171")
     assert lanes(cell) == ("fail", "fail")

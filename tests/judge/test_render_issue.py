@@ -197,6 +197,24 @@ def test_versions_of_the_environment_of_the_harness() -> None:
     assert found["transformer-engine"] == "not installed"
 
 
+def test_versions_are_those_that_ranks_of_the_stack_imported() -> None:
+    imports = {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []}
+    stacks = {"old": {"packages": ["torch==2.15.0"]}, "new": {"packages": ["megatron-core==0.19.2"]}}
+    by_stack = {"old": ["megatron.core 0.17.1", "megatron.bridge 0.4.2"], "new": ["megatron.core 0.19.2"]}
+    facts = {"imports": imports, "imports_of_stacks": by_stack, "stacks": stacks}
+    old, new = versions(facts, "old"), versions(facts, "new")
+    assert (old["megatron-core"], new["megatron-core"]) == ("0.17.1", "0.19.2")
+    assert old["megatron-bridge"] == "0.4.2"
+    assert "megatron-bridge" not in new
+
+
+def test_versions_of_a_report_without_imports_of_stacks_come_from_it_only_where_they_are_clear() -> None:
+    stacks = {"old": {"packages": ["megatron-core==0.17.1"]}}
+    facts = {"imports": {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []}, "stacks": stacks}
+    assert versions(facts, "old")["megatron-core"] == "0.17.1"
+    assert versions(facts, "old")["torch"] == "2.15.0"
+
+
 @pytest.mark.parametrize("text", [*TEXTS.values(), EVERYTHING], ids=[*TEXTS, "everything"])
 def test_hostile_text_stays_text_and_links_nowhere(issue: Issue, text: str) -> None:
     finding = replace(issue.cell.findings[0], message=text, measured=text, bound=text, where={"stage": text})
