@@ -32,6 +32,7 @@ class Finish:
     history: Path | None = None  # --history
     notify: tuple[str, ...] = ()  # --notify: commands and URLs
     for_git: bool = False  # the exit code as `git bisect run` takes it
+    code: int | None = None  # what the process will end with whatever the verdict is: a signal ended the run
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
@@ -63,23 +64,30 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     if finish.record:
         record(directory, report, file)
     try:
-        _print(report, paths)
+        _print(report, paths, _code(report, plan, finish, problems))
     except OSError as error:
         problems.append(f"the verdict cannot be printed: {error.strerror}")
     for problem in problems:
         screen.err(f"harness: {problem}")
-    code = report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
-    if finish.for_git:
-        code = git_exit_code(report, {cell.id for cell in plan.expansion.cells})
+    code = _code(report, plan, finish, problems)
     announce(finish.notify, report, directory.root, code)
     return code
 
 
-def _print(report: Report, paths: Iterable[Path]) -> None:
+def _code(report: Report, plan: RunPlan, finish: Finish, problems: list[str]) -> int:
+    """What the process ends with."""
+    if finish.code is not None:
+        return finish.code
+    if finish.for_git:
+        return git_exit_code(report, {cell.id for cell in plan.expansion.cells})
+    return report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
+
+
+def _print(report: Report, paths: Iterable[Path], code: int) -> None:
     from harness.edge.ci_systems import tell_ci
     from harness.edge.console import print_report
 
-    print_report(report, [shown(path) for path in paths])
+    print_report(report, [shown(path) for path in paths], code=code)
     tell_ci(report, os.environ)
 
 

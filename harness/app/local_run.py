@@ -16,7 +16,7 @@ from harness.edge.run_dir import RunDir, write_json
 from harness.edge.run_lock import only_launcher
 from harness.plan.matrix import Matrix
 from harness.words.errors import InterruptedRun
-from harness.words.outcomes import Outcome
+from harness.words.outcomes import EXIT_INTERRUPTED, Outcome
 from harness.words.run_plan import PlannedCell, RunPlan
 
 PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
@@ -28,7 +28,7 @@ def start(directory: RunDir, plan: RunPlan, matrix: Matrix, finish: Finish) -> i
         stages.write_plan(directory, plan, matrix)
         write_json(directory.root / PARALLEL, {"parallel_ranks": matrix.launch.parallel_ranks})
         _launch(directory, plan, plan, {}, matrix.launch.parallel_ranks, finish)
-    return judge_and_report(directory, plan, finish)
+    return _judge(directory, plan, finish)
 
 
 def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) -> int:
@@ -40,7 +40,17 @@ def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) ->
         screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
         if attempts:
             _launch(directory, plan, _of(plan, attempts), attempts, _parallel_ranks(directory), finish)
-    return judge_and_report(directory, plan, finish)
+    return _judge(directory, plan, finish)
+
+
+def _judge(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+    try:
+        return judge_and_report(directory, plan, finish)
+    except KeyboardInterrupt as error:
+        again = f"harness report {shlex.quote(shown(directory.root))}"
+        raise InterruptedRun(
+            f"ended by {name_of(error)} while the run was judged; every cell has ended, so judge it with: {again}"
+        ) from error
 
 
 def _launch(
@@ -55,12 +65,20 @@ def _launch(
         stages.launch(directory, part, parallel_ranks, attempts)
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
-        judge_and_report(directory, plan, replace(finish, record=False, notify=()))
-        done = len(plan.expansion.cells) - len(left)
-        raise InterruptedRun(
-            f"ended by {name_of(error)}: {done} of {len(plan.expansion.cells)} cells are judged; "
-            f"the others run with: harness resume {shlex.quote(shown(directory.root))}"
-        ) from error
+        judge_and_report(directory, plan, replace(finish, record=False, notify=(), code=EXIT_INTERRUPTED))
+        raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
+
+
+def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
+    """What a signal left undone, and the command that does it. `left`: cells without a result."""
+    run, cells = shlex.quote(shown(directory.root)), len(plan.expansion.cells)
+    if not left:
+        return (
+            f"ended by {signal}: all {cells} cells had ended and are judged, none is left to run; the run is not in "
+            f"the history, which this does: harness resume {run}"
+        )
+    judged = cells - len(left)
+    return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
 
 
 def _parallel_ranks(directory: RunDir) -> int | None:

@@ -161,8 +161,13 @@ class Progress:
         return lines
 
 
-def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | None = None) -> None:
-    """Table of cells, rejected combinations with their arithmetic, failures, verdict with exit code, report paths."""
+def print_report(
+    report: Report, paths: Sequence[Path | str], stream: TextIO | None = None, *, code: int | None = None
+) -> None:
+    """Table of cells, rejected combinations with their arithmetic, failures, verdict with exit code, report paths.
+
+    `code`: what the process ends with; None: the code of the verdict.
+    """
     from rich.text import Text
 
     console = _console(stream or sys.stdout)
@@ -189,7 +194,7 @@ def print_report(report: Report, paths: Sequence[Path | str], stream: TextIO | N
     for path in paths:
         console.print(Text(shown(f"report: {path}")), soft_wrap=True)
     console.print(Text("\n".join([*map(shown, report.problems), ""]), style="bold yellow"), soft_wrap=True, end="")
-    console.print(_verdict(report), soft_wrap=True)
+    console.print(_verdict(report, report.exit_code if code is None else code), soft_wrap=True)
 
 
 def _print_since(console: Console, since: Since) -> None:
@@ -284,14 +289,14 @@ def _print_finding(console: Console, cell: ReportCell) -> None:
     console.print()
 
 
-def _verdict(report: Report) -> RenderableType:
+def _verdict(report: Report, code: int) -> RenderableType:
     from rich.text import Text
 
     style = {"pass": "bold green", "fail": "bold red"}.get(report.verdict, "bold yellow")
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
     wall = f" in {duration(report.timing['wall_s'])}" if "wall_s" in report.timing else ""
     return Text(shown(report.verdict.upper()), style=style).append(
-        f": {counts}{wall}; exit code {report.exit_code}", style="not bold default"
+        f": {counts}{wall}; exit code {code}", style="not bold default"
     )
 
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app.local_run import _new_attempts, _without_result, with_partners
+import pytest
+
+from harness.app import stages
+from harness.app.ending import Finish
+from harness.app.local_run import _new_attempts, _without_result, resume, with_partners
+from harness.app.signals import Stopped
 from harness.edge.evidence_files import newest, read_cell, read_plan
 from harness.edge.run_dir import RunDir
 from harness.edge.run_lock import launcher_of, only_launcher
 from harness.edge.run_status import status_text
+from harness.words.errors import InterruptedRun
+from harness.words.outcomes import EXIT_INTERRUPTED
 from harness.words.run_plan import PlannedCell
 from tests.app.runs import simulated_run
 
@@ -77,3 +84,49 @@ def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
         assert (launcher_of(run) or "").startswith("pid ")
         assert "Launcher: pid " in status_text(run, plan)
     assert launcher_of(run) is None
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("finished", [True, False], ids=["all cells ended", "one is left"])
+def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_message_says_what_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: str,
+    finished: bool,
+) -> None:
+    run = simulated_run(tmp_path)
+    result = run.attempt(read_plan(run).expansion.cells[1].id).result
+    written = result.read_bytes()
+    result.unlink()
+
+    def launch(*_: object) -> None:
+        if finished:
+            result.write_bytes(written)
+        raise KeyboardInterrupt if number == "SIGINT" else Stopped(number)
+
+    monkeypatch.setattr(stages, "launch", launch)
+    with pytest.raises(InterruptedRun) as ended:
+        resume(run, read_plan(run), Finish(record=False), errors=False)
+    assert ended.value.exit_code == EXIT_INTERRUPTED == 130
+    said, message = capsys.readouterr().out, str(ended.value)
+    assert "; exit code 130" in said
+    assert "exit code 3" not in said
+    assert message.startswith(
+        f"ended by {number}: {'all 3 cells had ended and are' if finished else '2 of 3 cells are'}"
+    )
+    assert ("the others run with: harness resume" in message) is not finished
+    assert ("none is left to run" in message) is finished
+
+
+def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated_run(tmp_path)
+
+    def judge(*_: object) -> None:
+        raise Stopped("SIGTERM")
+
+    monkeypatch.setattr(stages, "judge", judge)
+    with pytest.raises(InterruptedRun, match=r"^ended by SIGTERM while the run was judged; .* harness report "):
+        resume(run, read_plan(run), Finish(record=False), errors=False)
