@@ -19,10 +19,19 @@ LOG_LINES = 20
 _TRANSPORTS = ("file", "git", "http", "https", "ssh")  # not ext, which runs a command, nor any other helper program
 # Before what any configuration says, the repository's own included.
 _SETTINGS = (
-    "core.hooksPath=/dev/null",
-    "core.fsmonitor=false",
-    "log.showSignature=false",  # would start gpg.program
+    ("core.hooksPath", "/dev/null"),
+    ("core.fsmonitor", "false"),
+    ("log.showSignature", "false"),  # would start gpg.program
 )
+# What takes the place of programs that a repository's own configuration names, by the last part of the setting's name.
+_INSTEAD = {
+    "clean": "",
+    "smudge": "",
+    "process": "",
+    "driver": "git merge-file -q --marker-size=%L %A %O %B",  # git's own merge of texts
+}
+_PROGRAMS = r"^(filter\..*\.(clean|smudge|process)|merge\..*\.driver)$"
+Setting = tuple[str, str]
 _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git sets them for its hooks
 
 
@@ -30,37 +39,36 @@ def run(
     repository: Path, *arguments: str, stdin: str = "", timeout_s: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """A command whose exit status the caller reads; InfrastructureError when it does not end by itself."""
-    settings = (*_SETTINGS, *_without_filters(repository, timeout_s))
+    settings = (*_SETTINGS, *_without_programs(repository, timeout_s))
     return _run(repository, settings, arguments, stdin, timeout_s)
 
 
-def _without_filters(repository: Path, timeout_s: float) -> list[str]:
-    """Takes away the programs that the repository's own configuration has files pass through; the user's stay."""
-    asked = (
-        "config",
-        "--includes",
-        "--show-scope",
-        "--name-only",
-        "--get-regexp",
-        r"^filter\..*\.(clean|smudge|process)$",
-    )
+def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
+    """Takes away the programs that the repository's own configuration has files pass through, or merges them with;
+    the user's stay."""
+    asked = ("config", "--includes", "--show-scope", "--name-only", "--get-regexp", _PROGRAMS)
     found = _run(repository, _SETTINGS, asked, "", timeout_s).stdout.splitlines()
     names = [name for scope, _, name in (line.partition("\t") for line in found) if scope in ("local", "worktree")]
-    return [setting for name in names for setting in (f"{name}=", f"{name.rpartition('.')[0]}.required=false")]
+    settings = [(name, _INSTEAD[name.rpartition(".")[2].lower()]) for name in names]
+    required = {name.rpartition(".")[0] for name in names if name.lower().startswith("filter.")}
+    return [*settings, *((f"{name}.required", "false") for name in sorted(required))]
 
 
 def _run(
-    repository: Path, settings: Sequence[str], arguments: Sequence[str], stdin: str, timeout_s: float
+    repository: Path, settings: Sequence[Setting], arguments: Sequence[str], stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
+    # By variables: a name may hold "=", at which `-c name=value` would be cut.
+    values = {f"HARNESS_GIT_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
+    options = [f"--config-env={name}={variable}" for (name, _), variable in zip(settings, values)]
     try:
         return subprocess.run(
-            ["git", "-C", str(repository), *(word for setting in settings for word in ("-c", setting)), *arguments],
+            ["git", "-C", str(repository), *options, *arguments],
             input=stdin,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env={**environment(), "GIT_ALLOW_PROTOCOL": ":".join(_transports())},
+            env={**environment(), **values, "GIT_ALLOW_PROTOCOL": ":".join(_transports())},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(f"git {arguments[0]} did not end well: {redacted(str(error))}") from error

@@ -70,6 +70,26 @@ def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> N
     assert proof.exists()  # that git alone would have
 
 
+@pytest.mark.parametrize("name", ["odd", "o=d.driver=x", "Odd.driver", "a b"])
+def test_a_merge_driver_of_a_repository_is_not_run_and_texts_are_merged_by_git(tmp_path: Path, name: str) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    (here / ".gitattributes").write_text(f"file merge={name}\n" if " " not in name else "")
+    git.output(here, "config", "merge.default", name)
+    git.output(here, "config", f"merge.{name}.driver", f"touch {proof}; exit 1")
+    for text in ("text\n\n\n\nmore\n", "changed\n\n\n\nmore\n", "changed\n\n\n\nmore\nend\n"):
+        (here / "file").write_text(text)
+        git.output(here, "add", ".")
+        subprocess.run(["git", "-C", here, *identity, "commit", "--quiet", "-m", "next"], check=True)
+    middle = git.output(here, "rev-parse", "HEAD~1").strip()
+    git.output(here, "revert", "--no-commit", middle)
+    assert (here / "file").read_text() == "text\n\n\n\nmore\nend\n"
+    assert not proof.exists()
+    subprocess.run(["git", "-C", here, "reset", "--quiet", "--hard"], check=True)
+    subprocess.run(["git", "-C", here, "revert", "--no-commit", middle], check=False, capture_output=True)
+    assert proof.exists()  # git alone would have run it
+
+
 @pytest.mark.parametrize("url", ["ext::sh -c 'touch {proof}'", "fd::0", "odd://host/x"])
 def test_a_transport_that_runs_a_program_is_refused(tmp_path: Path, url: str) -> None:
     here, proof = repository(tmp_path / "here"), tmp_path / "proof"

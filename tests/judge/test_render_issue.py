@@ -15,7 +15,6 @@ from harness.judge.render_issue import (
     public_repository,
     render_issue,
     title,
-    versions,
 )
 from harness.judge.report_model import FailureView, Report, ReportCell
 from harness.words.cell import CellConfig, TrainConfig
@@ -189,30 +188,6 @@ def test_github_is_known_by_any_of_its_urls(remote: str) -> None:
 def test_any_other_repository_is_a_path_to_fill_in(remote: str) -> None:
     assert github(remote) == ""
     assert public_repository("megatron-lm", remote) == "PATH/TO/Megatron-LM"
-
-
-def test_versions_of_the_environment_of_the_harness() -> None:
-    found = versions({"packages": {"megatron-core": "0.19.2", "torch": "2.15.0"}, "python": "3.12.1"}, "default")
-    assert (found["megatron-core"], found["torch"], found["python"]) == ("0.19.2", "2.15.0", "3.12.1")
-    assert found["transformer-engine"] == "not installed"
-
-
-def test_versions_are_those_that_ranks_of_the_stack_imported() -> None:
-    imports = {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []}
-    stacks = {"old": {"packages": ["torch==2.15.0"]}, "new": {"packages": ["megatron-core==0.19.2"]}}
-    by_stack = {"old": ["megatron.core 0.17.1", "megatron.bridge 0.4.2"], "new": ["megatron.core 0.19.2"]}
-    facts = {"imports": imports, "imports_of_stacks": by_stack, "stacks": stacks}
-    old, new = versions(facts, "old"), versions(facts, "new")
-    assert (old["megatron-core"], new["megatron-core"]) == ("0.17.1", "0.19.2")
-    assert old["megatron-bridge"] == "0.4.2"
-    assert "megatron-bridge" not in new
-
-
-def test_versions_of_a_report_without_imports_of_stacks_come_from_it_only_where_they_are_clear() -> None:
-    stacks = {"old": {"packages": ["megatron-core==0.17.1"]}}
-    facts = {"imports": {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []}, "stacks": stacks}
-    assert versions(facts, "old")["megatron-core"] == "0.17.1"
-    assert versions(facts, "old")["torch"] == "2.15.0"
 
 
 @pytest.mark.parametrize("text", [*TEXTS.values(), EVERYTHING], ids=[*TEXTS, "everything"])
