@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.edge import screen
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import RunDir, text_of, write_json
 from harness.judge.baseline import Baseline, Sample
 from harness.words.errors import HarnessError
 from harness.words.jsonable import from_jsonable, loads
@@ -61,5 +61,5 @@ def _read(run: RunDir) -> dict[str, Baseline]:
     path = run.report("baseline.json")
     if not path.exists():
         return {}
-    values = loads(path.read_text(encoding="utf-8"))
+    values = loads(text_of(path))
     return {cell: from_jsonable(Baseline, value) for cell, value in values.items()}

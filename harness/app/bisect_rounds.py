@@ -15,7 +15,7 @@ from harness.app.verbs import write_job_files
 from harness.edge import verdict_cache
 from harness.edge.console import say
 from harness.edge.evidence_files import read_plan, read_result
-from harness.edge.run_dir import RunDir, write_atomic, write_json
+from harness.edge.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.edge.run_lock import only_launcher
 from harness.edge.stacks import torch_version
 from harness.edge.verdict_cache import KeptVerdict, VerdictKey
@@ -121,7 +121,7 @@ def finish_interrupted(bench: Bench) -> None:
     """Keep the verdicts of a round whose launcher ended: all of it on a cluster, what has ended on this machine."""
     if not _note(bench).exists():
         return
-    note = loads(_note(bench).read_text(encoding="utf-8"))
+    note = loads(text_of(_note(bench)))
     directory, points = RunDir(Path(note["run"])), note["points"]
     plan = read_plan(directory)
     say(f"going on with {shown(directory.root)}")

@@ -207,8 +207,10 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
 
 def _import(names: Sequence[str], parent: Path, file: Path) -> int:
     """Every run that can be read is recorded; those that cannot are told, and make the exit code 2."""
+    from harness.app.compare import MOST_BYTES
     from harness.app.ending import record
     from harness.app.verbs import find_run
+    from harness.edge.text_file import read_text
     from harness.judge.render_json import read_report
 
     bad = 0
@@ -219,7 +221,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
             if not path.exists():
                 hint = f"judge it first: harness report {name}"
                 raise InputError(Problem(message="there is no report.json", file=str(directory.root), hint=hint))
-            report = read_report(path.read_text(encoding="utf-8"))
+            report = read_report(read_text(path, MOST_BYTES))
         except InputError as error:
             screen.err(f"harness: {error}")
             bad += 1

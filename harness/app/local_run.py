@@ -12,7 +12,7 @@ from harness.app.ending import Finish, judge_and_report, shown
 from harness.app.signals import name_of
 from harness.edge import screen
 from harness.edge.evidence_files import newest, read_result
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import RunDir, text_of, write_json
 from harness.edge.run_lock import only_launcher
 from harness.plan.matrix import Matrix
 from harness.words.errors import InterruptedRun
@@ -85,7 +85,7 @@ def _parallel_ranks(directory: RunDir) -> int | None:
     from harness.words.jsonable import loads
 
     try:
-        found = loads((directory.root / PARALLEL).read_text(encoding="utf-8"))["parallel_ranks"]
+        found = loads(text_of(directory.root / PARALLEL))["parallel_ranks"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if isinstance(found, int) else None

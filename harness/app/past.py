@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.edge import screen
-from harness.edge.run_dir import RunDir, write_json
+from harness.edge.run_dir import RunDir, text_of, write_json
 from harness.words.errors import HarnessError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _kept(directory: RunDir) -> Previous | None:
     from harness.words.jsonable import from_jsonable, loads
 
     path = directory.root / FILE
-    return from_jsonable(Previous, loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    return from_jsonable(Previous, loads(text_of(path))) if path.exists() else None
 
 
 def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Path | None) -> Previous | None:
@@ -88,7 +88,7 @@ def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str
         directory = history.directory(run)
         path = directory and directory / "report.json"
         if path and path.exists():
-            provenance = loads(path.read_text(encoding="utf-8")).get("provenance", {})
+            provenance = loads(text_of(path)).get("provenance", {})
             found[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from harness.edge.run_dir import AttemptDir, RunDir
+from harness.edge.run_dir import AttemptDir, RunDir, opened, text_of
 from harness.judge.evidence import CellFound
 from harness.judge.failures import JobEnding, LogTail
 from harness.words.cell import CellConfig
@@ -26,9 +26,10 @@ def read_plan(run: RunDir) -> RunPlan:
     if not run.plan.exists():
         raise InputError(Problem(message="is not a run directory: no plan.json", file=str(run.root)))
     try:
-        values = loads(run.plan.read_text(encoding="utf-8"))
+        values = loads(text_of(run.plan))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(Problem(message=f"is not JSON: {error}", file=str(run.plan))) from error
+        what = "cannot be read" if isinstance(error, OSError) else "is not JSON"
+        raise InputError(Problem(message=f"{what}: {error}", file=str(run.plan))) from error
     if not isinstance(values, dict):
         raise InputError(Problem(message="is not a plan: a JSON object is needed", file=str(run.plan)))
     if values.get("schema_version") != SCHEMA_VERSION:
@@ -51,7 +52,7 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
     """
     problems = []
     try:
-        stated = loads(run.plan.read_text(encoding="utf-8"))["seal"]
+        stated = loads(text_of(run.plan))["seal"]
     except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         problems.append(f"plan.json cannot be read, or has no seal: {type(error).__name__}: {error}")
     else:
@@ -107,7 +108,11 @@ def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: C
 
 
 def _tail(path: Path) -> LogTail:
-    with path.open("rb") as stream:
+    try:
+        stream = opened(path)
+    except OSError as error:
+        return LogTail(text=f"the log cannot be read: {error.strerror}")
+    with stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(size - LOG_TAIL_BYTES, 0))
         text = stream.read().decode("utf-8", errors="replace")
@@ -153,7 +158,7 @@ T = TypeVar("T", RankRecord, CellResult, CellConfig)
 def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
     """A file of evidence; None when it is not there, or when it cannot be read, which `damaged` then says."""
     try:
-        return from_jsonable(kind, loads(path.read_text(encoding="utf-8")), whole=True)
+        return from_jsonable(kind, loads(text_of(path)), whole=True)
     except FileNotFoundError:
         return None
     except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:

@@ -17,12 +17,13 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness.words.errors import DiskFullError, InputError
 from harness.words.job_start import Claim, JobStart
@@ -52,6 +53,27 @@ def needs_room(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFullError(f"cannot write {path}: {error.strerror}; make room on its disk, then go on") from error
+
+
+class NotRegularError(OSError):
+    """A pipe, a socket or a device where a file should be."""
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, for reading; NotRegularError for what could block for ever or never end, which is not read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind, why = (IsADirectoryError, errno.EISDIR) if stat.S_ISDIR(mode) else (NotRegularError, errno.EINVAL)
+        raise kind(why, os.strerror(why) if why == errno.EISDIR else "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def text_of(path: Path) -> str:
+    """The text of a regular file; NotRegularError as `opened` has it."""
+    with opened(path) as stream:
+        return stream.read().decode("utf-8")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -150,8 +172,8 @@ class Journal:
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         try:
-            stream = self.path.open("rb")
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            stream = opened(self.path)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotRegularError):
             return
         with stream:
             stream.seek(self.offset)
@@ -247,8 +269,7 @@ class RunDir:
     def read_claim(self, allocation: str, number: int) -> Claim | None:
         """A claim; None while there is none that is whole."""
         try:
-            text = self.claim(allocation, number).read_text(encoding="utf-8")
-            return from_jsonable(Claim, loads(text))
+            return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
         except (FileNotFoundError, TypeError, ValueError):
             return None
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.edge import screen
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import RunDir, opened
 from harness.words.errors import InputError, Problem
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -o flock, NFS without lockd
@@ -28,11 +28,11 @@ def unlocked(folder: Path) -> str:
 def launcher_of(run: RunDir) -> str | None:
     """The process that holds the run's lock, e.g. "pid 12 on host"; None when its launcher has ended in any way."""
     try:
-        with (run.root / "launcher.lock").open() as lock:
+        with opened(run.root / "launcher.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return lock.read().strip() or "unknown"
+                return lock.read().decode("utf-8", "replace").strip() or "unknown"
     except OSError:
         pass
     return None

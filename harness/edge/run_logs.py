@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.edge.evidence_files import newest, read_result
-from harness.edge.run_dir import RunDir
+from harness.edge.run_dir import NotRegularError, RunDir, opened
 from harness.words.errors import InputError, Problem
 
 TAIL_LINES = 20
@@ -49,7 +51,7 @@ def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
+    with io.TextIOWrapper(_log(path), encoding="utf-8", errors="replace", newline="\n") as stream:
         while piece := stream.read(PIECE_BYTES):
             yield piece + stream.readline(PIECE_BYTES)
 
@@ -79,11 +81,18 @@ def cell_logs_text(run: RunDir, cell: str) -> str:
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a file, however large it is."""
-    with path.open("rb") as stream:
+    with _log(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(size - TAIL_BYTES, 0))
         text = stream.read().decode("utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])
+
+
+def _log(path: Path) -> BinaryIO:
+    try:
+        return opened(path)
+    except NotRegularError as error:
+        raise InputError(Problem(message=f"cannot be read: {error.strerror}", file=str(path))) from error
 
 
 def _block(path: Path, note: str, text: str) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from harness.edge.run_dir import RunDir, append_line, read_events, write_atomic, write_json
+from harness.edge.run_dir import RunDir, append_line, read_events, text_of, write_atomic, write_json
 from harness.edge.sbatch_template import Job, job_name
 from harness.edge.slurm_follower import Ended
 from harness.edge.slurm_state import SlurmClient
@@ -84,7 +84,7 @@ def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
     again = {}
     for cell, attempt in read_order(run, one.allocation.name).items():
         path = run.attempt(cell, attempt).result
-        result = from_jsonable(CellResult, loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        result = from_jsonable(CellResult, loads(text_of(path))) if path.exists() else None
         if (result is None or was_cut_off(result)) and attempt < most:
             again[cell] = attempt + 1
     return again
@@ -100,11 +100,11 @@ def _write(
     exclude: tuple[str, ...] = (),
 ) -> Allocation:
     allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
-    profile = from_jsonable(ClusterProfile, loads((run.root / "cluster.json").read_text(encoding="utf-8")))
+    profile = from_jsonable(ClusterProfile, loads(text_of(run.root / "cluster.json")))
     for cell, attempt in cells.items():
-        config = loads(run.attempt(cell, 1).config.read_text(encoding="utf-8"))
+        config = loads(text_of(run.attempt(cell, 1).config))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))
-    order = loads(run.submission(earlier.name).read_text(encoding="utf-8"))
+    order = loads(text_of(run.submission(earlier.name)))
     write_order(run, allocation, cells, parallel_ranks=order["parallel_ranks"])
     job = Job(name=name, allocations=(allocation,), exclude=exclude)
     text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")

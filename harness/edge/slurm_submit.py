@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.edge.run_dir import RunDir, append_line, read_events
+from harness.edge.run_dir import RunDir, append_line, read_events, text_of
 from harness.edge.sbatch_template import Job, job_name
 from harness.edge.slurm_state import ControllerAwayError, NamedJob, SlurmClient
 from harness.edge.submitit_executor import submit
@@ -123,7 +123,7 @@ class Submitter:
     def _number(self, job: Job, *, begun: bool) -> str | None:
         """The number of a submission's job, which is made unless there is one; None when the run was cancelled."""
         name = self._name(job)
-        text = self.run.submission(job.name, ".sbatch").read_text(encoding="utf-8")
+        text = text_of(self.run.submission(job.name, ".sbatch"))
         until = self.patience.clock() + self.patience.away_s
         unclear = begun
         while True:

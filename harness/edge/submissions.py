@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.edge.run_dir import RunDir, write_atomic, write_json
+from harness.edge.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.edge.sbatch_template import Job, render_job
 from harness.edge.stacks import agent_environment, copy_node_code
 from harness.plan.allocations import arrays
@@ -92,7 +92,7 @@ def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *
 
 def read_order(run: RunDir, allocation: str) -> dict[str, int]:
     """The cells that the newest start of an allocation's job runs, with the number of their attempt."""
-    order = loads(run.submission(run.newest_order(allocation)).read_text(encoding="utf-8"))
+    order = loads(text_of(run.submission(run.newest_order(allocation))))
     return {item["cell"]: item["attempt"] for item in order["cells"]}
 
 

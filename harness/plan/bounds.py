@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,11 +10,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.plan.section import Section, one_of
 from harness.words.tolerances import BOUND_NAMES, DIRECTIONS, RATIO_SCREEN, UNITS, UNSIGNED, Override
 
+MOST = 1e6  # of a distance, relative or absolute: a larger bound would let every number pass
+
 
 class BoundSection(Section):
     """The largest allowed distance from the reference."""
 
-    value: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="Largest allowed distance.")
+    value: Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)] = Field(description="Largest allowed distance.")
     unit: Literal["relative", "absolute"] | None = Field(
         default=None, description="Relative to the reference, or absolute; absent: as the default bound has it."
     )
@@ -32,8 +33,8 @@ def _as_mapping(value: Any) -> Any:
         raise ValueError("must be a number, or a mapping of value, unit and direction")
     if not value > 0:
         raise ValueError("must be above 0")
-    if not math.isfinite(value):
-        raise ValueError("must be finite")
+    if not value <= MOST:
+        raise ValueError(f"must be finite, and at most {MOST:,.0f}")
     return {"value": float(value)}
 
 
@@ -61,7 +62,7 @@ def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
     }
 
 
-_POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+_POSITIVE = {"type": "number", "exclusiveMinimum": 0, "maximum": MOST}
 _SCHEMA = {
     "anyOf": [
         _POSITIVE,

@@ -65,7 +65,23 @@ def _number_as_text(value: Any) -> Any:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-Memory = Annotated[str, BeforeValidator(_number_as_text), _matching(r"\d{1,12}[KMGT]?", "a size like 0, 500M or 64G")]
+
+
+def _within_memory(value: str) -> str:
+    """sbatch reads a number alone as MiB."""
+    unit = value[-1] if value[-1:].isalpha() else "M"
+    if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MOST_MEMORY_KIB:
+        raise ValueError("must be at most 1024T: no node has more memory")
+    return value
+
+
+MOST_MEMORY_KIB = 2**40
+Memory = Annotated[
+    str,
+    BeforeValidator(_number_as_text),
+    _matching(r"\d{1,12}[KMGT]?", "a size like 0, 500M or 64G"),
+    AfterValidator(_within_memory),
+]
 Signal = Annotated[
     str, _matching(r"([RB]{1,2}:)?[A-Z][A-Z0-9+-]{0,14}(@\d{1,5})?", "[B:]SIGNAL[@seconds], e.g. USR1@120")
 ]

@@ -17,7 +17,8 @@ MOST_DOCUMENTS = 1024
 LEAST_RUNS = 5  # fewer are no baseline: harness/judge/baseline.py
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
-_Bound = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+MOST_FACTOR = 1_000  # slower is not measured, it is a hang
+_Bound = Annotated[float, Field(gt=1, le=MOST_FACTOR, allow_inf_nan=False)]
 _MOST_TOKENS = 2**20
 
 
@@ -28,7 +29,10 @@ def _dtypes(values: dict[str, float]) -> dict[str, float]:
     return values
 
 
-PeakTflops = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], AfterValidator(_dtypes)]
+MOST_TFLOPS = 1e6  # of one GPU
+PeakTflops = Annotated[
+    dict[str, Annotated[float, Field(gt=0, le=MOST_TFLOPS, allow_inf_nan=False)]], AfterValidator(_dtypes)
+]
 
 
 def _dividing(values: list[int]) -> list[int]:

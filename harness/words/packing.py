@@ -210,17 +210,38 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
 def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
     """Longest first into the first row with room; equally long documents keep their order."""
     groups: list[list[Document]] = []
-    free: list[int] = []
+    free = _Rooms(len(documents), seq_length)
     sizes = [(style.size(document), document) for document in documents]
     for size, document in sorted(sizes, key=lambda item: -item[0]):
-        place = next((index for index, room in enumerate(free) if room >= size), None)
-        if place is None:
-            place = len(groups)
+        place = len(groups) if size > seq_length else free.first(size)
+        if place == len(groups):
             groups.append([])
-            free.append(seq_length)
         groups[place].append(document)
-        free[place] -= size
+        free.take(place, size)
     return groups
+
+
+class _Rooms:
+    """Free slots of as many rows as there are documents: a tree of maxima, so that finding a row takes log(rows)."""
+
+    def __init__(self, rows: int, room: int) -> None:
+        self._leaves = 1 << max(rows - 1, 0).bit_length()
+        self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
+
+    def first(self, size: int) -> int:
+        """The first row with so much room, which an empty one has."""
+        node = 1
+        while node < self._leaves:
+            node *= 2
+            node += self._most[node] < size
+        return node - self._leaves
+
+    def take(self, row: int, size: int) -> None:
+        node = row + self._leaves
+        self._most[node] -= size
+        while node > 1:
+            node //= 2
+            self._most[node] = max(self._most[2 * node], self._most[2 * node + 1])
 
 
 def _split_widest(groups: list[list[Document]]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.edge.yaml_file import read
+from harness.plan.cluster import ClusterFile
 from harness.plan.json_schema import json_schema
 
 _NOTES = {"title", "description", "default", "$schema", "$defs", "discriminator"}
@@ -146,3 +147,19 @@ def test_the_schema_refuses_what_the_reader_refuses(wrong: dict[str, Any]) -> No
     good = {"name": "t", "matrix": {"packing": "sft"}}
     assert complaints(good, schema, schema) == []
     assert complaints({**good, **wrong}, schema, schema) != []
+
+
+def unbounded(schema: Any, at: str = "") -> list[str]:
+    """Numbers that may be as large as anybody likes."""
+    if isinstance(schema, list):
+        return [name for number, item in enumerate(schema) for name in unbounded(item, f"{at}[{number}]")]
+    if not isinstance(schema, dict):
+        return []
+    free = schema.get("type") in ("number", "integer") and not schema.keys() & {"maximum", "exclusiveMaximum", "enum"}
+    return [*([at] if free else []), *(name for key, item in schema.items() for name in unbounded(item, f"{at}.{key}"))]
+
+
+@pytest.mark.parametrize("schema", [json_schema(), ClusterFile.model_json_schema()], ids=["matrix", "cluster"])
+def test_every_number_of_a_file_has_a_largest_value(schema: dict[str, Any]) -> None:
+    assert unbounded(schema) == []
+    assert unbounded({"a": {"type": "integer", "minimum": 1}}) == [".a"]

@@ -95,6 +95,12 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"checks": {"numerics": {"loss": 1e-3}}}, "checks.numerics.loss: must be one of document_loss"),
         ({"checks": {"numerics": {"step_loss": 0}}}, "checks.numerics.step_loss: must be above 0"),
         (
+            {"checks": {"numerics": {"step_loss": 1e7}}},
+            "checks.numerics.step_loss: must be finite, and at most 1,000,000",
+        ),
+        ({"checks": {"numerics": {"step_loss": {"value": 1e7}}}}, "checks.numerics.step_loss.value: must be at most"),
+        ({"checks": {"throughput": {"peak_tflops": {"bf16": 1e9}}}}, "peak_tflops.bf16: must be at most"),
+        (
             {"checks": {"numerics": {"step_loss": "1e-3"}}},
             "checks.numerics.step_loss: must be a number, or a",
         ),

@@ -12,6 +12,7 @@ from harness.words.packing import (
     PAD,
     MicroBatch,
     PackedParams,
+    _first_fit,
     pack,
     plan_step,
     row_multiple,
@@ -217,6 +218,21 @@ def test_the_scheduler_moves_last_documents_to_rows_of_their_own_and_leaves_the_
     assert rows_of([20] * 8, 6) == [[0, 1, 2], [3], [6], [7], [5], [4]]
     with pytest.raises(ValueError, match="8 documents make 6 rows"):
         rows_of([20] * 8, 7)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(8, 40))
+def test_longest_first_takes_the_first_row_with_room(lengths: list[int], seq_length: int) -> None:
+    style = packing_style("bridge_offline", Layout(), seq_length)
+    documents = documents_of(lengths)
+    rows: list[list[Document]] = []
+    for document in sorted(documents, key=lambda item: -item.length):
+        room = (row for row in rows if sum(map(style.size, [*row, document])) <= seq_length)
+        row = next(room, None)
+        if row is None:
+            rows.append([document])
+        else:
+            row.append(document)
+    assert _first_fit(documents, style, seq_length) == rows
 
 
 def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_their_own() -> None:
