@@ -35,7 +35,8 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
         return
     with opened(file, write=False) as history:
         for row in history.rows(baseline(plan.matrix_name, list(cells), plan.run_id, plan.history)):
-            sample = Sample(run_id=row["run_id"], started=row["started"], seconds=row["seconds"])
+            names = ("run_id", "started", "seconds", "version")
+            sample = Sample(**{name: row[name] for name in names})
             cells[row["cell_id"]].samples.setdefault(row["hardware"], []).append(sample)
 
 

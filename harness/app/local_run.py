@@ -14,11 +14,13 @@ from harness.edge import screen
 from harness.edge.evidence_files import newest, read_result
 from harness.edge.run_dir import RunDir, text_of, write_json
 from harness.edge.run_lock import only_launcher
+from harness.edge.stacks import moved_since
 from harness.plan.matrix import Matrix
-from harness.words.errors import InterruptedRun
+from harness.words.errors import InputError, InterruptedRun, Problem
 from harness.words.outcomes import EXIT_INTERRUPTED, Outcome
 from harness.words.run_plan import PlannedCell, RunPlan
 
+_MOVED = "put it back as it was, or begin a new run: cells of one run are held against each other"
 PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
 
 
@@ -36,11 +38,20 @@ def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) ->
     with tracebacks_in(directory.root), only_launcher(directory):
         wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
         again = with_partners(plan.expansion.cells, wanted)
+        if again:
+            _same_code(directory, plan)
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
         screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
         if attempts:
             _launch(directory, plan, _of(plan, attempts), attempts, _parallel_ranks(directory), finish)
     return _judge(directory, plan, finish)
+
+
+def _same_code(directory: RunDir, plan: RunPlan) -> None:
+    """InputError where a stack holds other code than the cells ran that the run has results of."""
+    moved = [Problem(message=told, file=str(directory.root), hint=_MOVED) for told in moved_since(plan.stacks)]
+    if moved:
+        raise InputError(moved)
 
 
 def _judge(directory: RunDir, plan: RunPlan, finish: Finish) -> int:

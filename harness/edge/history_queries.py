@@ -182,13 +182,16 @@ def trail(series: int, since: str, most: int) -> Query:
 
 
 def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryAsked) -> Query:
-    """Green runs of cells by id: at most so many of each and hardware, the newest first, all but one run."""
+    """Green runs of cells by id: at most so many of each and hardware, the newest first, all but one run.
+
+    Whatever code their stack came to: `version` says which. Seconds as judge.timings.compared_seconds has them.
+    """
     return (
         """SELECT * FROM (
-          SELECT c.cell_id, r.hardware, r.run_id, r.started, m.value AS seconds,
+          SELECT c.cell_id, r.hardware, r.run_id, r.started, c.version, m.value AS seconds,
             row_number() OVER (PARTITION BY c.cell_id, r.hardware ORDER BY r.started DESC, r.id DESC) AS place
           FROM json_each(:cells) j JOIN cells c ON c.cell_id = j.value JOIN runs r ON r.id = c.run
-          JOIN metrics m ON m.cell = c.id AND m.name = 'step_busy_s'
+          JOIN metrics m ON m.cell = c.id AND m.name = CASE WHEN r.device = 'cpu' THEN 'step_busy_s' ELSE 'packed_s' END
           WHERE r.matrix = :matrix AND r.run_id <> :run AND c.outcome IN ('PASS', 'FLAKY') AND r.started >= :since
             AND m.value > 0)
         WHERE place <= :runs ORDER BY cell_id, hardware, place""",

@@ -134,9 +134,23 @@ def is_made(place: Path) -> bool:
     return (place / ".git").exists()
 
 
-def is_changed(place: Path) -> bool:
-    """Whether files of a working tree are not as its commit has them."""
-    return bool(git.output(place, "status", "--porcelain", "--untracked-files=no").strip())
+def changes_of(place: Path) -> str:
+    """Eight hex digits of how the files of a working tree differ from its commit; empty where they do not.
+
+    Files that git does not know are left out: a folder of data may be any size.
+    """
+    if not git.output(place, "status", "--porcelain", "--untracked-files=no").strip():
+        return ""
+    changed = git.output(
+        place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary", "HEAD"
+    )
+    return hashlib.sha256(changed.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def code_at(checkout: Checkout, commit: str, place: Path) -> str:
+    """The commit, and of a working tree that is taken as it lies what is changed in it: "<hash>+changes.1a2b3c4d"."""
+    changes = "" if checkout.ref else changes_of(place)
+    return f"{commit}+changes.{changes}" if changes else commit
 
 
 def named(checkout: Checkout) -> str:

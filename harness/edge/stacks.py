@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,7 +78,7 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
         name: stack_checkout.make(item, commits[name], say, reverted[name], user) for name, item in named.items()
     }
     own = [name for name, item in named.items() if not item.ref]
-    commits |= {name: f"{commits[name]}+changes" for name in own if stack_checkout.is_changed(worktrees[name])}
+    commits = {name: stack_checkout.code_at(item, commits[name], worktrees[name]) for name, item in named.items()}
     if stack.container:
         return ready_stack(stack, "python3", worktrees, commits, reverted)
     request = environment_request(stack, torch_version())
@@ -127,6 +127,24 @@ def ready_stack(
         commits=commits,
         reverted={name: hashes for name, hashes in reverted.items() if hashes},
     )
+
+
+def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
+    """What is no longer the code that a run began with, a sentence each: working trees, which are taken as they lie.
+
+    A commit has a worktree of its own, and an environment is made once: those stay.
+    """
+    found = []
+    for stack in stacks.values():
+        for item in stack.asked.checkouts:
+            before = stack.commits.get(item.package, "")
+            if item.ref or not before:
+                continue
+            place = Path(item.repository)
+            now = stack_checkout.code_at(item, stack_checkout.commit_of(item, fetch=False), place)
+            if now != before:
+                found.append(f"stack {stack.asked.name}: {item.package} in {place} was {before}, and is {now}")
+    return found
 
 
 def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ class Sample:
 
     run_id: str
     started: str  # ISO, UTC
-    seconds: float  # of a step, as Throughput.step_busy_s
+    seconds: float  # of a step, as Throughput.step_busy_s; on a GPU of a pass, as Throughput.packed_s
+    version: str = ""  # what its stack was: the id of a cell says what was asked for, not what that came to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ class Throughput:
     step_p50_s: float | None = None
     step_p95_s: float | None = None
     step_busy_s: float | None = None  # as step_p50_s, on a CPU without waiting: what runs of other days compare with
+    packed_s: float | None = None  # of the timing leg's pass over the step's documents: the same on a GPU
     peak_memory_bytes: int | None = None  # of the rank with most: allocated on a GPU, resident on a CPU
     peak_reserved_bytes: int | None = None  # likewise, what torch's allocator held of a GPU
     memory_limit_bytes: int | None = None  # of a rank: its GPU's memory, or its share of the machine's
@@ -126,12 +127,14 @@ class Weight:
     legs: int = 0  # metadata, training, canary and timing legs that every rank came through
     steps: int = 0  # of the training leg, on every rank
     numbers: int = 0  # that ranks computed, each looked at
+    not_compared: str = ""  # with the reference, and why
 
     @property
     def text(self) -> str:
         """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
         named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
-        return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+        counts = ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+        return f"{counts}; {self.not_compared}" if self.not_compared else counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,17 @@ from harness.judge.evidence import CellEvidence
 from harness.judge.out_of_memory import memory_limit
 from harness.judge.paired import PairedRatio, paired_ratio
 from harness.judge.report_model import LoadRate, Throughput, TimedRatio
-from harness.judge.timings import Load, Times, against_history, busy_step, documents_of, ratio_of, times_of, turns_of
+from harness.judge.timings import (
+    Load,
+    Times,
+    against_history,
+    busy_step,
+    documents_of,
+    packed_pass,
+    ratio_of,
+    times_of,
+    turns_of,
+)
 from harness.words.flops import train_flops
 from harness.words.peak_flops import PeakFound, mfu, peak_of
 from harness.words.timed_loads import load_config, work_of
@@ -73,6 +83,7 @@ def _of_the_cell(evidence: CellEvidence) -> Throughput:
         gpu_states=first.gpu_states if first else [],
         loads=load_rates(evidence),
         ratios=timed_ratios(evidence),
+        packed_s=packed_pass(evidence),
         rounds_s=rounds_of(evidence),
     )
 

@@ -70,6 +70,8 @@ def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         facts = {str(name): str(commit) for name, commit in _mapping(known.get("commits")).items()}
         facts |= {f"{name} without": commits for name, commits in _reverted(known.get("checkouts"))}
         facts |= dict(_pairs(known.get("packages")))
+        if not known.get("packages"):  # a container: what ranks imported is all that is known of it
+            facts |= {f"imported {name}": version for name, version in _imported(provenance, stack)}
         facts |= {f"variable {name}": value for name, value in _pairs(known.get("env"), "=")}
     return facts | {key: str(known[key]) for key in ("python", "container") if known.get(key)}
 
@@ -82,6 +84,12 @@ def _pairs(items: Any, sign: str = "==") -> Iterator[tuple[str, str]]:
     for item in items if isinstance(items, list) else ():
         name, _, value = str(item).partition(sign)
         yield name, value
+
+
+def _imported(provenance: Mapping[str, Any], stack: str) -> Iterator[tuple[str, str]]:
+    for text in _mapping(provenance.get("imports_of_stacks")).get(stack, ()):
+        name, _, version = str(text).rpartition(" ")
+        yield name, version
 
 
 def _reverted(checkouts: Any) -> Iterator[tuple[str, str]]:

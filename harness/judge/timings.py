@@ -13,6 +13,7 @@ from harness.words.outcomes import Finding, Lane, Severity
 Load = tuple[str, int]  # name, documents per pack
 Times = dict[Load, dict[int, float]]  # load -> round -> seconds
 TURN: Load = ("turn", 0)
+PACKED: Load = ("packed", 0)
 
 
 def times_of(evidence: CellEvidence) -> Times:
@@ -51,6 +52,25 @@ def busy_step(evidence: CellEvidence) -> float | None:
     return statistics.median(times) if times else None
 
 
+def packed_pass(evidence: CellEvidence) -> float | None:
+    """Median over the rounds of the timing leg of a pass over the step's documents as the data path packs them."""
+    rounds = times_of(evidence).get(PACKED, {})
+    return statistics.median(rounds.values()) if rounds else None
+
+
+def on_gpu(evidence: CellEvidence) -> bool:
+    """Whether any rank computed on a GPU."""
+    return any(record.environment.get("device", "cpu") != "cpu" for record in evidence.records.values())
+
+
+def compared_seconds(evidence: CellEvidence) -> float | None:
+    """What runs of other days compare with: on a CPU what a training step computed, on a GPU the timing leg's pass.
+
+    A training step on a GPU has the host's clock alone: it also waits for the file system, and reads tensors back.
+    """
+    return packed_pass(evidence) if on_gpu(evidence) else busy_step(evidence)
+
+
 def samples_before(evidence: CellEvidence) -> list[Sample]:
     """Earlier green runs on the hardware of this one, the newest first."""
     if evidence.before is None:
@@ -63,7 +83,7 @@ def samples_before(evidence: CellEvidence) -> list[Sample]:
 
 def against_history(evidence: CellEvidence) -> Comparison | None:
     """None where nothing was timed, the matrix does not ask, or there are too few earlier runs."""
-    seconds = busy_step(evidence)
+    seconds = compared_seconds(evidence)
     return None if seconds is None else compare(seconds, samples_before(evidence))
 
 

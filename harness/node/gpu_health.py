@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from harness.edge.run_dir import AttemptDir
-from harness.node.rendezvous import NodeResult, node_file, read
+from harness.node.rendezvous import NodeResult, Share, node_file, read
 from harness.words.cell import CellConfig
 from harness.words.devices import shown_gpus
 from harness.words.errors import InfrastructureError
@@ -16,14 +16,18 @@ from harness.words.records import CellResult
 SIZE = 256  # rows of the products: a kernel, a copy and a synchronisation are what is asked for
 
 
-def check_after(attempt: AttemptDir, config: CellConfig, node: int) -> None:
-    """Look at this node's GPUs after a cell that failed. InfrastructureError when one is broken, which ends the
-    allocation: the next cell would fail on it too, and elsewhere it need not."""
-    if config.device == "cpu" or _completed(attempt, node):
+def check_after(attempt: AttemptDir, config: CellConfig, share: Share) -> None:
+    """Look at the GPUs that a cell had on this node after it failed; those of cells beside it are theirs.
+
+    InfrastructureError when one is broken, which ends the allocation: the next cell would fail on it too, and elsewhere
+    it need not.
+    """
+    if config.device == "cpu" or _completed(attempt, share.node):
         return
     from harness.node.cuda_forks import gpu_table  # imports torch
 
-    if trouble := broken_gpus(range(len(gpu_table()))):
+    own = range(min(share.size, len(gpu_table()))) if share.gpus is None else share.gpus
+    if trouble := broken_gpus(own):
         raise InfrastructureError(trouble)
 
 

@@ -28,7 +28,8 @@ from harness.words.jsonable import from_jsonable, loads
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
 
-Running = tuple[str, int, CellConfig, float]  # cell, attempt, its configuration, deadline (seconds since the epoch)
+# cell, attempt, its configuration, this node's part of it, deadline (seconds since the epoch)
+Running = tuple[str, int, CellConfig, Share, float]
 
 
 class Agent(ABC):
@@ -88,7 +89,7 @@ class Agent(ABC):
         arguments = (root, cell, number, config, os.getpid(), deadline_at, share, self.others)
         process = multiprocessing.get_context("fork").Process(target=supervise, args=arguments)
         process.start()
-        self.running[process] = (cell, number, config, deadline_at)
+        self.running[process] = (cell, number, config, share, deadline_at)
 
     def gpus_of(self, cell: str, config: CellConfig) -> tuple[int, ...] | None:
         """The GPUs of this node that the cell's ranks may use; None: all."""
@@ -99,17 +100,17 @@ class Agent(ABC):
 
     def reap(self, at_most_s: float) -> None:
         """Wait for a supervisor to end, killing those that outlive their deadline by far."""
-        limits = [deadline_at + KILL_GRACE_S for _, _, _, deadline_at in self.running.values()]
+        limits = [deadline_at + KILL_GRACE_S for *_, deadline_at in self.running.values()]
         timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
         wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
-        for process, (cell, number, config, deadline_at) in list(self.running.items()):
+        for process, (cell, number, config, share, deadline_at) in list(self.running.items()):
             if process.is_alive() and time.time() > deadline_at + KILL_GRACE_S:
                 os.killpg(process.pid or 0, signal.SIGKILL)
                 process.join()
             if not process.is_alive():
                 del self.running[process]
                 self.ended(cell, number, config, process.exitcode)
-                check_after(self.run.attempt(cell, number), config, self.node)
+                check_after(self.run.attempt(cell, number), config, share)
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:

@@ -77,7 +77,7 @@ class ReadyStack:
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, all that the environment holds
     commits: dict[str, str] = field(
         default_factory=dict
-    )  # project -> full hash of its commit, "+changes" if it has any
+    )  # project -> full hash of its commit; of a working tree with changes, "+changes." and a digest of them
     reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)  # project -> full hashes taken back there
     error: str = ""  # why it could not be made, or the probe cannot run in it: its cells cannot be judged
 

@@ -15,10 +15,12 @@ from harness.edge.evidence_files import newest, read_cell, read_plan
 from harness.edge.run_dir import RunDir
 from harness.edge.run_lock import launcher_of, only_launcher
 from harness.edge.run_status import status_text
-from harness.words.errors import InterruptedRun
-from harness.words.outcomes import EXIT_INTERRUPTED
+from harness.words.errors import InputError, InterruptedRun
+from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
 from harness.words.run_plan import PlannedCell
+from harness.words.stack import Checkout, ReadyStack, Stack
 from tests.app.runs import simulated_run
+from tests.edge.test_stack_checkout import repository
 
 
 def in_turns(cell: PlannedCell, pair: str) -> PlannedCell:
@@ -84,6 +86,18 @@ def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
         assert (launcher_of(run) or "").startswith("pid ")
         assert "Launcher: pid " in status_text(run, plan)
     assert launcher_of(run) is None
+
+
+def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "runs")
+    source = repository(tmp_path / "source")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="")
+    ready = ReadyStack(asked=Stack(name="mine", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
+    plan = replace(read_plan(run), stacks={"mine": ready})
+    assert resume(run, plan, Finish(record=False), errors=False) in (EXIT_PASS, EXIT_UNDECIDED)  # it runs nothing
+    run.attempt(plan.expansion.cells[1].id).result.unlink()
+    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* was 0{40}, and is .*begin a new run"):
+        resume(run, plan, Finish(record=False), errors=False)
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])

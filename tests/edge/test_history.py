@@ -209,6 +209,18 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_file(
     assert rows(file, "SELECT count(*) FROM cells") == [(2,)]
 
 
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.1), ("NVIDIA H200", 0.2)])
+def test_a_baseline_on_a_gpu_is_of_the_timing_leg_and_says_what_code_it_is_of(
+    file: Path, device: str, seconds: float
+) -> None:
+    run = timed(run_of(1), {"step_busy_s": 0.1, "packed_s": 0.2})
+    cells = tuple(replace(cell, version="megatron-lm main = 1a2b") for cell in run.cells)
+    record(file, replace(run, device=device, hardware=device, cells=cells))
+    with opened(file, write=False) as history:
+        (row, *_) = history.rows(baseline("smoke", [run.cells[0].cell_id], "smoke-08", HistoryAsked(runs=5, since="")))
+    assert (row["seconds"], row["version"]) == (seconds, "megatron-lm main = 1a2b")
+
+
 def test_a_baseline_is_the_newest_green_runs_of_a_cell_by_hardware(file: Path) -> None:
     runs = [timed(run_of(day), {"step_busy_s": day / 100}) for day in range(1, 9)]
     runs[2] = timed(run_of(3, "FAIL"), {"step_busy_s": 9.0})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.stack_checkout import commit_of, is_changed, make, place_of, remote_of, reverted_of, set_up
+from harness.edge.stack_checkout import changes_of, code_at, commit_of, make, place_of, remote_of, reverted_of, set_up
 from harness.words.errors import InfrastructureError, InputError, NotRevertibleError
 from harness.words.stack import Checkout
 
@@ -288,6 +288,13 @@ def test_without_a_ref_the_working_tree_itself_is_taken(source: Path) -> None:
     commit = commit_of(checkout, fetch=True)
     assert commit == git(source, "rev-parse", "HEAD")
     assert make(checkout, commit, lambda text: pytest.fail(text)) == source
-    assert not is_changed(source)
+    assert not changes_of(source)
+    assert code_at(checkout, commit, source) == commit
     (source / "code.py").write_text("# being worked on\n")
-    assert is_changed(source)
+    first = code_at(checkout, commit, source)
+    assert first == f"{commit}+changes.{changes_of(source)}"
+    (source / "code.py").write_text("# being worked on more\n")
+    assert code_at(checkout, commit, source) not in (first, commit)
+    (source / "code.py").write_text("# being worked on\n")
+    assert code_at(checkout, commit, source) == first
+    assert code_at(checkout_of(source, "main"), commit, source) == commit  # a ref means the commit

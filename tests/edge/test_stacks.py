@@ -14,7 +14,7 @@ import pytest
 
 from harness.edge import stack_build, stack_forecast, stacks, transformer_engine
 from harness.edge.stack_forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
-from harness.edge.stacks import agent_environment, copy_node_code, prepare
+from harness.edge.stacks import agent_environment, copy_node_code, moved_since, prepare
 from harness.plan.stacks import EnvironmentRequest, environment_request
 from harness.words.errors import InputError
 from harness.words.stack import Checkout, ModuleHome, ReadyStack, Stack
@@ -242,6 +242,20 @@ def test_a_kept_environment_is_shown_with_the_versions_that_it_came_to() -> None
     part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
     version = part.packages["six"]
     assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  holds six=={version}, and 0 more"
+
+
+@pytest.mark.parametrize(("ref", "moved"), [("", True), ("main", False)])
+def test_a_working_tree_that_is_no_longer_what_a_run_began_with_is_named(tmp_path: Path, ref: str, moved: bool) -> None:
+    source = repository(tmp_path / "source")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref=ref)
+    commit = git(source, "rev-parse", "HEAD")
+    ready = {"s": ReadyStack(asked=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
+    assert moved_since(ready) == []
+    (source / "code.py").write_text("# changed\n")
+    told = moved_since(ready)
+    assert bool(told) is moved
+    if moved:
+        assert told[0].startswith(f"stack s: megatron-lm in {source} was {commit}, and is {commit}+changes.")
 
 
 def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,18 @@ def test_a_ratio_of_times_beyond_the_bound_is_a_regression_and_noise_is_none() -
     assert {item.ratio.verdict for item in same.times} == {"no difference"}
 
 
+@pytest.mark.parametrize("after", [NEW, f"{OLD}+changes.1a2b3c4d"], ids=["another commit", "changed files"])
+def test_one_id_at_two_commits_is_one_cell_that_is_judged_anew_and_the_commits_are_told(after: str) -> None:
+    before, later = in_stack(earlier_report(), OLD), in_stack(later_report(), after)
+    found = compare_runs(before, later)
+    broken = cell(found, "tp2-pp4-cp1-sft")
+    assert (broken.matched, broken.regressions) == ("", ["newly failing"])
+    (stack,) = [one for one in found.stacks if one.stack == "main"]
+    (moved,) = [one for one in stack.differences if one.what == "megatron-lm"]
+    assert (moved.before, moved.after) == (OLD, after)
+    assert not [why for one in found.cells for why in one.regressions if why.startswith("in the same stack")]
+
+
 def test_drift_is_a_regression_in_the_same_stack_only() -> None:
     before = sample_report()
     after = with_loss(before, "tp1-pp1-cp1-sft", lambda losses: [losses[0], *(one * 1.001 for one in losses[1:])])

@@ -25,6 +25,15 @@ def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
     assert stack_facts(report.provenance, "unheard of") == {}
 
 
+def test_of_a_container_the_modules_that_ranks_imported_are_known() -> None:
+    provenance = {
+        "stacks": {"nemo": {"container": "nemo:latest"}},
+        "imports_of_stacks": {"nemo": ["megatron.core 0.19.2", "torch 2.9.0"], "default": ["torch 2.15.0"]},
+    }
+    facts = stack_facts(provenance, "nemo")
+    assert facts == {"imported megatron.core": "0.19.2", "imported torch": "2.9.0", "container": "nemo:latest"}
+
+
 def test_a_moved_checkout_comes_first_with_the_number_of_commits() -> None:
     before = {"torch": "2.9.0", "six": "1.16", "megatron-lm": OLD}
     after = {"torch": "2.9.1", "regex": "2026.1", "megatron-lm": NEW}

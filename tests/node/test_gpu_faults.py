@@ -14,6 +14,7 @@ from harness.edge.run_dir import AttemptDir, write_json
 from harness.node import cuda_forks, gpu_health, supervisor
 from harness.node.kernel_log import xid_lines
 from harness.node.process import other_threads
+from harness.node.rendezvous import Share
 from harness.words.errors import InfrastructureError
 from harness.words.records import CellResult
 from tests.node.conftest import config
@@ -63,18 +64,33 @@ def test_a_driver_that_does_not_answer_is_told_and_not_waited_for(monkeypatch: p
 def test_broken_gpus_end_the_allocation(
     status: str, device: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, parts = AttemptDir(tmp_path), list[range]()
+    attempt, parts = AttemptDir(tmp_path), list[tuple[int, ...]]()
     write_json(attempt.result, CellResult(cell="cell", attempt=1, status=status))
     gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: parts.append(part) or "using GPU 3: it is gone")
-    cell = replace(config(), device=device)
+    cell, share = replace(config(), device=device), Share(node=0, nodes=1, world_size=2, gpus=(2, 3))
     if ends:
         with pytest.raises(InfrastructureError, match="using GPU 3: it is gone"):
-            gpu_health.check_after(attempt, cell, 0)
+            gpu_health.check_after(attempt, cell, share)
     else:
-        gpu_health.check_after(attempt, cell, 0)
-    assert parts == [range(8)] * ends
+        gpu_health.check_after(attempt, cell, share)
+    assert parts == [(2, 3)] * ends
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "asked"), [(2, (2, 3), [2, 3]), (2, None, [0, 1]), (16, None, [*range(8)]), (1, (7,), [7])]
+)
+def test_only_the_gpus_of_the_cell_itself_are_asked(
+    ranks: int, gpus: tuple[int, ...] | None, asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, used = AttemptDir(tmp_path), list[list[int]]()
+    write_json(attempt.result, CellResult(cell="cell", attempt=1, status="failed"))
+    gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
+    monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
+    monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: used.append([*part]) or "")
+    gpu_health.check_after(attempt, config(), Share(node=0, nodes=1, world_size=ranks, gpus=gpus))
+    assert used == [asked]
 
 
 def test_a_node_without_gpus_is_not_asked() -> None:

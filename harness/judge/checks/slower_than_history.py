@@ -6,7 +6,7 @@ from harness.judge import fault_classes
 from harness.judge.baseline import LEAST_RUNS, Comparison
 from harness.judge.compare import bound_text
 from harness.judge.evidence import CellEvidence
-from harness.judge.timings import against_history, samples_before
+from harness.judge.timings import against_history, on_gpu, packed_pass, samples_before
 from harness.words.outcomes import Finding, Lane, Severity
 
 NAME = "slower_than_history"
@@ -20,8 +20,9 @@ def check(evidence: CellEvidence) -> list[Finding]:
         return _no_baseline(evidence)
     if not compared.slower(bound.value):
         return []
+    what, leg = ("a pass of the timing leg", "timing") if on_gpu(evidence) else ("a step", "training")
     text = (
-        f"a step takes {1000 * compared.ratio * compared.median:.3g} ms, {compared.ratio:.3g} times the median of "
+        f"{what} takes {1000 * compared.ratio * compared.median:.3g} ms, {compared.ratio:.3g} times the median of "
         f"{1000 * compared.median:.3g} ms, bound {bound_text(bound)}; that is {compared.z:.3g} robust deviations "
         f"above it, bound {compared.least_z:g} (MAD {100 * compared.mad:.2g} %), and "
         f"longer than in each of {_origin(compared)}"
@@ -32,7 +33,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
             check=NAME,
             fault_class=fault_classes.SLOWER_THAN_BEFORE,
             message=text,
-            where={"leg": "training"},
+            where={"leg": leg},
             measured=compared.ratio,
             bound=bound.value,
         )
@@ -43,13 +44,19 @@ def _origin(compared: Comparison) -> str:
     newest, oldest = compared.samples[0], compared.samples[-1]
     names = ", ".join(sample.run_id for sample in compared.samples[:_LISTED])
     more = f" and {len(compared.samples) - _LISTED} more"
-    return f"{len(compared.samples)} green runs from {oldest.started[:10]} to {newest.started[:10]} ({names}{more})"
+    found = f"{len(compared.samples)} green runs from {oldest.started[:10]} to {newest.started[:10]} ({names}{more})"
+    versions = list(dict.fromkeys(sample.version for sample in compared.samples if sample.version))
+    other = f" and {len(versions) - _LISTED} others" if len(versions) > _LISTED else ""
+    return f"{found}, of {', '.join(versions[:_LISTED])}{other}" if versions else found
 
 
 def _no_baseline(evidence: CellEvidence) -> list[Finding]:
     """A warning while there are too few green runs: then nothing is said about this one."""
     if evidence.before is None:
         return []
+    if on_gpu(evidence) and packed_pass(evidence) is None:
+        text = "on a GPU earlier runs are compared by the timing leg, which this cell has not run: set packed_slower"
+        return [Finding(lane=Lane.THROUGHPUT, check=NAME, severity=Severity.WARNING, message=text)]
     found = len(samples_before(evidence))
     text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"
     return [Finding(lane=Lane.THROUGHPUT, check=NAME, severity=Severity.WARNING, message=text)]

@@ -13,6 +13,9 @@ _SUBJECTS = (facts, legs, model, timing)
 _MOST_NAMED = 3
 
 
+_OTHER_ROWS = "gradients and steps after the first are not compared with the reference, which has other rows"
+
+
 def weight_of(evidence: CellEvidence) -> Weight:
     """Of what is there, whether it is all or not."""
     whole = len(evidence.records) == evidence.layout.world_size
@@ -26,6 +29,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
         numbers=sum(found.numbers for found in evidence.scans.values()),
+        not_compared=_OTHER_ROWS if evidence.reference and not evidence.same_rows else "",
     )
 
 

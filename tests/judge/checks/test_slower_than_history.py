@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.judge.baseline import Baseline, Sample
@@ -9,6 +11,7 @@ from harness.judge.checks.slower_than_history import check
 from harness.judge.evidence import CellEvidence
 from harness.judge.speed import throughput
 from harness.words.outcomes import Lane, LaneVerdict, Outcome, Severity
+from harness.words.timing import Timed
 from tests.judge.simulator import config_of, evidence_for, judge, the_only_finding
 
 
@@ -37,6 +40,47 @@ def test_a_step_half_as_long_again_is_slower_than_before() -> None:
     assert "a step takes 150 ms, 1.5 times the median of 100 ms, bound 1.15" in finding.message
     origin = "10 green runs from 2026-08-11 to 2026-08-20 (night-0, night-1, night-2 and 7 more)"
     assert finding.message.endswith(f"longer than in each of {origin}")
+
+
+def on_gpu(evidence: CellEvidence, seconds: float | None) -> CellEvidence:
+    """The same on GPUs, with so long a pass in the timing leg."""
+    assert evidence.before is not None
+    (samples,) = evidence.before.samples.values()
+    evidence.before = replace(evidence.before, samples={"NVIDIA H200": samples})
+    for rank, record in evidence.records.items():
+        record.environment = {**record.environment, "device": "NVIDIA H200"}
+        if seconds is not None:
+            times = [seconds * (1 + 0.01 * rank + 0.1 * (number == 3)) for number in range(7)]
+            record.timings = [
+                Timed(load="packed", documents=0, round=number, seconds=one) for number, one in enumerate(times)
+            ]
+    return evidence
+
+
+def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_step() -> None:
+    assert check(on_gpu(after(NIGHTS, seconds=9.0), 0.1)) == []
+    (finding,) = check(on_gpu(after(NIGHTS, seconds=0.1), 0.15))
+    assert finding.where == {"leg": "timing"}
+    assert finding.measured == pytest.approx(1.515)
+    assert finding.message.startswith("a pass of the timing leg takes 152 ms, 1.51 times the median of 100 ms")
+    assert throughput(on_gpu(after(NIGHTS), 0.15)).packed_s == pytest.approx(0.1515)
+
+
+def test_on_a_gpu_without_a_timing_leg_nothing_is_compared_and_that_is_said() -> None:
+    (finding,) = check(on_gpu(after(NIGHTS, seconds=9.0), None))
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("by the timing leg, which this cell has not run: set packed_slower")
+
+
+def test_the_code_of_the_earlier_runs_is_named() -> None:
+    evidence = after(NIGHTS, seconds=0.15)
+    assert evidence.before is not None
+    (samples,) = evidence.before.samples.values()
+    told = [replace(one, version=f"megatron-lm main = {number // 4}") for number, one in enumerate(samples)]
+    evidence.before = replace(evidence.before, samples={"EPYC x 8": told})
+    (finding,) = check(evidence)
+    named = "megatron-lm main = 0, megatron-lm main = 1, megatron-lm main = 2"
+    assert finding.message.endswith(f"and 7 more), of {named}")
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.112])
