@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 
 def load() -> None:
@@ -11,8 +12,10 @@ def load() -> None:
     GPUs are hidden while modules load: Transformer Engine asks for their architecture where flash-attn is installed,
     and ranks forked from a process that has started CUDA cannot use it.
     """
-    from harness.node.cuda_forks import forks_kept  # imports torch
+    from harness.node.cuda_forks import driver_there, forks_kept  # imports torch
 
+    if not driver_there():
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # see docs/decisions/0020-no-compiler-on-the-cpu.md
     gc.disable()  # a tenth of the processor time of these imports, which leave next to no garbage
     with forks_kept("importing the stack under test"):
         from harness.node.probe.imports import import_all

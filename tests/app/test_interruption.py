@@ -16,7 +16,7 @@ from tests.processes import await_end, heed_interrupts
 
 pytestmark = pytest.mark.train
 # Short cells show that the run is under way; the long ones are running when the signal comes.
-LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 8000]\n  tp: [1, 2]")
+LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 8000]\n  tp: [1, 2]") + "launch: {deadline_s: 900}\n"
 
 
 def _processes_of(run_parent: Path) -> list[int]:

@@ -18,7 +18,7 @@ MODEL = ModelConfig(layers=6)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
 DOCUMENTS = adversarial_mix(TRAIN.seq_length, 2)
 DEADLINE_S = 60.0
-TIMED_DEADLINE_S = 300.0  # of cells that are timed: a leg whose rounds do not fit into a share of it gives up
+TIMED_DEADLINE_S = 900.0  # of cells that are timed: a leg whose rounds do not fit into a share of it gives up
 HANG_DEADLINE_S = 25.0  # of cells that may hang: many times what their clean twins take on a busy machine
 
 
