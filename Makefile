@@ -1,10 +1,10 @@
 # Everything a developer types. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup smoke test lint types unit clean
+.PHONY: help setup smoke test test-long lint types unit clean
 BIN := .venv/bin
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## make .venv with everything the other targets need (again: a moment)
 	@scripts/setup
@@ -14,6 +14,9 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 
 test: browser slurm compiler lint types ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target pytest-training pytest-rest
+
+test-long: test ## these, and the tests that take longer than CI should (marker long)
+	$(BIN)/pytest -m long --durations 15
 
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check
@@ -43,7 +46,7 @@ compiler: slurm
 # guilty commits, go with them. What each printed comes when it has ended.
 .PHONY: pytest-training pytest-rest
 pytest-training:
-	$(BIN)/pytest -m "(train or browser) and not (slurm or bisect)" --durations 15
+	$(BIN)/pytest -m "(train or browser) and not (slurm or bisect or long)" --durations 25
 
 pytest-rest:
-	$(BIN)/pytest -m "slurm or bisect or not (train or browser)" --durations 15
+	$(BIN)/pytest -m "(slurm or bisect or not (train or browser)) and not long" --durations 25

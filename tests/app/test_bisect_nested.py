@@ -53,6 +53,7 @@ def test_a_moved_submodule_is_searched_in_turn(bisected: Bisected, tmp_path: Pat
     assert "inside what it pins:" in done.stdout
 
 
+@pytest.mark.long  # short: releases in test_bisect_releases.py, a pin that moved above
 def test_releases_between_two_pins_are_searched_in_turn(tmp_path: Path) -> None:
     """A project moved its pin of skyrl over 0.2.0, which no longer crashes on documents too short for two ranks."""
     outer = outer_repository(tmp_path / "outer", "skyrl-train/skyrl_train")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.app.conftest import harness, only_run
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.long]  # short: bridge_long in test_releases.py
 LIMIT_S = 1800  # Transformer Engine is compiled when this machine has none
 
 

@@ -68,6 +68,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, An
     return report_of(root, tmp_path_factory.mktemp("real-faults"), "real_faults.yaml", *only)
 
 
+@pytest.mark.long  # short: the router checks of models.yaml, above
 @pytest.mark.parametrize(
     ("bad", "good", "ratio"),
     [
