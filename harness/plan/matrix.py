@@ -172,7 +172,7 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
     """Every name on the axis is a stack, and every stack is on the axis: else other code would be tested than meant."""
     stacks = parse_stacks(section, problems, path_of)
-    names = list(section) if isinstance(section, Mapping) else []
+    names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
     used: dict[str, int | None] = {}
     for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
         if "stack" in row.values:

@@ -126,6 +126,13 @@ def test_a_stack_that_is_not_defined_is_named_with_the_nearest() -> None:
     assert (found.key, found.found, found.hint) == ("matrix.stack", "'core171'", "did you mean 'core17'?")
 
 
+@pytest.mark.parametrize("name", [True, 3, 2.5, None])
+def test_a_name_that_is_not_text_is_refused(name: Any) -> None:
+    found = problems_of(matrix={"stack": "a", "packing": "sft"}, stacks={name: {"packages": ["megatron-core==0.19.2"]}})
+    assert any("a name has letters" in item.message for item in found)
+    assert any(item.message == "no such stack" for item in found)
+
+
 def test_a_stack_that_no_row_uses_is_an_error_since_other_code_would_be_tested() -> None:
     (found,) = problems_of(matrix={"packing": "sft"}, stacks={"s": {"packages": [CORE]}})
     assert str(found) == ("t.yaml: stacks.s: no row of the matrix uses this stack (add it to the axis 'stack')")
