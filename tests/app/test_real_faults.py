@@ -10,7 +10,7 @@ import pytest
 
 from tests.app.conftest import harness, only_run
 
-pytestmark = [pytest.mark.train, pytest.mark.long]  # short: the slow release in test_stacks.py
+pytestmark = [pytest.mark.train, pytest.mark.long]  # short: the slow release in test_two_stacks.py
 SLOW, FLAT = ("core0140", "core0192"), ("core0161", "core0171", "core0182")
 
 

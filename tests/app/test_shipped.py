@@ -32,7 +32,7 @@ def test_the_self_test_catches_every_fault_at_its_place_and_raises_no_false_alar
     _catches(names, tmp_path)
 
 
-@pytest.mark.long  # minutes on a quiet machine; short: the slow release in test_stacks.py
+@pytest.mark.long  # minutes on a quiet machine; short: the slow release in test_two_stacks.py
 def test_the_self_test_catches_every_slow_kernel(tmp_path: Path) -> None:
     _catches([fault.name for fault in FAULTS if fault.lane is Lane.THROUGHPUT], tmp_path)
 

@@ -168,7 +168,7 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
     codes = [rank.exit_code for rank in agents.read("aborted").result.ranks]
     assert -signal.SIGTERM in codes  # the other may see the connection break before its own signal comes
-    assert all(codes)
+    assert 0 not in codes  # None: on a busy machine node 1 says how its rank ended after the result was written
 
     agents.processes[0].kill()
     assert agents.wait() == [-signal.SIGKILL, 3]
