@@ -10,7 +10,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.smoke import green, verdicts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.train]
+pytestmark = [pytest.mark.slurm, pytest.mark.train, pytest.mark.long]  # short: test_launch.py, test_hang.py
 
 
 def test_the_smoke_matrix_is_green_on_four_nodes(lab: SlurmLab, tmp_path: Path, root: Path) -> None:
