@@ -20,7 +20,7 @@ from harness.words.errors import InputError, InterruptedRun, Problem
 from harness.words.outcomes import EXIT_INTERRUPTED, Outcome
 from harness.words.run_plan import PlannedCell, RunPlan
 
-_MOVED = "put it back as it was, or begin a new run: cells of one run are held against each other"
+_MOVED = "put it back as it was, or begin a new run: cells of one run are compared with each other"
 PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
 
 

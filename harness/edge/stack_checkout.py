@@ -148,7 +148,7 @@ def changes_of(place: Path) -> str:
 
 
 def code_at(checkout: Checkout, commit: str, place: Path) -> str:
-    """The commit, and of a working tree that is taken as it lies what is changed in it: "<hash>+changes.1a2b3c4d"."""
+    """The commit; for a working tree used in place, also a digest of its changes: "<hash>+changes.1a2b3c4d"."""
     changes = "" if checkout.ref else changes_of(place)
     return f"{commit}+changes.{changes}" if changes else commit
 

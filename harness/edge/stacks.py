@@ -130,9 +130,9 @@ def ready_stack(
 
 
 def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
-    """What is no longer the code that a run began with, a sentence each: working trees, which are taken as they lie.
+    """One sentence for each working tree whose code has changed since the run began.
 
-    A commit has a worktree of its own, and an environment is made once: those stay.
+    Only working trees used in place can change: a commit gets its own worktree, and an environment is made once.
     """
     found = []
     for stack in stacks.values():

@@ -1,7 +1,7 @@
 """Upstream issues that findings are recognised as: by check, field, stage and wording, and by the release of the stack.
 
 The facts are those of the fault catalogue and of the matrices that show them (releases.yaml, real_faults.yaml,
-known_bugs.yaml). A row stands here only where a finding tells it from other faults of the same release.
+known_bugs.yaml). An issue is listed only when its finding differs from those of other faults of the same release.
 """
 
 from __future__ import annotations

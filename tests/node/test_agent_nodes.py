@@ -162,13 +162,14 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
         "aborted": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "hangs": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
     }
-    agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=8.0)
+    # Long enough that a busy machine does not take node 1 for silent, and so leave out how its rank ended.
+    agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=25.0)
     agents.until(lambda: _trains(agents, "aborted", 1))
     write_abort(agents.attempt("aborted"), Abort(node=1, reason="nobody's connection breaks: only this file ends it"))
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
     codes = [rank.exit_code for rank in agents.read("aborted").result.ranks]
     assert -signal.SIGTERM in codes  # the other may see the connection break before its own signal comes
-    assert 0 not in codes  # None: on a busy machine node 1 says how its rank ended after the result was written
+    assert all(codes)
 
     agents.processes[0].kill()
     assert agents.wait() == [-signal.SIGKILL, 3]

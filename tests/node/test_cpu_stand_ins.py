@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -66,4 +67,5 @@ install()
 import torch._dynamo.trace_rules as rules
 assert rules.get_torch_obj_rule_map()
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, env=environment)

@@ -1,11 +1,47 @@
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 
+from harness.node import cuda_forks
 from harness.node.load import load
 from harness.node.probe import imports
+
+COMPILER = "TORCHDYNAMO_DISABLE"
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is not set, whatever the caller has, and not left behind."""
+    monkeypatch.setenv(COMPILER, "")
+    monkeypatch.delenv(COMPILER)
+
+
+@pytest.mark.parametrize(
+    ("driver", "users", "expected"),
+    [(False, None, "1"), (False, "0", "0"), (True, None, None)],
+    ids=["no GPU", "the user's value", "a GPU"],
+)
+def test_the_compiler_is_off_only_without_a_gpu_and_the_user_decides(
+    driver: bool, users: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if users is not None:
+        monkeypatch.setenv(COMPILER, users)
+    seen: list[str | None] = []
+    monkeypatch.setattr(cuda_forks, "driver_there", lambda: driver)
+    monkeypatch.setattr(cuda_forks, "gpu_table", lambda: ())
+    monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get(COMPILER)))
+    load()
+    assert seen == [expected]
+
+
+def test_garbage_is_collected_again_once_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(imports, "import_all", lambda: seen.append(gc.isenabled()))
+    load()
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 @pytest.mark.parametrize("shown", [None, "0,1"])

@@ -1,7 +1,7 @@
 """The gradient norm before clipping equals the reference's, on every rank; a telling ratio is named.
 
 A reference with other rows in its micro-batches has other gradients. Then no bound can be stated between the two, and
-the ranks are held against each other: the norm is that of all of them together.
+the ranks are compared with each other: the norm is that of all of them together.
 """
 
 from __future__ import annotations
