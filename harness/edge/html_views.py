@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.judge.report_model import RankView, Report, ReportCell, ReportRejected
+from harness.words.axes import LAYOUT, labelled
 from harness.words.outcomes import LaneVerdict, Outcome
 from harness.words.stack import DEFAULT
 
@@ -35,8 +36,6 @@ STATE_MARKS = {
     "unpacked": ("–", "unpacked"),  # noqa: RUF001
     "no-record": ("?", "no record"),
 }
-_LAYOUT_AXES = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
-_WORDS = ("dtype", "attention", "device")  # axes whose values speak for themselves
 _MAX_STRIP = 64  # segments drawn for one cu_seqlens
 _MAX_VALUES = 400  # numbers of one cu_seqlens written out
 
@@ -114,7 +113,7 @@ def _stack_of(axes: dict[str, Any]) -> str:
 
 
 def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
-    layout = {name: getattr(item.layout, name) for name in _LAYOUT_AXES} if isinstance(item, ReportCell) else {}
+    layout = {name: getattr(item.layout, name) for name in LAYOUT} if isinstance(item, ReportCell) else {}
     return {**item.axes, **layout}
 
 
@@ -135,9 +134,9 @@ def _row_name(axes: dict[str, Any], usual: Mapping[str, str]) -> str:
         parts.append("nosp")
     if axes.get("micro_batch_size", 1) != 1:
         parts.append(f"mbs{axes['micro_batch_size']}")
-    known = {*_LAYOUT_AXES, "micro_batch_size", "packing", "stack"}
+    known = {*LAYOUT, "micro_batch_size", "packing", "stack"}
     rest = [name for name in axes if name in usual and name not in known and str(axes[name]) != usual[name]]
-    return "-".join(parts + [str(axes[name]) if name in _WORDS else f"{name}={axes[name]}" for name in rest])
+    return "-".join(parts + [labelled(name, axes[name]) for name in rest])
 
 
 def _row_order(axes: dict[str, Any], name: str) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from harness.edge import yaml_file
 from harness.edge.text_file import MIB, expanded, read_text
 from harness.plan.matrix import Matrix, load
 from harness.plan.problems import shown
-from harness.plan.sections import MOST_LENGTH, MOST_LENGTHS
+from harness.words.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.words.errors import InputError, Problem
 
 _LENGTH = re.compile(r"[0-9]{1,20}")

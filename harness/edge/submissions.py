@@ -11,7 +11,7 @@ from harness.edge.sbatch_template import Job, render_job
 from harness.edge.stacks import agent_environment, copy_node_code
 from harness.plan.allocations import arrays
 from harness.plan.cluster import ClusterProfile, Container
-from harness.plan.matrix import Launch
+from harness.plan.sections import Launch
 from harness.words.jsonable import loads
 from harness.words.run_plan import Allocation, RunPlan
 from harness.words.stack import ReadyStack

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.plan.cluster import LOCAL, ClusterProfile, nodes_for
 from harness.plan.cost import IMPORT_S, cell_seconds
-from harness.plan.matrix import Launch
+from harness.plan.sections import Launch
 from harness.words.run_plan import Allocation, Expansion, PlannedCell
 from harness.words.stack import DEFAULT
 

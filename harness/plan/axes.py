@@ -9,34 +9,32 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from harness.plan.model_section import MODEL_ALIASES, PARTS, WRONG, ModelSection, model_part
+from harness.plan.model_section import PARTS
 from harness.plan.problems import KeyPath, Problems, shown
-from harness.plan.section import Section
-from harness.plan.sections import (
-    AXIS_ALIASES,
-    TRAIN_ALIASES,
-    AxisRow,
-    OptionsSection,
-    TrainSection,
-)
+from harness.plan.section import model_of, model_with
+from harness.words.axes import SECTIONS, axes, dotted
+from harness.words.setting import aliases_of
 
-_OPTIONS = tuple(OptionsSection.model_fields)
-AXES = (*(name for name in AxisRow.model_fields if name not in _OPTIONS), *_OPTIONS)
-_SECTIONS: dict[str, tuple[type[Section], dict[str, str]]] = {
-    "model": (ModelSection, MODEL_ALIASES),
-    "train": (TrainSection, TRAIN_ALIASES),
-}
-DOTTED = tuple(f"{name}.{key}" for name, (section, _) in _SECTIONS.items() for key in section.model_fields)
+AXES = tuple(axes())
+DOTTED = tuple(dotted())
+AXIS_ALIASES = {alias: name for name, axis in axes().items() for alias in axis.aliases}
 ALIASES = AXIS_ALIASES | {
-    f"{name}.{alias}": f"{name}.{key}" for name, (_, aliases) in _SECTIONS.items() for alias, key in aliases.items()
+    f"{section}.{alias}": f"{section}.{key}"
+    for section, kind in SECTIONS.items()
+    for alias, key in aliases_of(kind).items()
 }
+AxisRow = model_with(
+    "AxisRow",
+    "Values of some axes: one combination, or a row of include, exclude or a tied list.",
+    [replace(axis, default=None) for axis in axes().values()],
+)
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
-_INVALID = WRONG
+_INVALID: Any = object()  # a value that has added a problem
 MOST_COMBINATIONS = 1_000_000
 
 
@@ -168,9 +166,10 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
             problems.add(path, "every item of a tied list must set the same axes")
         return tied
     hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in items) else None
-    for section, (model, aliases) in _SECTIONS.items():
-        if name in model.model_fields or name in aliases:
-            hint = f"as an axis it is written '{section}.{aliases.get(name, name)}'"
+    for section, kind in SECTIONS.items():
+        key = aliases_of(kind).get(name, name)
+        if f"{section}.{key}" in DOTTED:
+            hint = f"as an axis it is written '{section}.{key}'"
     problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>", "include", "exclude"], ALIASES, hint)
     return ()
 
@@ -197,12 +196,13 @@ def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
 def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
     """One value of one axis, checked; _INVALID after adding its problem."""
     prefix, _, key = name.rpartition(".")
-    model = _SECTIONS[prefix][0] if prefix in _SECTIONS else AxisRow
     if name not in AXES and name not in DOTTED:
         problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>"], [*ALIASES, *DOTTED])
         return _INVALID
     if prefix == "model" and key in PARTS:
-        return model_part(key, value, path, problems)
+        part = None if value is None else problems.validate(PARTS[key], value, path)
+        return _INVALID if part is None and value is not None else part
+    model = model_of(SECTIONS[prefix]) if prefix else AxisRow
     try:
         return getattr(model.model_validate({key: value}), key)
     except ValidationError as error:

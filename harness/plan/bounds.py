@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from harness.plan.section import Section, one_of
-from harness.words.tolerances import BOUND_NAMES, DIRECTIONS, RATIO_SCREEN, UNITS, UNSIGNED, Override
+from harness.plan.section import Section, made, model_of, one_of
+from harness.words.tolerances import BOUND_NAMES, DIRECTIONS, MOST_DISTANCE, RATIO_SCREEN, UNITS, UNSIGNED, Override
 
-MOST = 1e6  # of a distance, relative or absolute: a larger bound would let every number pass
-
-
-class BoundSection(Section):
-    """The largest allowed distance from the reference."""
-
-    value: Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)] = Field(description="Largest allowed distance.")
-    unit: Literal["relative", "absolute"] | None = Field(
-        default=None, description="Relative to the reference, or absolute; absent: as the default bound has it."
-    )
-    direction: Literal["either", "above", "below"] | None = Field(
-        default=None, description="Count values on this side of the reference only; absent: either."
-    )
+BoundSection: Any = model_of(Override)
 
 
 def _as_mapping(value: Any) -> Any:
@@ -33,12 +21,12 @@ def _as_mapping(value: Any) -> Any:
         raise ValueError("must be a number, or a mapping of value, unit and direction")
     if not value > 0:
         raise ValueError("must be above 0")
-    if not value <= MOST:
-        raise ValueError(f"must be finite, and at most {MOST:,.0f}")
+    if not value <= MOST_DISTANCE:
+        raise ValueError(f"must be finite, and at most {MOST_DISTANCE:,.0f}")
     return {"value": float(value)}
 
 
-def _fits(bounds: dict[str, BoundSection]) -> dict[str, BoundSection]:
+def _fits(bounds: dict[str, Any]) -> dict[str, Any]:
     """What a bound cannot have is an error, not ignored."""
     for name, bound in bounds.items():
         if name in UNSIGNED and bound.direction not in (None, "either"):
@@ -48,8 +36,8 @@ def _fits(bounds: dict[str, BoundSection]) -> dict[str, BoundSection]:
     return bounds
 
 
-def overrides_of(bounds: Mapping[str, BoundSection]) -> dict[str, Override]:
-    return {name: Override(**bound.model_dump()) for name, bound in bounds.items()}
+def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
+    return {name: made(Override, bound) for name, bound in bounds.items()}
 
 
 def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
@@ -62,7 +50,7 @@ def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
     }
 
 
-_POSITIVE = {"type": "number", "exclusiveMinimum": 0, "maximum": MOST}
+_POSITIVE = {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_DISTANCE}
 _SCHEMA = {
     "anyOf": [
         _POSITIVE,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from harness.plan.problems import KeyPath, Problems
-from harness.plan.section import Count, Section
 from harness.plan.sections import Name
 from harness.plan.throughput_section import PeakTflops
 from harness.words.secrets import NAMES, holds_secret, is_secret_name
+from harness.words.setting import setting
 
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -88,101 +88,54 @@ Signal = Annotated[
 Gres = Annotated[str, _matching(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?", "a resource name like gpu or gpu:h100")]
 EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
-Path = Annotated[str, AfterValidator(_one_line)]
-
-
-class ContainerSection(Section):
-    """The container that agents run in."""
-
-    image: Line = Field(description="Image, as srun --container-image or apptainer exec takes it.")
-    runtime: Literal["pyxis", "apptainer"] = Field(default="pyxis", description="What starts the container.")
-    mounts: list[Line] = Field(default_factory=list, description="SOURCE:TARGET; the run directory is added.")
-    workdir: Line | None = Field(default=None, description="Working directory in the container.")
-
-
-class ClusterFile(Section):
-    """A profile file. `container` is checked as a section of its own."""
-
-    name: Name = Field(description="Names the profile.")
-    kind: Literal["local", "slurm"] = Field(description="local: this machine; slurm: jobs.")
-    partition: Line | None = Field(default=None, description="sbatch --partition.")
-    account: Line | None = Field(default=None, description="sbatch --account.")
-    qos: Line | None = Field(default=None, description="sbatch --qos.")
-    reservation: Line | None = Field(default=None, description="sbatch --reservation.")
-    constraint: Line | None = Field(default=None, description="sbatch --constraint.")
-    exclude: list[Line] = Field(default_factory=list, description="Nodes that no job may use.")
-    nodes: Count = Field(default=1, le=65_536, description="Most nodes that one job may take.")
-    gpus_per_node: Annotated[int, Field(ge=0, le=1_024)] = Field(
-        default=0, description="GPUs of a node; 0: a CPU cluster."
-    )
-    ranks_per_node: Count | None = Field(
-        default=None, le=65_536, description="Ranks a node takes; absent: one per GPU."
-    )
-    gpu_flag: Literal["gpus-per-node", "gres", "none"] = Field(
-        default="gpus-per-node", description="How a job asks for GPUs."
-    )
-    gres: Gres = Field(default="gpu", description="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
-    exclusive: bool = Field(default=False, description="Whole nodes, with all their GPUs.")
-    mem: Memory | None = Field(default=None, description="sbatch --mem; 0: all memory of a node.")
-    cpus_per_task: Count | None = Field(default=None, le=65_536, description="Cores of a node for its ranks together.")
-    time: Count = Field(default=60, le=525_600, description="Most minutes that one job may take.")
-    peak_tflops: PeakTflops = Field(
-        default_factory=dict, description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
-    )
-    signal: Signal | None = Field(default=None, description="sbatch --signal.")
-    requeue: bool = Field(default=False, description="Slurm may start a job again by itself.")
-    container: dict[str, Any] | None = Field(default=None, description="The container that agents run in.")
-    env: dict[EnvName, EnvValue | None] = Field(
-        default_factory=dict, description="Environment of the job; null takes a default away."
-    )
-    setup: list[Line] = Field(default_factory=list, description="Shell lines before srun, on the first node.")
-    sbatch_flags: list[Line] = Field(default_factory=list, description="More sbatch flags, --name=value each.")
-    srun_flags: list[Line] = Field(default_factory=list, description="More srun flags, --name=value each.")
-    run_dir: Path | None = Field(default=None, description="Folder of run directories that every node sees.")
-    python: Path | None = Field(default=None, description="Interpreter on the nodes; absent: the launcher's own.")
-    template: Path = Field(default="default", description="Name in sbatch_templates, or a path beside the profile.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    image: str
-    runtime: str = "pyxis"  # pyxis | apptainer
-    mounts: tuple[str, ...] = ()
-    workdir: str | None = None
+    """The container that agents run in."""
+
+    image: Line = setting(doc="Image, as srun --container-image or apptainer exec takes it.")
+    runtime: Literal["pyxis", "apptainer"] = setting("pyxis", doc="What starts the container.")
+    mounts: tuple[Line, ...] = setting((), doc="SOURCE:TARGET; the run directory is added.")
+    workdir: Line | None = setting(None, doc="Working directory in the container.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterProfile:
-    """A checked profile. Sizes count per node, `time` minutes per job; what is None is not asked for."""
+    """A profile file. Sizes count per node; what is None is not asked for."""
 
-    name: str = "local"
-    kind: str = "local"  # local | slurm
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    exclude: tuple[str, ...] = ()
-    nodes: int = 1
-    gpus_per_node: int = 0
-    ranks_per_node: int = 1
-    gpu_flag: str = "gpus-per-node"
-    gres: str = "gpu"
-    exclusive: bool = False
-    mem: str | None = None
-    cpus_per_task: int | None = None
-    time: int = 60
-    peak_tflops: dict[str, float] = field(default_factory=dict)
-    signal: str | None = None
-    requeue: bool = False
-    container: Container | None = None
-    env: dict[str, str | None] = field(default_factory=dict)
-    setup: tuple[str, ...] = ()
-    sbatch_flags: tuple[str, ...] = ()
-    srun_flags: tuple[str, ...] = ()
-    run_dir: str | None = None
-    python: str | None = None
-    template: str = "default"
+    name: Name = setting("local", doc="Names the profile.", required=True)
+    kind: Literal["local", "slurm"] = setting("local", doc="local: this machine; slurm: jobs.", required=True)
+    partition: Line | None = setting(None, doc="sbatch --partition.")
+    account: Line | None = setting(None, doc="sbatch --account.")
+    qos: Line | None = setting(None, doc="sbatch --qos.")
+    reservation: Line | None = setting(None, doc="sbatch --reservation.")
+    constraint: Line | None = setting(None, doc="sbatch --constraint.")
+    exclude: tuple[Line, ...] = setting((), doc="Nodes that no job may use.")
+    nodes: int = setting(1, doc="Most nodes that one job may take.", ge=1, le=65_536)
+    gpus_per_node: int = setting(0, doc="GPUs of a node; 0: a CPU cluster.", ge=0, le=1_024)
+    ranks_per_node: int = setting(1, doc="Ranks a node takes; absent: one per GPU.", ge=1, le=65_536, optional=True)
+    gpu_flag: Literal["gpus-per-node", "gres", "none"] = setting("gpus-per-node", doc="How a job asks for GPUs.")
+    gres: Gres = setting("gpu", doc="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
+    exclusive: bool = setting(False, doc="Whole nodes, with all their GPUs.")
+    mem: Memory | None = setting(None, doc="sbatch --mem; 0: all memory of a node.")
+    cpus_per_task: int | None = setting(None, doc="Cores of a node for its ranks together.", ge=1, le=65_536)
+    time: int = setting(60, doc="Most minutes that one job may take.", ge=1, le=525_600)
+    peak_tflops: PeakTflops = setting(
+        default_factory=dict, doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
+    )
+    signal: Signal | None = setting(None, doc="sbatch --signal.")
+    requeue: bool = setting(False, doc="Slurm may start a job again by itself.")
+    container: Container | None = setting(None, doc="The container that agents run in.")
+    env: dict[EnvName, EnvValue | None] = setting(
+        default_factory=dict, doc="Environment of the job; null takes a default away."
+    )
+    setup: tuple[Line, ...] = setting((), doc="Shell lines before srun, on the first node.")
+    sbatch_flags: tuple[Line, ...] = setting((), doc="More sbatch flags, --name=value each.")
+    srun_flags: tuple[Line, ...] = setting((), doc="More srun flags, --name=value each.")
+    run_dir: Line | None = setting(None, doc="Folder of run directories that every node sees.")
+    python: Line | None = setting(None, doc="Interpreter on the nodes; absent: the launcher's own.")
+    template: Line = setting("default", doc="Name in sbatch_templates, or a path beside the profile.")
 
     def gpus_of(self, ranks_per_node: int) -> int:
         """GPUs per node that a job with so many ranks per node is given, and pays for."""
@@ -201,30 +154,15 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
     # Before anything prints a value: these messages must not show what they refuse.
     _check_secrets(values, problems)
     problems.raise_any()
-    checked = problems.validate(ClusterFile, values, (), {})
-    container = _container(values, problems)
-    if checked:
-        _check_together(checked, problems)
+    profile = problems.validate(ClusterProfile, values, ())
+    if profile:
+        given = {name.replace("-", "_") for name, value in values.items() if value is not None}
+        _check_together(profile, given, {name.replace("-", "_") for name in values}, problems)
+        if "ranks_per_node" not in given:
+            profile = replace(profile, ranks_per_node=profile.gpus_per_node or 1)
     problems.raise_any()
-    assert checked
-    plain = {name: _frozen(value) for name, value in checked.model_dump().items()}
-    plain["ranks_per_node"] = checked.ranks_per_node or checked.gpus_per_node or 1
-    return ClusterProfile(**plain | {"container": container})
-
-
-def _container(values: Any, problems: Problems) -> Container | None:
-    section = values.get("container") if isinstance(values, Mapping) else None
-    if not isinstance(section, Mapping):
-        return None
-    checked = problems.validate(ContainerSection, section, ("container",), {})
-    if checked is None:
-        return None
-    for number, mount in enumerate(checked.mounts):
-        if "," in mount or not 1 <= mount.count(":") <= 2:
-            problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
-    return Container(
-        image=checked.image, runtime=checked.runtime, mounts=tuple(checked.mounts), workdir=checked.workdir
-    )
+    assert profile
+    return profile
 
 
 def _check_secrets(values: Any, problems: Problems) -> None:
@@ -247,16 +185,20 @@ def _check_secrets(values: Any, problems: Problems) -> None:
                 problems.add((key, number), "writes out a secret, by its name or by its looks", hint=SECRET_HINT)
 
 
-def _check_together(profile: ClusterFile, problems: Problems) -> None:
-    """What depends on more than one key."""
+def _check_together(profile: ClusterProfile, given: set[str], written: set[str], problems: Problems) -> None:
+    """What depends on more than one key. `given`: those that the file has a value for, `written`: also with null."""
+    for number, mount in enumerate(profile.container.mounts if profile.container else ()):
+        if "," in mount or not 1 <= mount.count(":") <= 2:
+            problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
     if profile.kind == "local":
-        for name in profile.model_fields_set - {"name", "kind", "run_dir"}:
+        for name in sorted(written - {"name", "kind", "run_dir"}):
             problems.add((name,), "has no meaning for kind: local", allowed="name, kind, run_dir")
         return
-    if not profile.gpus_per_node and not profile.ranks_per_node:
+    ranks = profile.ranks_per_node if "ranks_per_node" in given else 0
+    if not profile.gpus_per_node and not ranks:
         problems.add((), "says neither gpus_per_node nor ranks_per_node", hint="a CPU cluster sets ranks_per_node")
-    if profile.gpus_per_node and (profile.ranks_per_node or 0) > profile.gpus_per_node:
-        sizes = f"{profile.ranks_per_node} ranks on {profile.gpus_per_node} GPUs"
+    if profile.gpus_per_node and ranks > profile.gpus_per_node:
+        sizes = f"{ranks} ranks on {profile.gpus_per_node} GPUs"
         problems.add(("ranks_per_node",), f"every rank needs a GPU of its own: {sizes}")
     for name, value in profile.env.items():
         if value is not None and has_control(value):
@@ -265,7 +207,7 @@ def _check_together(profile: ClusterFile, problems: Problems) -> None:
     _check_flags("srun_flags", profile.srun_flags, SRUN_OWN, problems)
 
 
-def _check_flags(key: str, flags: list[str], own: Mapping[str, str], problems: Problems) -> None:
+def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], problems: Problems) -> None:
     for number, flag in enumerate(flags):
         name = flag.partition("=")[0].lstrip("-")
         taken = next((full for full in own if full.startswith(name)), None)  # Slurm takes --part for --partition
@@ -273,10 +215,6 @@ def _check_flags(key: str, flags: list[str], own: Mapping[str, str], problems: P
             problems.add((key, number), "must be one flag with its value", found=flag, allowed="--name or --name=value")
         elif taken:
             problems.add((key, number), f"--{taken} cannot stand here", found=flag, hint=own[taken])
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
+from harness.words.axes import axes
+
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 _OPERATORS = {kind: DEFAULT_OPERATORS[kind] for kind in (*_ARITHMETIC, *_COMPARISONS, ast.Not, ast.USub)}
@@ -22,7 +24,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 MOST_CHARACTERS = 1_000
 MOST_DEPTH = 50
 _KEPT = 2**16  # answers of one constraint
-TEXT_NAMES = frozenset({"packing", "dtype", "attention", "device", "stack", "documents", "forbidden"})
+TEXT_NAMES = frozenset(name for name, axis in axes().items() if axis.type is str)
 
 
 class ConstraintError(ValueError):

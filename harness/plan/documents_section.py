@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.plan.problems import KeyPath, Problems, shown
-from harness.plan.sections import DOCUMENT_MODES, DistributionDocuments, FileDocuments
+from harness.plan.section import made
+from harness.plan.sections import DOCUMENT_MODES
 from harness.words.documents import DocumentsConfig
 from harness.words.errors import InputError
 
@@ -23,29 +24,26 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
     if not isinstance(mode, str) or mode not in DOCUMENT_MODES:
         problems.add((*path, "mode"), "unknown mode", found=shown(mode), allowed=", ".join(DOCUMENT_MODES))
         return None
-    checked = problems.validate(DOCUMENT_MODES[mode], {**values, "mode": mode}, path, {})
-    if isinstance(checked, DistributionDocuments):
-        if not checked.min_seq_len <= checked.mean_seq_len <= checked.max_seq_len:
-            sizes = f"{checked.min_seq_len}, {checked.mean_seq_len}, {checked.max_seq_len}"
-            problems.add(path, "min_seq_len <= mean_seq_len <= max_seq_len does not hold", found=sizes)
-        return DocumentsConfig(**checked.model_dump())
-    if isinstance(checked, FileDocuments):
-        return _file_documents(checked, problems, read_lengths)
-    return DocumentsConfig(mode=mode) if checked else None
+    checked = problems.validate(DOCUMENT_MODES[mode], {**values, "mode": mode}, path)
+    documents = made(DocumentsConfig, checked) if checked else None
+    if documents and not documents.min_seq_len <= documents.mean_seq_len <= documents.max_seq_len:
+        sizes = f"{documents.min_seq_len}, {documents.mean_seq_len}, {documents.max_seq_len}"
+        problems.add(path, "min_seq_len <= mean_seq_len <= max_seq_len does not hold", found=sizes)
+    return _from_file(documents, problems, read_lengths) if documents and mode == "file" else documents
 
 
-def _file_documents(checked: FileDocuments, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
-    if (checked.path is None) == (checked.lengths is None):
+def _from_file(asked: DocumentsConfig, problems: Problems, read_lengths: LengthsReader) -> DocumentsConfig | None:
+    if (asked.path is None) == (not asked.lengths):
         problems.add(("documents",), "mode file needs either path or lengths", hint="give exactly one of them")
         return None
-    if checked.path is None:
-        return DocumentsConfig(mode="file", lengths=tuple(checked.lengths or ()))
+    if asked.path is None:
+        return asked
     try:
         # Without the path: a cell's id depends on the lengths, not on where they were kept.
-        return DocumentsConfig(mode="file", lengths=read_lengths(checked.path))
+        return DocumentsConfig(mode="file", lengths=read_lengths(asked.path))
     except InputError as error:
         for problem in error.problems:
-            message = f"{checked.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"
+            message = f"{asked.path}{f' line {problem.line}' if problem.line else ''}: {problem.message}"
             details = {"found": problem.found, "allowed": problem.allowed, "hint": problem.hint}
             problems.add(("documents", "path"), message, **details)
         return None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from harness.plan.axes import ALIASES, AXES
-from harness.plan.model_section import MODEL_ALIASES, PARTS
-from harness.plan.sections import AXIS_ALIASES, TRAIN_ALIASES, AxisRow, MatrixFile
+from harness.plan.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
+from harness.plan.model_section import PARTS
+from harness.plan.section import model_of
+from harness.plan.sections import MatrixFile
+from harness.words.axes import SECTIONS
+from harness.words.packing_options import PackingOptions
+from harness.words.setting import aliases_of
 
-_ALIASES = {"ModelSection": MODEL_ALIASES, "TrainSection": TRAIN_ALIASES}
-_ALIASES |= {section.__name__: aliases for section, aliases, _ in PARTS.values()}
+_DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
 
 
 def json_schema() -> dict[str, Any]:
@@ -20,8 +23,8 @@ def json_schema() -> dict[str, Any]:
     """
     schema = MatrixFile.model_json_schema()
     definitions = schema["$defs"]
-    for name, aliases in _ALIASES.items():
-        _add_aliases(definitions[name]["properties"], aliases)
+    for kind in _DECLARED:
+        _add_aliases(definitions[model_of(kind).__name__]["properties"], aliases_of(kind))
     definitions["AxisRow"] = _row(definitions)
     schema["properties"]["matrix"] = _matrix(definitions["AxisRow"]["properties"])
     _drop_null_defaults(schema)
@@ -37,8 +40,8 @@ def _row(definitions: dict[str, Any]) -> dict[str, Any]:
     """Values of some axes: a row of include, exclude or a tied list."""
     row = AxisRow.model_json_schema()
     properties = row["properties"]
-    for section in ("model", "train"):
-        own = definitions[f"{section.capitalize()}Section"]["properties"]
+    for section, kind in SECTIONS.items():
+        own = definitions[model_of(kind).__name__]["properties"]
         properties |= {f"{section}.{key}": copy.deepcopy(value) for key, value in own.items()}
     _add_aliases(properties, AXIS_ALIASES)
     assert properties.keys() >= {*AXES, *ALIASES}

@@ -10,26 +10,15 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
 
-from harness.plan.axes import AXES, DOTTED, Axes, parse_axes
+from harness.plan.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
 from harness.plan.bounds import as_written, overrides_of
 from harness.plan.constraints import Constraint, ConstraintError, compile_constraint
 from harness.plan.documents_section import LengthsReader, parse_documents
 from harness.plan.model_section import parse_model
 from harness.plan.problems import KeyPath, Problems, shown
-from harness.plan.section import Section
-from harness.plan.sections import (
-    AXIS_ALIASES,
-    TRAIN_ALIASES,
-    ChecksSection,
-    LaunchSection,
-    MatrixFile,
-    OptionsSection,
-    TrainSection,
-    XFailEntry,
-)
+from harness.plan.sections import ChecksSection, Launch, MatrixFile
 from harness.plan.select_parse import Covering, parse_select
 from harness.plan.sizes import check_tests, size_problems
 from harness.plan.stacks import PathOf, layers_of, parse_stacks
@@ -43,20 +32,6 @@ from harness.words.tolerances import ToleranceOverrides
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
 _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """How cells run; None: as the cores (`parallel_ranks`) or the time limit (`cells_per_allocation`) allow."""
-
-    parallel_ranks: int | None = None
-    deadline_s: float = 120.0
-    max_ranks: int = 64
-    cells_per_allocation: int | None = None
-    throttle: int = 64  # jobs of one array at once
-    time_limit_min: int | None = None  # None: the most that the cluster profile allows
-    max_attempts: int = 3  # of one cell, when the cluster ends it
-    nodes_per_cell: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +73,10 @@ def load(
     problems = Problems(file, lines, elsewhere=_ELSEWHERE)
     top = _top(values, problems)
     model = parse_model(top.get("model", {}), problems)
-    train = _section(TrainSection, top, "train", problems, TRAIN_ALIASES)
-    options = _section(OptionsSection, top, "packing_options", problems)
-    launch = _section(LaunchSection, top, "launch", problems)
-    checks = _section(ChecksSection, top, "checks", problems)
+    train = problems.validate(TrainConfig, top.get("train", {}), ("train",))
+    options = problems.validate(PackingOptions, top.get("packing_options", {}), ("packing_options",))
+    launch = problems.validate(Launch, top.get("launch", {}), ("launch",))
+    checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
     documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
     axes = parse_axes(top.get("matrix", {}), problems)
     stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
@@ -115,12 +90,12 @@ def load(
         name=top["name"],
         file=file,
         model=model,
-        train=_train(train, model, problems),
+        train=_sized(train, model, problems),
         documents=documents,
-        options=PackingOptions(**options.model_dump()),
+        options=options,
         axes=axes,
         constraints=constraints,
-        launch=Launch(**launch.model_dump()),
+        launch=launch,
         **_of_checks(checks),
         xfail=xfail,
         covering=covering,
@@ -131,8 +106,7 @@ def load(
     )
 
 
-def _train(section: TrainSection, model: ModelConfig, problems: Problems) -> TrainConfig:
-    train = TrainConfig(**section.model_dump())
+def _sized(train: TrainConfig, model: ModelConfig, problems: Problems) -> TrainConfig:
     for key, message in size_problems(model, train):
         problems.add((key,), message)
     problems.raise_any()
@@ -165,7 +139,7 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
         if item.is_required() and name not in top:
             problems.add((name,), "is required")
     plain = {name: top[name] for name in ("name", "cluster") if name in top}
-    problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, (), {})
+    problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, ())
     return top
 
 
@@ -186,16 +160,6 @@ def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> di
         if name not in used:
             problems.add(("stacks", name), "no row of the matrix uses this stack", hint="add it to the axis 'stack'")
     return stacks
-
-
-def _section(
-    model: type[Section],
-    top: Mapping[str, Any],
-    name: str,
-    problems: Problems,
-    aliases: Mapping[str, str] | None = None,
-) -> Any:
-    return problems.validate(model, top.get(name, {}), (name,), aliases or {})
 
 
 def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
@@ -221,14 +185,8 @@ def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
     if not isinstance(section, list):
         problems.add(path, "must be a list", found=shown(section))
         return ()
-    entries = []
-    for number, item in enumerate(section):
-        entry = problems.validate(XFailEntry, item, (*path, number), {})
-        if entry:
-            expires = entry.expires.isoformat() if isinstance(entry.expires, date) else ""
-            plain = {name: getattr(entry, name) for name in ("pattern", "reason", "link", "strict")}
-            entries.append(XFail(**plain, expires=expires, lanes=tuple(entry.lanes), says=tuple(entry.says)))
-    return tuple(entries)
+    entries = [problems.validate(XFail, item, (*path, number)) for number, item in enumerate(section)]
+    return tuple(entry for entry in entries if entry)
 
 
 def resolved(matrix: Matrix) -> dict[str, Any]:
@@ -240,7 +198,7 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
     result: dict[str, Any] = {"name": matrix.name}
     result["model"] = {key: value for key, value in dataclasses.asdict(matrix.model).items() if value is not None}
     result["train"] = dataclasses.asdict(matrix.train)
-    result["documents"] = _resolved_documents(matrix.documents)
+    result["documents"] = matrix.documents.section()
     options = dataclasses.asdict(matrix.options)
     options["pad_seq_to_mult"] = options["pad_seq_to_mult"] or "auto"
     result["packing_options"] = options
@@ -276,12 +234,3 @@ def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
         since = {"since": matrix.history.since} if matrix.history.since else {}
         result["history"] = {"runs": matrix.history.runs, "slower": bounds["slower_than_history"], **since}
     return result
-
-
-def _resolved_documents(documents: DocumentsConfig) -> dict[str, Any]:
-    if documents.mode == "file":
-        return {"mode": "file", "lengths": list(documents.lengths)}
-    if documents.mode == "distribution":
-        names = ("mode", "type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
-        return {name: getattr(documents, name) for name in names}
-    return {"mode": documents.mode}

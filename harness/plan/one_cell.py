@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from harness.plan.bounds import as_written
 from harness.plan.stacks import layers_of
+from harness.words.axes import axes
 from harness.words.cell import CellConfig
-from harness.words.documents import MIXES
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
-from harness.words.stack import DEFAULT, ReadyStack, Stack
+from harness.words.setting import keys_of
+from harness.words.stack import ReadyStack, Stack
 from harness.words.timing import NOT_TIMED
 from harness.words.tolerances import ToleranceOverrides
 
 _PLAIN = CellConfig(layout=Layout(), data_path="reference")
-_AXES = ("micro_batch_size", "dtype", "attention", "device", "forbidden")
+_ALWAYS = ("tp", "pp", "cp", "packing")
+_OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # these are written there, not as axes
 
 
 def one_cell(
@@ -31,10 +33,10 @@ def one_cell(
         "name": name,
         "model": {key: value for key, value in asdict(config.model).items() if value is not None},
         "train": asdict(config.train),
-        "documents": _documents(config),
+        "documents": config.documents.section(),
         "matrix": _axes(config),
     }
-    options = {item.name: getattr(config.options, item.name) for item in fields(PackingOptions)}
+    options = asdict(config.options)
     changed = {key: value for key, value in options.items() if value != getattr(_PLAIN.options, key)}
     written |= {"packing_options": changed} if changed else {}
     written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
@@ -55,23 +57,12 @@ def pinned(stack: ReadyStack) -> Stack:
 
 
 def _axes(config: CellConfig) -> dict[str, Any]:
-    layout = config.layout
-    sizes = {key: getattr(layout, key) for key in ("tp", "pp", "cp")}
-    sizes |= {key: getattr(layout, key) for key in ("dp", "ep", "vpp") if getattr(layout, key) > 1}
-    sizes |= {"sp": layout.sp} if layout.sp != (layout.tp > 1) else {}
-    rest = {key: getattr(config, key) for key in _AXES if getattr(config, key) != getattr(_PLAIN, key)}
-    stack = {"stack": config.stack} if config.stack != DEFAULT else {}
-    return {**sizes, "packing": config.data_path, **rest, **stack}
-
-
-def _documents(config: CellConfig) -> dict[str, Any]:
-    documents = config.documents
-    if documents.mode in MIXES:
-        return {"mode": documents.mode}
-    if documents.mode == "file":
-        return {"mode": "file", "lengths": list(documents.lengths)}
-    names = ("mode", "type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
-    return {name: getattr(documents, name) for name in names}
+    plain = replace(_PLAIN, layout=replace(_PLAIN.layout, sp=config.layout.tp > 1))
+    return {
+        name: value
+        for name, axis in axes().items()
+        if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or name in _ALWAYS)
+    }
 
 
 def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harness.plan.section import made, model_of, parts_of
 from harness.words.errors import InputError, Problem
+from harness.words.setting import aliases_of
 
 KeyPath = tuple[str | int, ...]
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 # pydantic error type -> what the user reads; {ge}, {gt}, {expected} ... come from the error's context.
 _MESSAGES = {
@@ -95,16 +97,23 @@ class Problems:
                 self.spelled[(*path, name)] = written
         return result
 
-    def validate(self, model: type[M], section: Any, path: KeyPath, aliases: Mapping[str, str]) -> M | None:
-        """The section as its model; None after adding all its problems."""
+    def validate(self, kind: type[T], section: Any, path: KeyPath) -> T | None:
+        """The section as a declared dataclass, or as a model of pydantic's; None after adding all its problems."""
+        aliases = {} if issubclass(kind, BaseModel) else aliases_of(kind)
         values = self.canonical(section, aliases, path)
         if values is None:
             return None
+        inner = {name: part for name, part in parts_of(kind).items() if values.get(name) is not None}
+        parts = {name: self.validate(part, values.pop(name), (*path, name)) for name, part in inner.items()}
+        model = model_of(kind)
         try:
-            return model.model_validate(values)
+            checked: Any = model.model_validate(values)
         except ValidationError as error:
             self.add_validation(error, path, model.model_fields, aliases)
             return None
+        if any(part is None for part in parts.values()):
+            return None
+        return checked if model is kind else made(kind, checked, parts)
 
     def add_validation(
         self,

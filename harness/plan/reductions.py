@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from harness.words.axes import Axis, axes, dotted, with_value
 from harness.words.cell import CellConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
-from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 
 FEW_DOCUMENTS = 8  # up to so many, each is left out on its own; of more, eighths
 _SHORTEST_ROW = 4  # as train.seq_length allows
@@ -155,12 +155,16 @@ def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
     return [_model(config, moe=replace(moe, **change)) for change in plain]
 
 
-def _option(name: str) -> Dimension:
-    read, default = attrgetter(f"options.{name}"), getattr(DEFAULT_OPTIONS, name)
+def _has_plain(axis: Axis) -> bool:
+    return axis.setting.shrink and axis.default is not MISSING
+
+
+def _to_default(axis: Axis) -> Dimension:
+    """An axis, or a switch of the model, that a smaller cell has at its default."""
     return Dimension(
-        name=name,
-        value=read,
-        smaller=lambda config: [replace(config, options=replace(config.options, **{name: default}))],
+        name=axis.path.rpartition(".")[2],
+        value=axis.of,
+        smaller=lambda config: [with_value(config, axis, axis.default)],
     )
 
 
@@ -243,22 +247,13 @@ DIMENSIONS: tuple[Dimension, ...] = (
         smaller=lambda config: [_train(config, steps=number) for number in _fewer(config.train.steps)],
         count=attrgetter("train.steps"),
     ),
-    Dimension(
-        name="dtype",
-        value=attrgetter("dtype"),
-        smaller=lambda config: [replace(config, dtype="fp32")],
+    *(
+        _to_default(axis)
+        for axis in axes().values()
+        if axis.field and axis.name != "micro_batch_size" and _has_plain(axis)
     ),
-    Dimension(
-        name="attention",
-        value=attrgetter("attention"),
-        smaller=lambda config: [replace(config, attention="auto")],
-    ),
-    *(_option(item.name) for item in fields(PackingOptions)),
-    Dimension(
-        name="tied",
-        value=attrgetter("model.tied"),
-        smaller=lambda config: [_model(config, tied=False)],
-    ),
+    *(_to_default(axis) for name, axis in axes().items() if axis.path.startswith("options.")),
+    *(_to_default(axis) for axis in dotted().values() if axis.type is bool and _has_plain(axis)),
     *(_without(part) for part in ("mtp", "mla", "moe")),
     Dimension(
         name="micro_batch_size",

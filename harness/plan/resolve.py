@@ -5,56 +5,43 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from harness.plan.axes import DOTTED, Row
+from harness.plan.axes import Row
 from harness.plan.matrix import Matrix
 from harness.plan.model_section import PARTS, model_problems, shown_part
 from harness.plan.problems import Problems
 from harness.plan.sizes import size_problems
 from harness.words.attention import KERNELS
+from harness.words.axes import LAYOUT, axes, dotted
 from harness.words.cell import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.words.documents import MIXES, DocumentsConfig, mix
 from harness.words.layout import Layout
 from harness.words.packing_options import PackingOptions
 from harness.words.packing_style import UNPACKED
-from harness.words.stack import DEFAULT, digest
+from harness.words.setting import keys_of
+from harness.words.stack import digest
 from harness.words.timing import NOT_TIMED, TimingConfig
 
-_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "vpp", "sp")
-_OPTIONS = tuple(item.name for item in dataclasses.fields(PackingOptions))
+_OPTIONS = tuple(keys_of(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
-_DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "ep": 1, "vpp": 1, "sp": None}
-_DEFAULTS |= {
-    "micro_batch_size": 1,
-    "dtype": "fp32",
-    "attention": "auto",
-    "device": "auto",
-    "stack": DEFAULT,
-    "forbidden": "",
-    "timed": True,
-}
-_BESIDE_SHAPE = ("dtype", "attention", "device", "stack", "timed")  # axes that a rules.rule.Shape does not have
-# Axis -> its resolved value in a cell.
-_AXIS_VALUES: dict[str, Callable[[CellConfig], Any]] = {
-    **{name: attrgetter(f"layout.{name}") for name in _LAYOUT},
-    **{name: attrgetter(name) for name in ("micro_batch_size", "dtype", "attention", "device", "stack", "forbidden")},
-    **{name: attrgetter(f"options.{name}") for name in _OPTIONS},
-    **{name: attrgetter(name) for name in DOTTED},
-    "model.moe": lambda config: shown_part(config.model.moe),
-    "model.mtp": lambda config: shown_part(config.model.mtp),
-    "model.mla": lambda config: shown_part(config.model.mla),
-    "packing": attrgetter("data_path"),
-    "documents": attrgetter("documents.mode"),
-    "timed": attrgetter("timing.asked"),
-    "pad_seq_to_mult": lambda config: config.options.pad_seq_to_mult or "auto",
+_OWN = tuple(axis for axis in axes().values() if axis.field)  # each sets a field of CellConfig
+_SHAPED = tuple(axis for axis in _OWN if axis.setting.shape)
+_BESIDE = tuple(axis for axis in _OWN if not axis.setting.shape)
+_BESIDE_SHAPE = (*(axis.name for axis in _BESIDE), "timed")  # axes that a rules.rule.Shape does not have
+# What a table shows where it is not the value itself.
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    **{f"model.{name}": shown_part for name in PARTS},
+    "pad_seq_to_mult": lambda value: value or "auto",
 }
 
 
 def default_values(matrix: Matrix) -> dict[str, Any]:
     """Values of the axes that a combination leaves out. `packing` has none: every combination must name it."""
-    values = _DEFAULTS | {name: getattr(matrix.options, name) for name in _OPTIONS}
+    values = {name: axis.default for name, axis in axes().items() if name != "packing"}
+    values |= {name: getattr(matrix.options, name) for name in _OPTIONS}
     values["documents"] = matrix.documents.mode
     return values | {name: attrgetter(name)(matrix) for name in matrix.axes.names if "." in name}
 
@@ -96,10 +83,7 @@ class Resolver:
         return CellConfig(
             **self._shapes[key],
             **self._common,
-            dtype=values["dtype"],
-            attention=values["attention"],
-            device=values["device"],
-            stack=values["stack"],
+            **{axis.field: values[axis.name] for axis in _BESIDE},
             made_of=self._made_of.get(values["stack"], ""),
             timing=self._timing(values),
         )
@@ -109,9 +93,7 @@ class Resolver:
         model, train, documents, variant = self.base(values)
         return {
             "layout": self._layout(values),
-            "data_path": values["packing"],
-            "micro_batch_size": values["micro_batch_size"],
-            "forbidden": values["forbidden"],
+            **{axis.field: values[axis.name] for axis in _SHAPED},
             "model": model,
             "train": train,
             "documents": documents,
@@ -155,9 +137,9 @@ class Resolver:
         return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
-        key = tuple([values[name] for name in _LAYOUT])
+        key = tuple([values[name] for name in LAYOUT])
         if key not in self._layouts:
-            self._layouts[key] = Layout(**dict(zip(_LAYOUT, key)))
+            self._layouts[key] = Layout(**dict(zip(LAYOUT, key)))
         return self._layouts[key]
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
@@ -183,12 +165,17 @@ def _text(value: Any) -> str:
 
 def value_of(config: CellConfig, name: str) -> Any:
     """The cell's value of an axis, resolved; of a part of the model, the part itself."""
-    return attrgetter(name)(config) if name.startswith("model.") else _AXIS_VALUES[name](config)
+    return attrgetter(name)(config) if name.startswith("model.") else _shown(config, name)
 
 
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
     """The cell's values of the axes, resolved: what a table shows."""
-    return {name: _AXIS_VALUES[name](config) for name in names}
+    return {name: _shown(config, name) for name in names}
+
+
+def _shown(config: CellConfig, name: str) -> Any:
+    value = (axes().get(name) or dotted()[name]).of(config)
+    return _SHOWN[name](value) if name in _SHOWN else value
 
 
 def reference_config(config: CellConfig) -> CellConfig:
@@ -207,13 +194,13 @@ def reference_config(config: CellConfig) -> CellConfig:
 
 
 def _control(config: CellConfig) -> CellConfig:
+    plain = {axis.field: axis.default for axis in _OWN if axis.default is not MISSING and not axis.setting.in_control}
     control = dataclasses.replace(
         config,
+        **plain,
         model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False),
         layout=Layout(),
         data_path="unpacked",
-        forbidden="",
-        micro_batch_size=1,
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,

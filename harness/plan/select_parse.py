@@ -36,7 +36,7 @@ def parse_select(section: Any, problems: Problems) -> Covering | None:
         allowed = f"{', '.join(NAMES)}, or a mapping like {{covering: 3}}"
         problems.add(KEY, "no such selection", found=shown(section), allowed=allowed)
         return None
-    checked = problems.validate(CoveringSection, section, KEY, {})
+    checked = problems.validate(CoveringSection, section, KEY)
     if checked is None:
         return None
     keep: list[str | Mapping[str, Any]] = []

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field
 
 from harness.plan.problems import KeyPath, Problems, shown
 from harness.plan.projects import PROJECTS, UNDECLARED
-from harness.plan.section import SAFE_NAME, Section, one_of
+from harness.plan.section import Section, one_of
 from harness.words.secrets import NAMES, holds_secret, is_secret_name
-from harness.words.stack import DEFAULT, Checkout, Stack
+from harness.words.stack import DEFAULT, SAFE_NAME, Checkout, Stack
 
 PYTHONS = ("3.12", "3.13", "3.11", "3.10")  # in order of preference
 _NEWER_PYTHON = ("3.12", "3.13")  # megatron-core 0.17 and later
@@ -114,7 +114,7 @@ def _layers(definition: Any, where: KeyPath, problems: Problems) -> list[tuple[K
     layers = []
     for number, item in enumerate(items):
         at = (*where, number) if listed else where
-        layer = problems.validate(StackLayer, item, at, {})
+        layer = problems.validate(StackLayer, item, at)
         if layer is not None and _is_sound(layer, at, problems):
             layers.append((at, layer))
     return layers if len(layers) == len(items) else []

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.words.axis_values import ATTENTIONS, KERNELS, TE_KINDS
 from harness.words.cell import CellConfig
 
-TE_KINDS = ("te", "te-flash", "te-fused")
-KERNELS = (*TE_KINDS, "varlen")  # of others, that need CUDA
-ATTENTIONS = ("auto", "reference", *KERNELS)
+__all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
+
 HALF_ONLY = ("te-flash", "te-fused", "varlen")
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # elements of one head
 IGNORED_TAIL = (2, 16)  # the last Transformer Engine that finds no padding behind the last document by itself

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from harness.words.axis_values import ATTENTIONS, DATA_PATHS, DEVICES, DTYPES, FORBIDDEN
 from harness.words.documents import Document, DocumentsConfig, documents_of_step
 from harness.words.jsonable import dumps, to_jsonable
 from harness.words.layout import Layout
@@ -15,48 +16,28 @@ from harness.words.model import ModelConfig
 from harness.words.packing import MicroBatch, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.packing_style import PackingStyle, packing_style
-from harness.words.stack import DEFAULT
+from harness.words.setting import keys_of, label_of, labels, setting
+from harness.words.stack import DEFAULT, SAFE_NAME, safe_name
 from harness.words.timing import NOT_TIMED, TimingConfig
 
 __all__ = ["DATA_PATHS", "FORBIDDEN", "CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
 
-FORBIDDEN = (  # cases of the data path `rules`
-    "offline-micro-batch-2",
-    "in-batch-micro-batch-1",
-    "cp-seq-length",
-    "cp-mean-loss",
-    "cp-average-in-collective",
-    "pad-cu-seqlens-free-rows",
-    "offline-and-in-batch",
-    "pad-cu-seqlens-no-metadata",
-    "in-batch-opt-out",
-    "megatron-cp-seq-length",
-)
 CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")  # words/legs.py
 NOISE = "noise"  # of reference cells only: measures what a dtype's rounding makes of nothing
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
-DATA_PATHS = (
-    "unpacked",
-    "reference",
-    "sft",
-    "scheduler",
-    "skyrl",
-    "bridge_offline",
-    "bridge_in_batch",
-    "bridge_long",
-    "rules",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The short training run. `global_batch` counts documents per step, in every layout the same."""
+    """The short training run, the same in every layout."""
 
-    steps: int = 3
-    global_batch: int = 8
-    seq_length: int = 64
-    lr: float = 1e-3
-    seed: int = 1234
+    steps: int = setting(3, doc="Training steps.", ge=1, le=10_000, aliases=("train_iters",))
+    global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
+    seq_length: int = setting(
+        64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
+    )
+    lr: float = setting(1e-3, doc="Learning rate.", gt=0, le=1e6)
+    seed: int = setting(1234, doc="Seed of weights, tokens and lengths.", ge=0, le=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +45,67 @@ class CellConfig:
     """One point of the matrix, resolved."""
 
     layout: Layout
-    data_path: str  # the `packing` axis
-    micro_batch_size: int = 1
-    dtype: str = "fp32"
-    attention: str = "auto"  # one of words.attention.ATTENTIONS; resolved on the node by what is there
-    device: str = "auto"  # one of words.devices.DEVICES; likewise
-    stack: str = DEFAULT
+    data_path: str = setting(
+        doc="Data path under test.", axis="packing", choices=DATA_PATHS, always=True, label="{}", shape=True
+    )
+    forbidden: str = setting(
+        "",
+        doc="With packing `rules`: the combination that upstream must refuse.",
+        axis="forbidden",
+        choices=("", *FORBIDDEN),
+        values="a case of `rules`",
+        label="{}",
+        shape=True,
+        shrink=False,
+    )
+    micro_batch_size: int = setting(
+        1,
+        doc="Rows per micro-batch.",
+        axis="micro_batch_size",
+        ge=1,
+        le=4_096,
+        aliases=("mbs",),
+        label="mbs{}",
+        shape=True,
+    )
+    dtype: str = setting(
+        "fp32",
+        doc="Compute dtype; fp8 is [refused](rules.md).",
+        axis="dtype",
+        choices=DTYPES,
+        label="{}",
+        in_control=True,
+    )
+    # resolved on the node by what is there
+    attention: str = setting(
+        "auto",
+        doc="[Attention kernel](attention.md); auto: the best that is there.",
+        axis="attention",
+        choices=ATTENTIONS,
+        label="{}",
+        in_control=True,
+    )
+    device: str = setting(
+        "auto",
+        doc="[Where ranks compute](attention.md#device); auto: on GPUs where there are any.",
+        axis="device",
+        choices=DEVICES,
+        label="{}",
+        in_control=True,
+        shrink=False,
+    )
+    stack: str = setting(
+        DEFAULT,
+        doc="[Software under test](stacks.md): a name under `stacks`, or `default`, the environment of the harness.",
+        axis="stack",
+        check=safe_name,
+        pattern=f"^{SAFE_NAME}$",
+        values="a name",
+        label="{}",
+        in_control=True,
+        shrink=False,
+    )
     made_of: str = ""  # digest of what the stack asks for (words.stack.digest); empty: the default one
-    forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
@@ -141,30 +175,18 @@ def cell_name(config: CellConfig) -> str:
 
 
 def _shape_name(config: CellConfig) -> str:
-    layout = config.layout
-    parts = [f"tp{layout.tp}", f"pp{layout.pp}", f"cp{layout.cp}"]
-    parts += [f"{name}{getattr(layout, name)}" for name in ("dp", "ep", "vpp") if getattr(layout, name) > 1]
-    if layout.tp > 1 and not layout.sp:
-        parts.append("nosp")
-    parts += [config.data_path] + ([config.forbidden] if config.forbidden else [])
-    if config.micro_batch_size > 1:
-        parts.append(f"mbs{config.micro_batch_size}")
-    parts += config.options.name_parts()
-    return "-".join(parts + ([config.variant] if config.variant else []))
+    of_shape = [label_of(key, getattr(config, name)) for name, key in keys_of(CellConfig).items() if key.setting.shape]
+    return _joined(*config.layout.name_parts(), *of_shape, *labels(config.options), config.variant)
 
 
 def _name(shape: str, config: CellConfig) -> str:
-    parts = [shape]
-    if config.dtype != "fp32":
-        parts.append(config.dtype)
-    parts += [value for value in (config.attention, config.device) if value != "auto"]
-    if config.stack != DEFAULT:
-        parts.append(config.stack)
-    if config.fault:
-        parts.append(config.fault)
-    if config.rows_of:
-        parts.append(_rows_name(config.rows_of))
-    return "-".join(parts)
+    keys = keys_of(CellConfig)
+    beside = [label_of(key, getattr(config, name)) for name, key in keys.items() if not key.setting.shape]
+    return _joined(shape, *beside, config.fault, _rows_name(config.rows_of) if config.rows_of else None)
+
+
+def _joined(*parts: str | None) -> str:
+    return "-".join([part for part in parts if part])
 
 
 def _rows_name(layout: Layout) -> str:
@@ -184,6 +206,11 @@ class ShapeIdentity(NamedTuple):
         return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
 
 
+# What the hash is made of, in this order. An axis that came later leaves no trace at its default, so that cells keep
+# their ids, and their history.
+_HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
+
+
 def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
     """Stable id: the readable name plus eight hex digits of the resolved configuration and of what the stack asks for.
 
@@ -191,16 +218,11 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
     the configuration, where the ids of many cells of one shape are made.
     """
     shape = shape or ShapeIdentity.of(config)
-    rest: tuple[Any, ...] = (
-        config.data_path,
-        config.micro_batch_size,
-        config.dtype,
-        config.attention,
-        config.stack,
-        config.fault,
-    )
+    rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
     rest += (config.forbidden,) if config.forbidden else ()
-    rest += (f"device {config.device}",) if config.device != "auto" else ()
+    for name, key in keys_of(CellConfig).items():
+        if name not in _HASHED and name != "forbidden" and (value := getattr(config, name)) != key.default:
+            rest += (f"{name} {value}",)
     if config.timing != NOT_TIMED:
         timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
         rest += (timed,) if timed.asked else ()
@@ -212,21 +234,14 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
 
 @lru_cache(maxsize=4096)
 def _text(part: Any) -> str:
-    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each.
-
-    Kinds of model that a cell does not have leave no trace, so that a new kind changes no id of a cell without it.
-    """
-    if isinstance(part, tuple):
-        later = ("full_rows", "warmup", "tokens")
-        part = [_without_defaults(item, *later) if isinstance(item, TimingConfig) else item for item in part]
-    if isinstance(part, ModelConfig):
-        plain = _without_defaults(part, "rope_fusion", "cuda_graphs")
-        part = {name: value for name, value in plain.items() if value is not None}
-    return dumps(part)
+    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each."""
+    return dumps([_plain(item) for item in part] if isinstance(part, tuple) else _plain(part))
 
 
-def _without_defaults(part: Any, *names: str) -> dict[str, Any]:
-    """The fields of a dataclass; those in `names`, which came later than ids, only where they say something."""
-    later = {item.name: item.default for item in fields(part) if item.name in names}
+def _plain(part: Any) -> Any:
+    """A dataclass as its fields, less those that came later than ids and have their defaults."""
+    if not is_dataclass(part):
+        return part
+    later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}
     plain = to_jsonable(part).items()
     return {name: value for name, value in plain if name not in later or value != later[name]}

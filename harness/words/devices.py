@@ -18,7 +18,6 @@ from harness.words.attention import TE_KINDS
 from harness.words.cell import CellConfig
 from harness.words.outcomes import Missing, Rejection
 
-DEVICES = ("auto", "cuda", "cpu")
 # torch 2.15's ProcessGroupGloo has work on CUDA tensors for broadcast, all_reduce, all_gather, all_to_all, reduce,
 # gather and scatter; reduce_scatter is made of all_reduce. send and recv hand gloo the tensor's address, which it reads
 # as host memory.

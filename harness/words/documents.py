@@ -9,11 +9,22 @@ same seed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from harness.words.lognormal import lognormal
+from harness.words.setting import Limits, setting
 
 MIXES = ("adversarial", "uncut")  # modes that are the same in every step
+MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
+MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
+# Mode -> the keys of the section that it takes beside `mode`.
+KEYS_OF_MODE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(MIXES, ()),
+    "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma"),
+    "file": ("path", "lengths"),
+}
 MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws; then it starts again
 
 
@@ -33,15 +44,28 @@ class DocumentsConfig:
     """How document lengths are made. `lengths` is resolved for all modes but `distribution`."""
 
     mode: str = "adversarial"  # adversarial | uncut | distribution | file
-    type: str = "lognormal"
-    min_seq_len: int = 1
-    max_seq_len: int = 64
-    mean_seq_len: float = 24.0
-    lognormal_sigma: float = 1.1
-    path: str | None = None
-    lengths: tuple[int, ...] = ()
+    type: Literal["lognormal"] = setting("lognormal", doc="Family of the distribution.")
+    min_seq_len: int = setting(1, doc="Shortest document, tokens.", ge=1, le=MOST_LENGTH)
+    max_seq_len: int = setting(64, doc="Longest document, tokens.", ge=1, le=MOST_LENGTH, required=True)
+    mean_seq_len: float = setting(24.0, doc="Mean length, tokens.", gt=0, le=MOST_LENGTH, required=True)
+    lognormal_sigma: float = setting(1.1, doc="Sigma of log(length).", ge=0, le=100)
+    path: str | None = setting(
+        None, doc=f"CSV file of one column of at most {MOST_LENGTHS} lengths, relative to the matrix file."
+    )
+    lengths: tuple[Annotated[int, Limits(ge=1, le=MOST_LENGTH)], ...] = setting(
+        (), doc="The lengths themselves.", min_length=1, max_length=MOST_LENGTHS, optional=True
+    )
     masked: tuple[int, ...] = ()  # indices into `lengths` that are fully masked
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
+
+    def section(self) -> dict[str, Any]:
+        """As a matrix file would write it; lengths that came from a file are written out."""
+        written = {name: getattr(self, name) for name in KEYS_OF_MODE[self.mode]}
+        return {"mode": self.mode} | {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in written.items()
+            if value is not None
+        }
 
 
 def mix(mode: str, seq_length: int, cp: int) -> DocumentsConfig:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _PLAIN = frozenset((type(None), bool, int, str))
@@ -184,13 +184,15 @@ def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
         return {
             _read_key(key_kind, key): _read(item_kind, item, f"{where}[{key}]", whole) for key, item in value.items()
         }
+    if origin is Literal and value in get_args(kind):
+        return value
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, dict) and isinstance(tagged := _untag(value), float):
         return tagged
-    if kind is Any or isinstance(value, kind):
+    if kind is Any or (origin is not Literal and isinstance(value, kind)):
         return value
     raise TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {value!r}")
 

@@ -8,7 +8,10 @@ Layers are numbered from 1 over the whole model, as Megatron's `layer_number` do
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.words.setting import labels, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +27,28 @@ class Coordinates:
         return f"stage {self.pp}, tp {self.tp}, cp {self.cp}, dp {self.dp}"
 
 
+def _size(doc: str, *, le: int = 4_096, **facts: Any) -> Any:
+    return setting(1, doc=doc, ge=1, le=le, **facts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Sizes of the parallel dimensions. `dp` counts replicas; expert parallel `ep` divides dp * cp."""
 
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    dp: int = 1
-    ep: int = 1
-    vpp: int = 1  # model chunks per pipeline stage
-    sp: bool = False  # sequence parallel
+    tp: int = _size("Tensor parallel size.", upstream="tensor_model_parallel_size", always=True)
+    pp: int = _size("Pipeline parallel size.", upstream="pipeline_model_parallel_size", always=True)
+    cp: int = _size("Context parallel size.", upstream="context_parallel_size", always=True)
+    dp: int = _size("Data parallel replicas.", aliases=("data_parallel_size",))
+    ep: int = _size("Expert parallel size.", upstream="expert_model_parallel_size")
+    vpp: int = _size("Model chunks per pipeline stage.", upstream="virtual_pipeline_model_parallel_size", le=1_024)
+    sp: bool = setting(
+        False, doc="Sequence parallel; auto: on exactly when tp > 1.", upstream="sequence_parallel", auto=True
+    )
+
+    def name_parts(self) -> list[str]:
+        """Parts of a cell's name: sizes, and `nosp` where sequence parallel could be on."""
+        sizes = labels(replace(self, sp=False))
+        return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
 
     @property
     def world_size(self) -> int:

@@ -5,27 +5,54 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from datetime import date
+from typing import Annotated, Any
 
 from harness.words.cell import CellConfig
 from harness.words.jsonable import to_jsonable
-from harness.words.outcomes import Rejection
+from harness.words.outcomes import Lane, Rejection
 from harness.words.records import SCHEMA_VERSION
+from harness.words.setting import Limits, setting
 from harness.words.stack import DEFAULT, ReadyStack
 from harness.words.tolerances import ToleranceOverrides
 
 
+def _iso_date(value: Any) -> str | None:
+    """YAML reads an unquoted date as a date; a quoted one is text."""
+    if value is None:
+        return None
+    try:
+        found = date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if type(found) is not date:
+        raise ValueError("must be a date like 2027-01-31")
+    return found.isoformat()
+
+
 @dataclass(frozen=True, kw_only=True)
 class XFail:
-    """A known failure. `pattern` is a shell-style pattern over cell names (the id without its hash)."""
+    """A known failure."""
 
-    pattern: str
-    reason: str
-    link: str = ""
-    expires: str = ""  # ISO date; an expired entry no longer excuses a failure
-    lanes: tuple[str, ...] = ()  # that must fail, and no others; empty: any
-    says: tuple[str, ...] = ()  # texts that must each stand in a finding: the place where it fails
-    strict: bool = False  # a pass is a failure too
+    # over cell names: the id without its hash
+    pattern: str = setting(doc="Shell-style pattern over cell names, e.g. tp2-*-sft.", min_length=1)
+    reason: str = setting(doc="Why it fails.", min_length=1)
+    link: str = setting("", doc="Where it is tracked.")
+    expires: str = setting(
+        "",
+        doc="Date after which the failure counts again.",
+        optional=True,
+        read=_iso_date,
+        written={"anyOf": [{"format": "date", "type": "string"}, {"type": "null"}]},
+        values="date",
+    )
+    lanes: tuple[Annotated[str, Limits(choices=tuple(lane.value for lane in Lane))], ...] = setting(
+        (), doc="Lanes that fail; any other set of lanes is a FAIL."
+    )
+    says: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
+        (), doc="Texts that must each stand in a finding; else it fails elsewhere: FAIL."
+    )
+    strict: bool = setting(False, doc="A cell that passes is a FAIL, not an XPASS.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.words.jsonable import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
+SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
 # What a stack is there for, by the module that stands for the rest and carries the version.
 HEADS = (
     "megatron.core",
@@ -20,6 +22,13 @@ HEADS = (
     "pretrain_gpt",
     "torch",
 )
+
+
+def safe_name(value: str) -> str:
+    """The name; ValueError when it cannot be that of a file or stand in a command."""
+    if not re.fullmatch(SAFE_NAME, value):
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

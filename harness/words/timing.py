@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.words.layout import Layout
+from harness.words.setting import setting
 
 DOCUMENTS = (4, 16, 64, 256)  # per pack, of the segment slope
 ROUNDS = 7  # the fewest in which a one-sided sign test can reach 1 %: 1 / 2^7
@@ -26,10 +27,12 @@ class TimingConfig:
 
     documents: tuple[int, ...] = ()  # per pack, ascending: the loads of the segment slope
     unpacked: bool = False  # the step's documents as the data path packs them, and one per row
-    full_rows: bool = False  # rows of one document of full length, to hold packed rows against
+    full_rows: bool = setting(
+        False, doc="Rows of one document of full length, to hold packed rows against.", later=True
+    )
     rounds: int = ROUNDS
-    warmup: int = 0  # rounds before those that are recorded; 0: as WARMUP says for the device
-    tokens: int = 0  # about, of a pack of the slope; 0: ROTARY_TOKENS and STEP_TOKENS
+    warmup: int = setting(0, doc="Rounds before those that are recorded; 0: as WARMUP says.", later=True)
+    tokens: int = setting(0, doc="About, of a pack of the slope; 0: ROTARY_TOKENS and STEP_TOKENS.", later=True)
     turns: str = ""  # name of the pair of cells that take turns, one in each of two stacks
     first: bool = False  # of that pair, the one whose turn is the first
 

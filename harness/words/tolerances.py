@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from harness.words.setting import setting
 
 UNITS = ("relative", "absolute")  # of the numerics lane
 DIRECTIONS = ("either", "above", "below")
+MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +101,15 @@ NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; pack
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """What a matrix says of one bound; None: as the default has it."""
+    """The largest allowed distance from the reference. None: as the default bound has it."""
 
-    value: float
-    unit: str | None = None
-    direction: str | None = None
+    value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
+    unit: Literal["relative", "absolute"] | None = setting(
+        None, doc="Relative to the reference, or absolute; absent: as the default bound has it."
+    )
+    direction: Literal["either", "above", "below"] | None = setting(
+        None, doc="Count values on this side of the reference only; absent: either."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from harness.edge.run_dir import RunDir
 from harness.edge.submissions import parallel_ranks, write_submissions
 from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile, Container
-from harness.plan.matrix import Launch
+from harness.plan.sections import Launch
 from harness.words.errors import InputError
 from harness.words.jsonable import from_jsonable, loads
 from harness.words.run_plan import Allocation, RunPlan

@@ -3,7 +3,7 @@ from __future__ import annotations
 from harness.plan.allocations import arrays, plan_allocations
 from harness.plan.cluster import ClusterProfile
 from harness.plan.cost import IMPORT_S, cell_seconds
-from harness.plan.matrix import Launch
+from harness.plan.sections import Launch
 from tests.plan.helpers import expand_axes
 
 

@@ -5,7 +5,7 @@ import pytest
 from harness.plan.allocations import plan_allocations
 from harness.plan.cluster import ClusterProfile
 from harness.plan.cost import IMPORT_S, cell_seconds, estimate, job_costs, refuse_above, step_flops
-from harness.plan.matrix import Launch
+from harness.plan.sections import Launch
 from harness.words.cell import CellConfig, ModelConfig
 from harness.words.errors import InputError
 from harness.words.layout import Layout

@@ -11,9 +11,8 @@ from harness.plan.cluster import ClusterProfile
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, SHAPE_RULES, rejections, world_size_rule
-from harness.words.attention import ATTENTIONS
+from harness.words.axis_values import ATTENTIONS, DEVICES
 from harness.words.cell import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
-from harness.words.devices import DEVICES
 from harness.words.documents import DocumentsConfig
 from harness.words.layout import Layout
 from harness.words.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
