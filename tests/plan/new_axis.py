@@ -1,0 +1,73 @@
+"""Declares an axis and prints what becomes of it everywhere, as JSON. A process of its own: the tables are made once.
+
+Nothing but the class below knows the axis.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from harness.words import cell
+from harness.words.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig(cell.CellConfig):
+    """A cell with one more axis."""
+
+    shuffling: str = setting(
+        "none",
+        doc="How weights are [shuffled](models.md).",
+        axis="shuffling",
+        choices=("none", "some", "all"),
+        aliases=("weight_shuffling",),
+    )
+
+
+def facts() -> dict[str, Any]:
+    """What plan, schema, names, ids, reductions, the form of one cell and the page say of the axis."""
+    from harness.plan.json_schema import json_schema
+    from harness.plan.key_tables import tables
+    from harness.plan.one_cell import one_cell
+    from harness.plan.reductions import changes, reductions
+    from harness.words.axes import labelled
+    from harness.words.cell import cell_id
+    from harness.words.errors import InputError
+    from harness.words.jsonable import dumps, from_jsonable, loads
+    from tests.plan.helpers import expand_axes, matrix_of
+
+    axes = {"packing": "sft", "weight-shuffling": ["none", "some", "all"]}
+    found = expand_axes(axes, constraints=['shuffling != "all" or tp == 1'])
+    cells = [item for item in found.cells if item.role == "cell"]
+    shuffled = cells[-1].config
+    written = one_cell(shuffled, name="one")
+    (again,) = [item for item in expand_axes(written["matrix"], train=written["train"]).cells if item.role == "cell"]
+    smaller = {item.dimension.name: item.config for item in reductions(shuffled)}
+    properties = json_schema()["$defs"]["AxisRow"]["properties"]
+    try:
+        matrix_of(matrix={"packing": "sft", "shuffling": "most"})
+        problem = ""
+    except InputError as error:
+        problem = str(error.problems[0])
+    return {
+        "names": [cell.cell_name(item.config) for item in cells],
+        "ids": [item.id for item in cells],
+        "axes": [item.axes["shuffling"] for item in cells],
+        "controls": sorted({item.reference or "" for item in cells}),
+        "schema": properties["shuffling"],
+        "alias": properties["weight_shuffling"]["description"],
+        "one cell": written["matrix"],
+        "again": [again.id, cell_id(shuffled)],
+        "json": from_jsonable(cell.CellConfig, loads(dumps(shuffled))) == shuffled,
+        "smaller": list(changes(shuffled, smaller["shuffling"])),
+        "label": labelled("shuffling", "all"),
+        "page": [line for line in tables()["axes"].splitlines() if "shuffling" in line],
+        "problem": problem,
+    }
+
+
+if __name__ == "__main__":
+    cell.CellConfig = CellConfig  # type: ignore[misc]
+    print(json.dumps(facts()))
