@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.node.cuda_forks import forks_kept, gpu_table
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.probe import attention_kinds, kernels, model_parts
+from harness.node.probe import attention_kinds, kernels, model, model_parts
 from harness.words.cell import CellConfig
 from harness.words.devices import place, unplaced
 from harness.words.outcomes import Missing, Rejection
@@ -24,6 +24,8 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         return lack
     if reason := model_parts.lacking(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
+    if refused := model.lacking(config):
+        return refused
     table = gpu_table()
     there = len(table)
     if refused := unplaced(config, there, ranks_here):

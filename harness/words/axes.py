@@ -13,7 +13,7 @@ from typing import Any
 from harness.words.cell import CellConfig, TrainConfig
 from harness.words.documents import MIXES
 from harness.words.layout import Layout
-from harness.words.model import ModelConfig
+from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
 from harness.words.packing_options import PackingOptions
 from harness.words.setting import Key, Setting, keys_of
 
@@ -86,6 +86,15 @@ def dotted() -> dict[str, Axis]:
 def _axis(key: Key, path: str) -> Axis:
     default = None if key.setting.auto else key.default
     return Axis(name=key.setting.axis or key.name, path=path, type=key.type, default=default, setting=key.setting)
+
+
+@cache
+def upstream_names() -> dict[str, str]:
+    """Field of Megatron's configuration -> the axis or key that becomes it, e.g. "model.moe.topk"."""
+    found = {axis.setting.upstream: name for name, axis in (dotted() | axes()).items()}
+    for part, kind in (("moe", MoeConfig), ("mtp", MtpConfig), ("mla", MlaConfig)):
+        found |= {key.setting.upstream: f"model.{part}.{name}" for name, key in keys_of(kind).items()}
+    return {name: key for name, key in found.items() if name}
 
 
 def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:

@@ -113,3 +113,10 @@ def labels(part: Any) -> list[str]:
 def label_of(key: Key, value: Any) -> str:
     """The part of a cell's name for a value; empty where it says nothing."""
     return key.setting.labelled(key.name, value) if key.setting.always or value != key.default else ""
+
+
+def upstream_of(part: Any) -> dict[str, Any]:
+    """Fields of Megatron's configuration that a section's keys become."""
+    return {
+        key.setting.upstream: getattr(part, name) for name, key in keys_of(type(part)).items() if key.setting.upstream
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from harness.node.probe.weights import named_parameters
 from harness.words.cell import CellConfig
 from harness.words.layout import Layout
 from harness.words.model import ModelConfig, MoeConfig, MtpConfig
+from harness.words.outcomes import Missing, Rejection
 
 
 class _Chunk(torch.nn.Module):
@@ -100,3 +102,25 @@ def test_a_release_without_what_the_model_needs_is_told_with_the_one_that_has_it
     assert expected in reason
     assert "from 0.16 on" in reason
     assert model_parts.lacking(CellConfig(layout=Layout(), data_path="reference")) is None
+
+
+def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from harness.node.probe import model, model_parts
+
+    plain = CellConfig(layout=Layout(), data_path="reference")
+    moe = replace(plain, model=ModelConfig(moe=MoeConfig()))
+    assert (model.lacking(plain), model.lacking(moe)) == (None, None)
+
+    kept = [item for item in fields(model_parts.TransformerConfig) if item.name not in {"moe_router_topk", "bf16"}]
+    older: Any = make_dataclass("Older", [item.name for item in kept])
+    monkeypatch.setattr(model_parts, "TransformerConfig", older)
+    assert model.lacking(plain) is None  # bf16 is off
+    refused = model.lacking(moe)
+    assert isinstance(refused, Rejection)
+    assert refused.rule == "stack.field"
+    assert refused.reason.endswith("Older has no field moe_router_topk (model.moe.topk)")
+    missing = model.lacking(replace(plain, dtype="bf16"))
+    assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
+    assert "has no field bf16" in missing.reason

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import package_info, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -22,7 +22,10 @@ from harness.node.device import Device
 from harness.node.probe.attention_kinds import attention_fields
 from harness.node.probe.model_parts import config_class, layer_spec, mtp_arguments, part_fields
 from harness.node.probe.norm import RMSNorm
+from harness.words.axes import upstream_names
 from harness.words.cell import CellConfig
+from harness.words.outcomes import Missing, Rejection
+from harness.words.setting import upstream_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -93,25 +96,18 @@ def first_collectives(device: Device) -> list[str]:
     return list(found)
 
 
-def transformer_config(config: CellConfig) -> TransformerConfig:
-    """Upstream's configuration; fields a release does not know are left out."""
-    model, layout, dtype = config.model, config.layout, DTYPES[config.dtype]
-    wanted: dict[str, Any] = {
-        "num_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_query_groups": model.kv_heads,
-        "ffn_hidden_size": model.ffn,
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
+def upstream_fields(config: CellConfig) -> dict[str, Any]:
+    """Every field of upstream's configuration that the cell asks for; a part's own come last."""
+    layout, dtype = config.layout, DTYPES[config.dtype]
+    return {
+        **upstream_of(layout),
+        **upstream_of(config.model),
+        **upstream_of(config.options),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "context_parallel_size": layout.cp,
-        "sequence_parallel": layout.sp,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
         **_FIXED,
-        "apply_rope_fusion": config.model.rope_fusion,
         # Rows differ in length between micro-batches, so stages must exchange shapes.
         "variable_seq_lengths": True,
         # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.
@@ -120,7 +116,6 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         # messages of two stages that are each other's previous and next (pp 2) on backends that match by order.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
-        "calculate_per_token_loss": config.options.calculate_per_token_loss,
         "add_bias_linear": False,
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
@@ -128,9 +123,33 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
         **attention_fields(config.attention),
         **part_fields(config),
     }
+
+
+def lacking(config: CellConfig) -> Rejection | Missing | None:
+    """Why this release's configuration cannot say what the cell is; None when it can.
+
+    A release without a field that the cell leaves off (None, false) is as the cell wants it.
+    """
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
-    return upstream(**{name: value for name, value in wanted.items() if name in known})
+    absent = [
+        name for name, value in upstream_fields(config).items() if name not in known and value not in (None, False)
+    ]
+    if not absent:
+        return None
+    asked = upstream_names()
+    said = ", ".join(f"{name} ({asked[name]})" if name in asked else name for name in absent)
+    reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {said}"
+    if all(name in asked for name in absent):
+        return Rejection(rule="stack.field", reason=reason, source="the stack under test")
+    return Missing(reason=f"{reason}; the probe needs it")
+
+
+def transformer_config(config: CellConfig) -> TransformerConfig:
+    """Upstream's configuration. `lacking` is asked before: what it does not know here is off."""
+    upstream = config_class(config)
+    known = {item.name for item in dataclasses.fields(upstream)}
+    return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
 
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:

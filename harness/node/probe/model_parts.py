@@ -7,7 +7,6 @@ so that parameters have the same names and values.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any
 
@@ -21,6 +20,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from harness.node.probe.attention_kinds import core_attention
 from harness.node.probe.norm import RMSNorm
 from harness.words.cell import CellConfig
+from harness.words.setting import upstream_of
 
 
 def lacking(config: CellConfig) -> str | None:
@@ -43,23 +43,18 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
     moe, mtp, mla = config.model.moe, config.model.mtp, config.model.mla
     fields: dict[str, Any] = {}
     if moe:
+        fields |= upstream_of(moe)
         fields |= {
-            "num_moe_experts": moe.experts,
-            "moe_router_topk": moe.topk,
-            "moe_ffn_hidden_size": moe.ffn,
-            "moe_router_load_balancing_type": moe.aux_loss,
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
-            "moe_token_dispatcher_type": moe.dispatcher,
             "moe_grouped_gemm": False,
-            "expert_model_parallel_size": config.layout.ep,
             # Stages need not exchange shapes where all rows are equally long, and allgather refuses that they do.
             "variable_seq_lengths": moe.dispatcher != "allgather",
         }
     if mtp:
-        fields |= {"mtp_num_layers": mtp.layers, "mtp_loss_scaling_factor": mtp.loss_factor}
+        fields |= upstream_of(mtp)
     if mla:
-        fields |= dataclasses.asdict(mla)
-        fields |= {"rope_type": fields.pop("rope"), "rotary_base": config.model.rope_base, "qk_layernorm": True}
+        fields |= upstream_of(mla)
+        fields |= {"rotary_base": config.model.rope_base, "qk_layernorm": True}
         fields |= {"num_query_groups": config.model.heads}
     return fields
 
