@@ -23,12 +23,13 @@ from harness.plan.selection import Candidate, Forbidden, choose
 from harness.plan.sizes import MOST_ROWS
 from harness.plan.turns import in_turns
 from harness.words.attention import KERNELS
+from harness.words.axes import always
 from harness.words.cell import CellConfig, ShapeIdentity, cell_id
 from harness.words.outcomes import Rejection
 from harness.words.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.words.stack import DEFAULT
 
-_ALWAYS = ("tp", "pp", "cp", "packing")  # axes that every table shows
+_ALWAYS = always()  # axes that every table shows
 
 
 def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:

@@ -17,7 +17,6 @@ from harness.words.timing import NOT_TIMED
 from harness.words.tolerances import ToleranceOverrides
 
 _PLAIN = CellConfig(layout=Layout(), data_path="reference")
-_ALWAYS = ("tp", "pp", "cp", "packing")
 _OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # these are written there, not as axes
 
 
@@ -61,7 +60,7 @@ def _axes(config: CellConfig) -> dict[str, Any]:
     return {
         name: value
         for name, axis in axes().items()
-        if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or name in _ALWAYS)
+        if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or axis.setting.always)
     }
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
+from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -165,17 +166,19 @@ def _text(value: Any) -> str:
 
 def value_of(config: CellConfig, name: str) -> Any:
     """The cell's value of an axis, resolved; of a part of the model, the part itself."""
-    return attrgetter(name)(config) if name.startswith("model.") else _shown(config, name)
+    return attrgetter(name)(config) if name.startswith("model.") else _reader(name)(config)
 
 
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
     """The cell's values of the axes, resolved: what a table shows."""
-    return {name: _shown(config, name) for name in names}
+    return {name: _reader(name)(config) for name in names}
 
 
-def _shown(config: CellConfig, name: str) -> Any:
-    value = (axes().get(name) or dotted()[name]).of(config)
-    return _SHOWN[name](value) if name in _SHOWN else value
+@cache
+def _reader(name: str) -> Callable[[CellConfig], Any]:
+    read = attrgetter((axes().get(name) or dotted()[name]).path)
+    shown = _SHOWN.get(name)
+    return (lambda config: shown(read(config))) if shown else read
 
 
 def reference_config(config: CellConfig) -> CellConfig:

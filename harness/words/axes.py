@@ -74,6 +74,11 @@ def axes() -> dict[str, Axis]:
     return {axis.name: axis for axis in found}
 
 
+def always() -> tuple[str, ...]:
+    """The axes that every name, table and matrix of one cell shows."""
+    return tuple(name for name, axis in axes().items() if axis.setting.always)
+
+
 @cache
 def dotted() -> dict[str, Axis]:
     """The axes of the keys of sections, e.g. "model.layers"."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from harness.words.axis_values import ATTENTIONS, DATA_PATHS, DEVICES, DTYPES, FORBIDDEN
@@ -16,7 +16,7 @@ from harness.words.model import ModelConfig
 from harness.words.packing import MicroBatch, plan_step
 from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
 from harness.words.packing_style import PackingStyle, packing_style
-from harness.words.setting import keys_of, label_of, labels, setting
+from harness.words.setting import Key, keys_of, label_of, labels, setting
 from harness.words.stack import DEFAULT, SAFE_NAME, safe_name
 from harness.words.timing import NOT_TIMED, TimingConfig
 
@@ -175,14 +175,27 @@ def cell_name(config: CellConfig) -> str:
 
 
 def _shape_name(config: CellConfig) -> str:
-    of_shape = [label_of(key, getattr(config, name)) for name, key in keys_of(CellConfig).items() if key.setting.shape]
-    return _joined(*config.layout.name_parts(), *of_shape, *labels(config.options), config.variant)
+    return _joined(*config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant)
 
 
 def _name(shape: str, config: CellConfig) -> str:
-    keys = keys_of(CellConfig)
-    beside = [label_of(key, getattr(config, name)) for name, key in keys.items() if not key.setting.shape]
-    return _joined(shape, *beside, config.fault, _rows_name(config.rows_of) if config.rows_of else None)
+    rows = _rows_name(config.rows_of) if config.rows_of else None
+    return _joined(shape, *_own_labels(config, False), config.fault, rows)
+
+
+def _own_labels(config: CellConfig, shape: bool) -> list[str]:
+    return [label_of(key, value) for key in _own_keys(shape) if (value := getattr(config, key.name)) != key.default]
+
+
+@cache
+def _own_keys(shape: bool) -> tuple[Key, ...]:
+    """Declared fields of a cell itself, of its shape or beside it."""
+    return tuple(key for key in keys_of(CellConfig).values() if key.setting.shape is shape)
+
+
+@cache
+def _later_keys() -> tuple[Key, ...]:
+    return tuple(key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden"))
 
 
 def _joined(*parts: str | None) -> str:
@@ -220,9 +233,9 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
     shape = shape or ShapeIdentity.of(config)
     rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
     rest += (config.forbidden,) if config.forbidden else ()
-    for name, key in keys_of(CellConfig).items():
-        if name not in _HASHED and name != "forbidden" and (value := getattr(config, name)) != key.default:
-            rest += (f"{name} {value}",)
+    rest += tuple(
+        [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
+    )
     if config.timing != NOT_TIMED:
         timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
         rest += (timed,) if timed.asked else ()
