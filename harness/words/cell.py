@@ -175,7 +175,7 @@ def cell_name(config: CellConfig) -> str:
 
 
 def _shape_name(config: CellConfig) -> str:
-    return _joined(*config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant)
+    return _joined(*config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant or None)
 
 
 def _name(shape: str, config: CellConfig) -> str:
@@ -199,7 +199,7 @@ def _later_keys() -> tuple[Key, ...]:
 
 
 def _joined(*parts: str | None) -> str:
-    return "-".join([part for part in parts if part])
+    return "-".join([part for part in parts if part is not None])
 
 
 def _rows_name(layout: Layout) -> str:
