@@ -175,7 +175,9 @@ def cell_name(config: CellConfig) -> str:
 
 
 def _shape_name(config: CellConfig) -> str:
-    return _joined(*config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant or None)
+    return _joined(
+        *config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant or None
+    )
 
 
 def _name(shape: str, config: CellConfig) -> str:

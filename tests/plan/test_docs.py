@@ -7,19 +7,16 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from harness.plan.axes import AxisRow
 from harness.plan.cluster import ClusterProfile, Container
 from harness.plan.key_tables import filled, stale, tables
-from harness.plan.model_section import PARTS
 from harness.plan.projects import PROJECTS
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
 from harness.plan.section import model_of
-from harness.plan.sections import DistributionDocuments, Launch, MatrixFile
+from harness.plan.sections import MatrixFile
 from harness.plan.stacks import StackLayer
-from harness.words.cell import ModelConfig, TrainConfig
 from tests.plan.helpers import matrix_of
 
 
@@ -47,16 +44,6 @@ def test_a_table_that_is_not_as_declared_is_found_and_made_again(root: Path) -> 
 def test_the_matrix_page_has_every_key_of_the_file(root: Path) -> None:
     rows = rows_of((root / "docs" / "matrix.md").read_text())
     assert [name for name in MatrixFile.model_fields if name not in rows] == []
-
-
-SECTIONS = (ModelConfig, *PARTS.values(), TrainConfig, DistributionDocuments, AxisRow, Launch)
-
-
-def test_every_number_of_a_matrix_has_a_largest_value() -> None:
-    for section in SECTIONS:
-        for name, item in model_of(section).model_json_schema()["properties"].items():
-            for part in (item, *item.get("anyOf", ())):
-                assert part.get("type") not in ("integer", "number") or "maximum" in part, name
 
 
 def test_the_stacks_page_has_every_key_with_its_default(root: Path) -> None:

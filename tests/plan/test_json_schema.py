@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from harness.edge.yaml_file import read
-from harness.plan.cluster import ClusterFile
+from harness.plan.cluster import ClusterProfile
 from harness.plan.json_schema import json_schema
+from harness.plan.section import model_of
 
 _NOTES = {"title", "description", "default", "$schema", "$defs", "discriminator"}
 _TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -159,7 +160,9 @@ def unbounded(schema: Any, at: str = "") -> list[str]:
     return [*([at] if free else []), *(name for key, item in schema.items() for name in unbounded(item, f"{at}.{key}"))]
 
 
-@pytest.mark.parametrize("schema", [json_schema(), ClusterFile.model_json_schema()], ids=["matrix", "cluster"])
+@pytest.mark.parametrize(
+    "schema", [json_schema(), model_of(ClusterProfile).model_json_schema()], ids=["matrix", "cluster"]
+)
 def test_every_number_of_a_file_has_a_largest_value(schema: dict[str, Any]) -> None:
     assert unbounded(schema) == []
     assert unbounded({"a": {"type": "integer", "minimum": 1}}) == [".a"]
