@@ -24,7 +24,7 @@ lint: setup ## ruff: rules and formatting
 
 types: setup ## mypy, strict; the node side also as Python 3.10
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 harness/words harness/node harness/edge/run_dir.py
+	$(BIN)/mypy --python-version 3.10 harness/core harness/node
 
 unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(BIN)/pytest -m "not train and not browser and not slurm"

@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.judge.bisection import Bisection
-from harness.words.jsonable import from_jsonable, loads
+from harness.core.serialization import from_jsonable, loads
+from harness.judge.bisect.result import Bisection
 
 ROOT = Path(__file__).resolve().parent.parent
 FIX = "5e4fc931ba"  # refactor(data): consolidate get_batch and enable PP for SFT THD

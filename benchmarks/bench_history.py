@@ -21,9 +21,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from harness.edge.history import opened
-from harness.judge.history_rows import CellRow, FindingRow, RunRow, run_row
-from harness.judge.render_json import read_report
+from harness.infra.history.database import opened
+from harness.judge.history.rows import CellRow, FindingRow, RunRow, run_row
+from harness.judge.report.render_json import read_report
 
 ROOT = Path(__file__).parent.parent
 MATRICES = 6

@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.edge.evidence_files import read_plan
-from harness.edge.run_dir import RunDir, write_json
-from harness.words.cell import CellConfig, cell_id
-from harness.words.jsonable import dumps
-from harness.words.layout import Layout
-from harness.words.run_plan import Expansion, PlannedCell, sealed
+from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.layout import Layout
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import Expansion, PlannedCell, sealed
+from harness.core.serialization import dumps
+from harness.infra.runs.evidence_files import read_plan
 
 SECONDS, BYTES = 60.0, 1e9
 REPLICAS, ROW, ROWS = 8, 2, 4  # replicas of the big cell; documents per row, rows of the small cell

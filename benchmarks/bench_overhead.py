@@ -27,23 +27,23 @@ import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from harness.judge.paired import paired_ratio
-from harness.node import cpu_stand_ins
+from harness.core.cell.benchmark_workloads import work_of
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.cell.timing import TimingConfig
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.run.records import RankRecord
+from harness.judge.stats.paired import paired_ratio
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, choose_device, synchronize
+from harness.node.device import cpu_stubs
+from harness.node.device.placement import Device, choose_device, synchronize
 from harness.node.faults import fault_named
-from harness.node.probe import attention_kinds, model
+from harness.node.probe.legs.timing import TimingLeg
+from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.passes import Passes
-from harness.node.probe.timing import TimingLeg
 from harness.node.probe.truth import StepTruth
-from harness.node.recorder import Recorder
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Coordinates, Layout
-from harness.words.records import RankRecord
-from harness.words.timed_loads import work_of
-from harness.words.timing import TimingConfig
+from harness.node.recording.recorder import Recorder
 
 LIMIT = 1.01
 SIZES = {  # of a model on each kind of device
@@ -78,7 +78,7 @@ def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
     """A round of the timing leg with the packed documents as its only load."""
     recorder = Recorder(RankRecord(cell="overhead", rank=0, place=context.place), folder / "rank-0.json")
     path = DATA_PATHS[context.config.data_path](context)
-    chunks = model.build_chunks(context.config, model.transformer_config(context.config), context.device)
+    chunks = gpt.build_chunks(context.config, gpt.transformer_config(context.config), context.device)
     leg = TimingLeg(Passes(chunks, path, context, fault_named(None), recorder))
     leg.prepare()
     load = leg.load_of("packed", 0, context.config, path)
@@ -88,7 +88,7 @@ def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
 def bare_step(context: RankContext) -> Callable[[], None]:
     """The same pass as a training script runs it."""
     config, device = context.config, context.device
-    (chunk,) = model.build_chunks(config, model.transformer_config(config), device)
+    (chunk,) = gpt.build_chunks(config, gpt.transformer_config(config), device)
     path = DATA_PATHS[config.data_path](context)
     truth = StepTruth(config, 0, 0)
     iterator = path.iterator(truth, 0)
@@ -148,18 +148,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--dtype", choices=list(model.DTYPES))
+    parser.add_argument("--dtype", choices=list(gpt.DTYPES))
     for name in SIZES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, dest=name)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = choose_device(0, 1)
     if device.kind == "cpu":
-        cpu_stand_ins.install()
+        cpu_stubs.install()
     sizes = {name: getattr(arguments, name) or size for name, size in SIZES[device.kind].items()}
     config = cell(sizes, arguments.dtype or {"cpu": "fp32", "cuda": "bf16"}[device.kind])
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
-    model.initialize_parallel(config, device)
+    gpt.initialize_parallel(config, device)
     config = attention_kinds.resolved(config, device)
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
         place = Coordinates(tp=0, cp=0, dp=0, pp=0)

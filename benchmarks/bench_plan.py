@@ -49,7 +49,7 @@ def one_run(covering: int) -> None:
     """In a fresh process: prints seconds (wall, processor, selecting), peak resident MB, and what was planned."""
     begin = time.perf_counter()
     from harness.app.cli import main as command_line
-    from harness.plan import expand
+    from harness.plan.expansion import expand
 
     chosen, choose = [0.0], expand.choose
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_figures import ON_LAB, Cluster, Figure, SlurmLab, events, held_jobs, new_run, ranks_of_cells
 
-from harness.edge.slurm_state import SlurmClient
+from harness.infra.slurm.client import SlurmClient
 
 CELLS = 200  # beside their reference cell
 MANY = """\

@@ -33,12 +33,12 @@ ACCEPTED = ROOT / "tests/mutants_accepted.toml"
 # Group -> modules, and tests beside those that mirror them.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "rules": (["harness/plan/rules/*.py"], ["tests/plan/rules/test_table.py"]),
-    "packing": (["harness/words/packing*.py", "harness/words/layout.py"], []),
-    "checks": (["harness/judge/checks/*.py"], []),
-    "verdict": (["harness/judge/verdict.py", "harness/words/outcomes.py"], []),
-    "slurm": ([f"harness/edge/slurm_{name}.py" for name in ("retry", "follower", "launcher", "state")], []),
+    "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
+    "checks": (["harness/judge/checks/*/*.py"], []),
+    "verdict": (["harness/judge/verdict.py", "harness/core/outcomes.py"], []),
+    "slurm": ([f"harness/infra/slurm/{name}.py" for name in ("retry", "follower", "launcher", "client")], []),
 }
-_MIRRORS = {"tests/words/test_packing_style.py": "tests/words/test_packing.py"}
+_MIRRORS = {"tests/core/packing/test_styles.py": "tests/core/packing/test_arithmetic.py"}
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["harness"]

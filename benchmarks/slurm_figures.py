@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.edge.run_dir import read_events  # noqa: E402
+from harness.core.run.run_dir import read_events  # noqa: E402
 from tests.slurm.cluster import Cluster  # noqa: E402
 from tests.slurm.lab import SlurmLab  # noqa: E402
 

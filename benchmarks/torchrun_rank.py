@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
+from harness.core.cell.config import CellConfig, cell_id
+from harness.core.run.records import RankRecord
+from harness.core.serialization import from_jsonable, loads
 from harness.node.probe.run import run_probe
-from harness.node.recorder import Recorder
-from harness.words.cell import CellConfig, cell_id
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.records import RankRecord
+from harness.node.recording.recorder import Recorder
 
 
 def main() -> None:

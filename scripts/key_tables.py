@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.plan.key_tables import filled
+from harness.plan.schema.key_tables import filled
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "matrix.md"
 

@@ -32,7 +32,11 @@ TOOLS = ROOT / ".venv-tools"
 INPUTS = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
 VERSIONS = ((3, 12), (3, 13))  # megatron-core >= 0.17 needs 3.12
 # In processes of their own: the launcher never imports what the ranks import.
-USED_MODULES = ("harness.app.stages, harness.app.verbs", "harness.node.supervisor, megatron.core.models.mimo")
+USED_MODULES = (
+    "harness.app.commands.run, harness.app.pipeline.plan_run, harness.app.pipeline.launch",
+    "harness.app.pipeline.judge_run, harness.app.pipeline.reports",
+    "harness.node.supervisor, megatron.core.models.mimo",
+)
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 SLURM_PACKAGES = ("slurm-wlm", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server", "munge")
 SLURM_COMMANDS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "mariadb-install-db", "munged")

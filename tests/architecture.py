@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # What a rank's process may import, and what therefore runs inside somebody else's container on Python 3.10.
-NODE_SIDE = ("harness/words/", "harness/node/", "harness/edge/run_dir.py")
+NODE_SIDE = ("harness/core/", "harness/node/")
 NODE_PACKAGES = {
     "pynvml",
     "torch",

@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.judge.bisection import Bisection
-from harness.words.jsonable import from_jsonable, loads
+from harness.core.serialization import from_jsonable, loads
+from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness, write_matrix
-from tests.edge.test_stack_checkout import git
+from tests.infra.stacks.test_checkout import git
 
 UTILS, INIT = "megatron/core/utils.py", "megatron/core/__init__.py"
 SENT = "_broadcast(batch['max_seqlen'])"

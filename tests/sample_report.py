@@ -6,7 +6,13 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.judge.report_model import (
+from harness.core.cell.config import CellConfig, cell_id
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import GpuState
+from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity
+from harness.core.packing.documents import adversarial_mix
+from harness.core.tolerances import Bound, NoiseFloor
+from harness.judge.report.model import (
     FailureView,
     LoadRate,
     LossCurve,
@@ -16,12 +22,6 @@ from harness.judge.report_model import (
     ReportRejected,
     Throughput,
 )
-from harness.words.cell import CellConfig, cell_id
-from harness.words.documents import adversarial_mix
-from harness.words.layout import Layout
-from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.words.timing import GpuState
-from harness.words.tolerances import Bound, NoiseFloor
 
 STEPS = 4
 LAYERS = 4
@@ -29,7 +29,7 @@ _BOUND = Bound(value=1e-5, origin="fp32 layouts of megatron-core 0.16 to 0.19 on
 _NORM_BOUND = Bound(value=1e-4, origin=_BOUND.origin)
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7*7 }} \x1b[31m"
 _TRACEBACK = """Traceback (most recent call last):
-  File "harness/node/probe/training.py", line 88, in train
+  File "harness/node/probe/legs/training.py", line 88, in train
     losses = forward_backward(forward_step_func=step, data_iterator=iterator, model=model)
   File "megatron/core/pipeline_parallel/schedules.py", line 2210, in forward_backward_pipelining_without_interleaving
     output_tensor, num_tokens = forward_step(forward_step_func, data_iterator, model, num_microbatches)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.edge.matrix_file import read_matrix
-from harness.judge.report_model import Report
-from harness.plan.expand import expand
-from harness.words.outcomes import Lane, LaneVerdict, Outcome
+from harness.core.outcomes import Lane, LaneVerdict, Outcome
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.judge.report.model import Report
+from harness.plan.expansion.expand import expand
 
 LANES = {Lane.METADATA: LaneVerdict.PASS, Lane.NUMERICS: LaneVerdict.PASS, Lane.THROUGHPUT: LaneVerdict.SKIP}
 

@@ -57,17 +57,17 @@ def test_every_path_that_the_page_names_exists(root: Path) -> None:
 PAGE = """
 | layer | folder | holds | may import |
 |---|---|---|---|
-| words | harness/words | x | nothing inside |
-| plan | harness/plan | x | words |
-| judge | harness/judge | x | words |
-| edge | harness/edge | x | words, plan, judge |
-| node | harness/node | x | words, harness/edge/run_dir.py |
+| core | harness/core | x | nothing inside |
+| plan | harness/plan | x | core |
+| judge | harness/judge | x | core |
+| infra | harness/infra | x | core, plan, judge |
+| node | harness/node | x | core |
 | app | harness/app | x | all |
 
 | package | only in | for |
 |---|---|---|
 | torch, megatron | harness/node | training |
-| rich | harness/edge/console.py | tables |
+| rich | harness/infra/console.py | tables |
 | pydantic | harness/plan | the schema |
 """
 
@@ -75,17 +75,17 @@ PAGE = """
 @pytest.mark.parametrize(
     ("path", "source", "said"),
     [
-        ("harness/words/layout.py", "from harness.plan import rules", "imports harness/plan/rules.py"),
+        ("harness/core/cell/layout.py", "from harness.plan import rules", "imports harness/plan/rules.py"),
         ("harness/plan/rules.py", "import harness.judge.checks", "imports harness/judge/checks.py"),
-        ("harness/judge/checks.py", "from harness.edge.console import show", "imports harness/edge/console.py"),
-        ("harness/judge/checks.py", "from ..edge import console", "imports harness/edge/console.py"),
-        ("harness/edge/console.py", "from harness.app import cli", "imports harness/app/cli.py"),
-        ("harness/edge/console.py", "def f():\n    import torch", "imports torch, which only harness/node may"),
-        ("harness/app/cli.py", "import rich.table", "imports rich, which only harness/edge/console.py may"),
-        ("harness/edge/run_dir.py", "import pydantic", "imports pydantic, which only harness/plan may"),
+        ("harness/judge/checks.py", "from harness.infra.console import show", "imports harness/infra/console.py"),
+        ("harness/judge/checks.py", "from ..infra import console", "imports harness/infra/console.py"),
+        ("harness/infra/console.py", "from harness.app import cli", "imports harness/app/cli.py"),
+        ("harness/infra/console.py", "def f():\n    import torch", "imports torch, which only harness/node may"),
+        ("harness/app/cli.py", "import rich.table", "imports rich, which only harness/infra/console.py may"),
+        ("harness/core/run/run_dir.py", "import pydantic", "imports pydantic, which only harness/plan may"),
         ("harness/app/cli.py", "import yaml", "imports yaml, which the package table does not name"),
         ("harness/app/cli.py", "import importlib\nimportlib.import_module('torch.cuda')", "imports torch"),
-        ("harness/node/agent.py", "from harness.edge import console", "imports harness/edge/console.py"),
+        ("harness/node/agent.py", "from harness.infra import console", "imports harness/infra/console.py"),
         ("harness/node/agent.py", "import tomllib", "which a rank's environment need not have"),
         ("harness/plan/rules.py", "import subprocess", "imports subprocess, but plan and judge are pure"),
         ("harness/judge/checks.py", "from datetime import date\nx = date.today()", "calls today()"),
@@ -107,11 +107,11 @@ def test_a_clean_tree_has_no_violation(tmp_path: Path) -> None:
 
 def test_a_table_entry_decides(tmp_path: Path) -> None:
     clean_tree(tmp_path)
-    stricter = read_tables(PAGE.replace("words, plan, judge", "words"))
+    stricter = read_tables(PAGE.replace("core, plan, judge", "core"))
     assert violations(tmp_path, stricter) == [
-        "harness/edge/console.py:2: imports harness/plan/rules.py, which its layer may not"
+        "harness/infra/console.py:2: imports harness/plan/rules.py, which its layer may not"
     ]
-    assert not may_import(stricter.layers, "harness/edge/console.py", "harness/judge/checks.py")
+    assert not may_import(stricter.layers, "harness/infra/console.py", "harness/judge/checks.py")
 
 
 def test_long_files_and_functions_are_named(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_long_files_and_functions_are_named(tmp_path: Path) -> None:
 def clean_tree(root: Path) -> None:
     """One file per layer, each with the imports that PAGE allows it."""
     sources = {
-        "harness/words/layout.py": "import math",
-        "harness/plan/rules.py": "import pydantic\nfrom harness.words.layout import Layout",
-        "harness/judge/checks.py": "from harness.words import layout",
-        "harness/edge/console.py": "import rich\nfrom harness.plan import rules",
-        "harness/edge/run_dir.py": "import os\nfrom harness.words.layout import Layout",
-        "harness/node/agent.py": "import torch\nfrom harness.edge import run_dir\nfrom harness.words import layout",
-        "harness/app/cli.py": "import harness\nfrom harness.edge import console",
+        "harness/core/cell/layout.py": "import math",
+        "harness/plan/rules.py": "import pydantic\nfrom harness.core.cell.layout import Layout",
+        "harness/judge/checks.py": "from harness.core.cell import layout",
+        "harness/infra/console.py": "import rich\nfrom harness.plan import rules",
+        "harness/core/run/run_dir.py": "import os\nfrom harness.core.cell.layout import Layout",
+        "harness/node/agent.py": "import torch\nfrom harness.core.run import run_dir\nfrom harness.core import cell",
+        "harness/app/cli.py": "import harness\nfrom harness.infra import console",
     }
     for path, source in sources.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)

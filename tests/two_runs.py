@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness.judge.report_model import Report, ReportCell, TimedRatio
-from harness.words.outcomes import Outcome
-from harness.words.tolerances import Bound
+from harness.core.outcomes import Outcome
+from harness.core.tolerances import Bound
+from harness.judge.report.model import Report, ReportCell, TimedRatio
 from tests.sample_report import lanes, sample_report
 
 OLD, NEW = "5e4fc931ba" + 30 * "a", "d30e165203" + 30 * "b"

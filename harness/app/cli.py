@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.app import announce, bisect_options, boundary, compare, history
+from harness.app import error_boundary
+from harness.app.bisect import options as bisect_options
+from harness.app.commands import compare, history
+from harness.app.pipeline import announce
 from harness.app.signals import end_on_signals
-from harness.edge import screen
-from harness.edge.run_dir import protect_new_files
-from harness.edge.streams import flush_streams, own_streams
-from harness.words.errors import HarnessError, InputError
-from harness.words.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
+from harness.core.errors import HarnessError, InputError
+from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
+from harness.core.run.run_dir import protect_new_files
+from harness.infra import screen
+from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports make a great many objects that stay: the default of 700 or 2,000 searches them again and again.
 _GARBAGE_AFTER = 100_000
@@ -224,7 +227,7 @@ def _main(words: list[str]) -> int:
     try:
         return _dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
-        from harness.edge.console import print_problems
+        from harness.infra.console import print_problems
 
         print_problems(error)
         return _ended(arguments, error)
@@ -235,7 +238,7 @@ def _main(words: list[str]) -> int:
         screen.err(f"harness: interrupted; run again with: {shlex.join(announce.without_secrets(command))}")
         return EXIT_INTERRUPTED
     except Exception as error:
-        found = boundary.uncaught(error)
+        found = error_boundary.uncaught(error)
         screen.err(f"harness: {found}")
         return _ended(arguments, found)
 
@@ -249,8 +252,8 @@ def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
 
 
 def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
-    from harness.app import verbs
-    from harness.app.ending import Finish
+    from harness.app.commands import check, inspect, plan, run
+    from harness.app.pipeline.finalize import Finish
 
     finish = Finish(
         record=not getattr(arguments, "no_history", False),
@@ -259,7 +262,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         for_git=getattr(arguments, "bisect", False),
     )
     if arguments.verb == "run":
-        return verbs.run(
+        return run.run(
             arguments.matrix,
             arguments.only,
             arguments.run_dir,
@@ -273,30 +276,30 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.verb == "bisect":
         return bisect_options.run(arguments, command)
     if arguments.verb == "plan":
-        return verbs.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
+        return plan.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
     if arguments.verb == "verify":
-        return verbs.verify(arguments.matrix)
+        return plan.verify(arguments.matrix)
     if arguments.verb == "schema":
-        return verbs.schema()
+        return plan.schema()
     if arguments.verb == "resume":
-        return verbs.resume(arguments.run, arguments.run_dir, errors=arguments.errors, finish=finish)
+        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, finish=finish)
     if arguments.verb == "report":
-        return verbs.report(arguments.run, arguments.run_dir, finish)
-    on_run = {"status": verbs.status, "cancel": verbs.cancel}
+        return inspect.report(arguments.run, arguments.run_dir, finish)
+    on_run = {"status": inspect.status, "cancel": inspect.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
     of_their_own = {"compare": compare.run, "history": history.run, "shrink": _shrink}
     if arguments.verb in of_their_own:
         return of_their_own[arguments.verb](arguments)
     if arguments.verb == "logs":
-        return verbs.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
+        return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
     if arguments.verb == "doctor":
-        return verbs.doctor(arguments.cluster, arguments.run_dir)
-    return verbs.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
+        return check.doctor(arguments.cluster, arguments.run_dir)
+    return check.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
 
 
 def _shrink(arguments: argparse.Namespace) -> int:
-    from harness.app.shrink import shrink
+    from harness.app.shrink.command import shrink
 
     return shrink(
         arguments.run,

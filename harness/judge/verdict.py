@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
+from harness.core.run.run_plan import XFail
 from harness.judge.checks.table import CHECKS
-from harness.judge.endings import TRAINED
-from harness.judge.evidence import CellEvidence
-from harness.judge.known_issues import with_known
-from harness.judge.ordering import led_by_root
+from harness.judge.diagnosis.known_issues import with_known
+from harness.judge.diagnosis.ordering import led_by_root
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import TRAINED
+from harness.judge.evidence.timings import against_history
+from harness.judge.import_check import wrong_code
 from harness.judge.required.audit import incomplete
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
-from harness.judge.timings import against_history
-from harness.judge.wrong_code import wrong_code
-from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
-from harness.words.run_plan import XFail
 
 
 class CellVerdict(NamedTuple):

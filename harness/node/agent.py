@@ -22,19 +22,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.edge.run_dir import AttemptDir, Journal, RunDir, protect_new_files, write_json
-from harness.node import rendezvous
-from harness.node.job_start import order_of
+from harness.core.cell.config import CellConfig
+from harness.core.errors import DiskFullError, InfrastructureError, InputError
+from harness.core.hardware.environment import AGENT
+from harness.core.hardware.gpu_slices import GpuSlices
+from harness.core.outcomes import Rejection
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import AttemptDir, Journal, RunDir, protect_new_files, write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination import rendezvous
+from harness.node.coordination.job_start import order_of
+from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import Agent
 from harness.node.process import die_with, other_threads
-from harness.node.rendezvous import NodeResult
-from harness.words.cell import CellConfig
-from harness.words.environment import AGENT
-from harness.words.errors import DiskFullError, InfrastructureError, InputError
-from harness.words.gpu_slices import GpuSlices
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.outcomes import Rejection
-from harness.words.records import CellResult
 
 CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
 
@@ -53,7 +53,7 @@ class Leader(Agent):
         if self.nodes > 1:
             self._gather()
         else:  # a cell over several nodes has them to itself
-            from harness.node.cuda_forks import gpu_table
+            from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
         while self.running or (self.waiting and not self.lost):

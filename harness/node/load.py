@@ -14,7 +14,7 @@ def load() -> None:
     GPUs are hidden while modules load: Transformer Engine asks for their architecture where flash-attn is installed,
     and ranks forked from a process that has started CUDA cannot use it.
     """
-    from harness.node.cuda_forks import driver_there, forks_kept  # imports torch
+    from harness.node.device.cuda_forks import driver_there, forks_kept  # imports torch
 
     if not driver_there():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

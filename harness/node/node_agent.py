@@ -15,15 +15,15 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from harness.edge.run_dir import AttemptDir, RunDir, append_line
-from harness.node import rendezvous
-from harness.node.gpu_health import check_after
-from harness.node.heart import Heart
+from harness.core.cell.config import CellConfig
+from harness.core.errors import InputError
+from harness.core.run.run_dir import AttemptDir, RunDir, append_line
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination import rendezvous
+from harness.node.coordination.heartbeat import Heart
+from harness.node.coordination.rendezvous import Abort, Heartbeats, Share
+from harness.node.device.gpu_health import check_after
 from harness.node.load import load
-from harness.node.rendezvous import Abort, Heartbeats, Share
-from harness.words.cell import CellConfig
-from harness.words.errors import InputError
-from harness.words.jsonable import from_jsonable, loads
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system

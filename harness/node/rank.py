@@ -11,16 +11,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from harness.edge.run_dir import AttemptDir
-from harness.node import flight_recorder
+from harness.core.cell.config import CellConfig
+from harness.core.errors import STORAGE_EXIT, DiskFullError
+from harness.core.run.records import RankRecord
+from harness.core.run.run_dir import AttemptDir
+from harness.node.coordination.rendezvous import Abort, Share, write_abort
 from harness.node.probe.imports import import_proof, modules_beside
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
-from harness.node.recorder import Recorder
-from harness.node.rendezvous import Abort, Share, write_abort
-from harness.words.cell import CellConfig
-from harness.words.errors import STORAGE_EXIT, DiskFullError
-from harness.words.records import RankRecord
+from harness.node.recording import flight_recorder
+from harness.node.recording.recorder import Recorder
 
 
 def rank_main(

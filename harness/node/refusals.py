@@ -6,12 +6,13 @@ an ERROR: a broken image must not look like a rule.
 
 from __future__ import annotations
 
-from harness.node.cuda_forks import forks_kept, gpu_table
+from harness.core.cell.config import CellConfig
+from harness.core.hardware.devices import place, unplaced
+from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.probe import attention_kinds, kernels, model, model_parts
-from harness.words.cell import CellConfig
-from harness.words.devices import place, unplaced
-from harness.words.outcomes import Missing, Rejection
+from harness.node.device.cuda_forks import forks_kept, gpu_table
+from harness.node.probe.model import attention_kinds, gpt, kernels
+from harness.node.probe.model import parts as model_parts
 
 _STACK = "the stack under test"
 
@@ -24,7 +25,7 @@ def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
         return lack
     if reason := model_parts.lacking(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
-    if refused := model.lacking(config):
+    if refused := gpt.lacking(config):
         return refused
     table = gpu_table()
     there = len(table)

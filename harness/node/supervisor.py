@@ -21,22 +21,22 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-from harness.edge.run_dir import AttemptDir, write_json
-from harness.node import rendezvous
-from harness.node.addresses import gloo_interface, own_addresses, reach
+from harness.core.cell.config import CellConfig
+from harness.core.errors import STORAGE_EXIT, DiskFullError, InfrastructureError
+from harness.core.hardware.devices import shown_gpus
+from harness.core.run.records import CellResult, RankEnding, RankRecord
+from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination import rendezvous
+from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
+from harness.node.coordination.rendezvous import Abort, Heartbeats, NodeResult, Share
 from harness.node.deadline import Deadline
-from harness.node.flight_recorder import waited_in
-from harness.node.frames import collective_in, stack_of
-from harness.node.kernel_log import xid_lines
 from harness.node.process import die_with, log_to, temporary_files_in
 from harness.node.rank import rank_main
-from harness.node.recorder import last_progress, progress_file
-from harness.node.rendezvous import Abort, Heartbeats, NodeResult, Share
-from harness.words.cell import CellConfig
-from harness.words.devices import shown_gpus
-from harness.words.errors import STORAGE_EXIT, DiskFullError, InfrastructureError
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.records import CellResult, RankEnding, RankRecord
+from harness.node.recording.flight_recorder import waited_in
+from harness.node.recording.frames import collective_in, stack_of
+from harness.node.recording.kernel_log import xid_lines
+from harness.node.recording.recorder import last_progress, progress_file
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
 _UNWRITTEN = {DiskFullError.process_exit_code: "no room on the disk for", STORAGE_EXIT: "a storage error prevented"}

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from harness.node import cpu_stand_ins
-from harness.words.attention import HEAD_MOST, HEAD_MULTIPLE, limits
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import adversarial_mix
-from harness.words.layout import Coordinates, Layout
-from harness.words.packing_options import PackingOptions
+from harness.core.cell.attention import HEAD_MOST, HEAD_MULTIPLE, limits
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.packing.documents import adversarial_mix
+from harness.core.packing.options import PackingOptions
+from harness.node.device import cpu_stubs
 
 HEADS, KV_HEADS = 8, 4
 SWITCHES = {"te": "111", "te-fused": "010"}  # flash, fused, unfused, as Megatron sets them
@@ -118,7 +118,7 @@ def call() -> Iterator[dict[str, Any]]:
     import transformer_engine.pytorch as engine
     import transformer_engine.pytorch.module.base as base
 
-    cpu_stand_ins.install()
+    cpu_stubs.install()
     base.torch = SimpleNamespace(**vars(torch))  # TransformerEngineBaseModule asks whether there is a GPU
     base.torch.cuda = SimpleNamespace(**{**vars(torch.cuda), "is_available": lambda: True})
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -135,7 +135,7 @@ def call() -> Iterator[dict[str, Any]]:
 def _recorded(real: Any, calls: list[dict[str, Any]]) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from harness.node.probe.attention import ReferenceAttention
+    from harness.node.probe.model.attention import ReferenceAttention
 
     def forward(self: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
         inspect.signature(real).bind(self, query, key, value, mask, **more)
@@ -163,14 +163,14 @@ def _trained(config: CellConfig) -> None:
 
     from harness.node.data_paths.base import RankContext
     from harness.node.data_paths.table import DATA_PATHS
-    from harness.node.device import choose_device
-    from harness.node.probe import model
+    from harness.node.device.placement import choose_device
+    from harness.node.probe.model import gpt
     from harness.node.probe.passes import forward
     from harness.node.probe.truth import StepTruth
 
     device = choose_device(0, 1, "cpu")
-    model.initialize_parallel(config, device)
-    (chunk,) = model.build_chunks(config, model.transformer_config(config), device)
+    gpt.initialize_parallel(config, device)
+    (chunk,) = gpt.build_chunks(config, gpt.transformer_config(config), device)
     place = Coordinates(tp=0, cp=0, dp=0, pp=0)
     path = DATA_PATHS[config.data_path](RankContext(config=config, place=place, device=device, folder=Path()))
     iterator = path.iterator(StepTruth(config, 0, 0), 0)

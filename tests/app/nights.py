@@ -13,23 +13,23 @@ import os
 import sys
 from pathlib import Path
 
-from harness.app import stages
-from harness.app.ending import Finish, judge_and_report
-from harness.edge.local_launcher import write_order
-from harness.edge.run_dir import RunDir, write_json
+from harness.app.pipeline import plan_run
+from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import RunPlan
+from harness.core.serialization import loads
+from harness.infra.local_launcher import write_order
 from harness.node import agent
 from harness.node.load import load
-from harness.words.jsonable import loads
-from harness.words.run_plan import RunPlan
 
 CLEAN = "clean"
 
 
 def night(matrix: Path, fault: str) -> int:
     """The exit code of the verdict."""
-    planned = stages.plan_run(stages.Request(matrix=matrix))
+    planned = plan_run.plan_run(plan_run.Request(matrix=matrix))
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
-    stages.write_plan(run, planned.plan, planned.matrix)
+    plan_run.write_plan(run, planned.plan, planned.matrix)
     configs = {
         file: loads(file.read_text()) for file in (run.attempt(cell.id).config for cell in planned.plan.expansion.cells)
     }

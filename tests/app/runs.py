@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.edge.run_dir import RunDir, append_line, write_json
-from harness.words.run_plan import sealed
+from harness.core.run.run_dir import RunDir, append_line, write_json
+from harness.core.run.run_plan import sealed
 from tests.judge.simulator import config_of, run_of
 
 

@@ -33,7 +33,8 @@ def test_help_loads_nothing_heavy() -> None:
 def test_planning_and_running_never_load_torch_in_the_launcher(verb: str, tmp_path: Path) -> None:
     arguments = [verb, str(write_matrix(tmp_path))] + (["--dry-run"] if verb == "run" else [])
     program = (
-        f"import sys; from harness.app import cli, stages\nassert cli.main({arguments!r}) == 0\n"
+        "import sys\nfrom harness.app import cli\nfrom harness.app.pipeline import launch, reports\n"
+        f"assert cli.main({arguments!r}) == 0\n"
         "assert 'torch' not in sys.modules and 'megatron' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=tmp_path)

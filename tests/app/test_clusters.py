@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from harness.app import cli
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.run_plan import RunPlan
+from harness.core.run.run_plan import RunPlan
+from harness.core.serialization import from_jsonable, loads
 
-GOLDEN = Path(__file__).parents[1] / "edge" / "golden" / "dry-run.txt"
+GOLDEN = Path(__file__).parents[1] / "infra" / "golden" / "dry-run.txt"
 MATRIX = """\
 name: small
 train: {steps: 1}
@@ -44,8 +44,8 @@ class _Noon(datetime):
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARNESS_CLUSTERS", raising=False)
-    monkeypatch.setattr("harness.app.stages.datetime", _Noon)
-    monkeypatch.setattr("harness.app.stages.secrets.token_hex", lambda size: "a1b2")
+    monkeypatch.setattr("harness.app.pipeline.plan_run.datetime", _Noon)
+    monkeypatch.setattr("harness.app.pipeline.plan_run.secrets.token_hex", lambda size: "a1b2")
     monkeypatch.setattr("harness.__version__", "1.2.3")
     monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch, which might say when it would start a job
     Path("small.yaml").write_text(MATRIX)

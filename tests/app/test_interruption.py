@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.words.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 from tests.processes import await_end, heed_interrupts
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.app.cli import main
-from harness.judge.render_json import read_report
-from harness.words.outcomes import EXIT_PASS, EXIT_UNDECIDED, Outcome
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Outcome
+from harness.judge.report.render_json import read_report
 from tests.judge.simulator import config_of, run_of
 from tests.judge.tampering import write_run
 

@@ -13,10 +13,10 @@ from types import FrameType
 import pytest
 
 from harness.app.cli import main
-from harness.app.ending import Finish, judge_and_report
-from harness.edge.evidence_files import read_plan
-from harness.edge.run_dir import NotRegularError, RunDir, opened, write_json
-from harness.words.outcomes import EXIT_INPUT, EXIT_PASS, EXIT_UNDECIDED
+from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, EXIT_UNDECIDED
+from harness.core.run.run_dir import NotRegularError, RunDir, opened, write_json
+from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run
 
 LIMIT_S = 60  # only a command that hangs takes as long

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.app import selftest
-from harness.judge.render_json import read_report
+from harness.app.commands import selftest
+from harness.judge.report.render_json import read_report
 
 pytestmark = pytest.mark.train
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.history import opened
-from harness.edge.run_dir import write_json
-from harness.judge.history_rows import run_row
-from harness.judge.render_json import read_report
-from harness.words.jsonable import from_jsonable
-from harness.words.outcomes import Lane
-from harness.words.run_plan import RunPlan, sealed
+from harness.core.outcomes import Lane
+from harness.core.run.run_dir import write_json
+from harness.core.run.run_plan import RunPlan, sealed
+from harness.core.serialization import from_jsonable
+from harness.infra.history.database import opened
+from harness.judge.history.rows import run_row
+from harness.judge.report.render_json import read_report
 from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train

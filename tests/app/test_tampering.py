@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.run_dir import RunDir
+from harness.core.run.run_dir import RunDir
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from tests.app.conftest import harness
 from tests.judge.tampering import Passed, known, tamper, unlisted

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from harness.edge.history import opened
-from harness.edge.history_queries import Wanted
-from harness.edge.html_compare import render_comparison_html
-from harness.edge.html_history import render_history
-from harness.edge.html_report import render_html
-from harness.judge.compare_runs import compare_runs
-from harness.judge.history_rows import run_row
-from harness.judge.report_model import Report, ReportCell, Weight
-from harness.words.run_plan import Selection
+from harness.core.run.run_plan import Selection
+from harness.infra.history.database import opened
+from harness.infra.history.queries import Wanted
+from harness.infra.html.compare import render_comparison_html
+from harness.infra.html.history import render_history
+from harness.infra.html.report import render_html
+from harness.judge.compare.runs import compare_runs
+from harness.judge.history.rows import run_row
+from harness.judge.report.model import Report, ReportCell, Weight
 from tests.browser.test_compare_in_browser import with_since
 from tests.browser.test_report_in_browser import BROKEN_LINKS, OPEN_ALL, open_view
 from tests.hostile import EVERYTHING, LONG, with_text_everywhere

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from harness.edge.html_report import render_html
+from harness.infra.html.report import render_html
 from tests.sample_report import big_report, hostile_report, sample_report
 
 pytestmark = pytest.mark.browser

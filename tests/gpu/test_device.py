@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.words.cell import CellConfig, TrainConfig
-from harness.words.documents import adversarial_mix
-from harness.words.layout import Layout
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import adversarial_mix
 from tests.node.conftest import run_cells
 
 PROGRAM = """

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.judge.out_of_memory import out_of_memory, tried_bytes
-from harness.node.device import choose_device, memory_bytes, peak_memory_bytes, peak_reserved_bytes
-from harness.node.gpu_state import gpu_state
-from harness.node.probe.stopwatch import stopwatch
-from harness.words.model import ModelConfig
-from harness.words.peak_flops import peak_of
-from harness.words.records import Failure
-from harness.words.timing import ROUNDS, TimingConfig
+from harness.core.cell.model import ModelConfig
+from harness.core.cell.timing import ROUNDS, TimingConfig
+from harness.core.hardware.peak_flops import peak_of
+from harness.core.run.records import Failure
+from harness.judge.failures.out_of_memory import out_of_memory, tried_bytes
+from harness.node.device.gpu_state import gpu_state
+from harness.node.device.placement import choose_device, memory_bytes, peak_memory_bytes, peak_reserved_bytes
+from harness.node.probe.legs.stopwatch import stopwatch
 from tests.node.conftest import config, run_cells
 
 pytestmark = pytest.mark.gpu

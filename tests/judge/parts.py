@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.judge.evidence import CellEvidence
-from harness.judge.router import RouterWhole, counted_rows, own_aux_loss, own_weight
-from harness.words.model import ModelConfig, MoeConfig, MtpConfig
-from harness.words.packing import PAD
-from harness.words.records import DocumentLoss, ExpertShare, MtpSeen, RouterSeen
+from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import DocumentLoss, ExpertShare, MtpSeen, RouterSeen
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight
 from tests.judge.simulator import config_of, evidence_for
 
 LAYERS = 2

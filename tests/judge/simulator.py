@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
-from harness.judge.verdict import CellVerdict, judge_cell
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig, cell_name
-from harness.words.documents import Document, adversarial_mix
-from harness.words.layout import Coordinates, Layout
-from harness.words.legs import Leg, legs_of
-from harness.words.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
-from harness.words.packing import PAD, MicroBatch, PackedParams
-from harness.words.records import (
+from harness.core.cell.canary_legs import Leg, legs_of
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig, cell_name
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
+from harness.core.packing.arithmetic import PAD, MicroBatch, PackedParams
+from harness.core.packing.documents import Document, adversarial_mix
+from harness.core.packing.workload import workload
+from harness.core.run.records import (
     ActivationSeen,
     BatchSeen,
     CellResult,
@@ -39,8 +38,9 @@ from harness.words.records import (
     TokenLoss,
     WorkloadSeen,
 )
-from harness.words.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
-from harness.words.workload import workload
+from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan, XFail
+from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.judge.verdict import CellVerdict, judge_cell
 
 MODEL = ModelConfig(layers=4)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)

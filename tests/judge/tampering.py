@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.edge.evidence_files import read_cell, read_plan, run_problems
-from harness.edge.run_dir import RunDir, write_json
-from harness.judge.evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.core.errors import InputError
+from harness.core.hardware.environment import RECORDED
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import RunPlan, sealed
+from harness.infra.runs.evidence_files import read_cell, read_plan, run_problems
+from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
-from harness.words.environment import RECORDED
-from harness.words.errors import InputError
-from harness.words.outcomes import Outcome
-from harness.words.run_plan import RunPlan, sealed
 
 TODAY = "2026-01-01"
 LONE = "lone"  # instead of "record", of a reference whose gradients no cell may be compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
-_NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as words/jsonable.py writes them
+_NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
 Path_ = tuple[Any, ...]
 
 

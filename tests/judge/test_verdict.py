@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from harness.judge import fault_classes
+from harness.core.cell.layout import Coordinates
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
+from harness.core.run.records import Failure, Progress, RankEnding, RankRecord
+from harness.core.run.run_plan import XFail
+from harness.judge.diagnosis import fault_classes
 from harness.judge.verdict import judge_cell
-from harness.words.layout import Coordinates
-from harness.words.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.words.records import Failure, Progress, RankEnding, RankRecord
-from harness.words.run_plan import XFail
-from tests.judge.checks.test_ended import IN_CODE, cut_off, waits
+from tests.judge.checks.numerics.test_ended import IN_CODE, cut_off, waits
 from tests.judge.simulator import at, config_of, drop_params, evidence_for, judge
 
 KNOWN = XFail(pattern="*sft*", reason="no metadata on middle stages", link="https://example.org/4092")

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from harness.judge.evidence import CellEvidence
-from harness.judge.timings import Load
-from harness.words.timing import Timed, TimingConfig
+from harness.core.cell.timing import Timed, TimingConfig
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.timings import Load
 from tests.judge.simulator import config_of, evidence_for
 
 TIMING = TimingConfig(documents=(4, 16, 64, 256), unpacked=True)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from harness.edge.run_dir import AttemptDir, RunDir, write_json
-from harness.words.cell import CellConfig, TrainConfig, cell_id
-from harness.words.documents import adversarial_mix
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.layout import Layout
-from harness.words.records import CellResult, RankRecord
+from harness.core.cell.config import CellConfig, TrainConfig, cell_id
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import adversarial_mix
+from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.run_dir import AttemptDir, RunDir, write_json
+from harness.core.serialization import from_jsonable, loads
 
 
 def config(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.edge.run_dir import AttemptDir, RunDir, write_atomic, write_json
-from harness.node.recorder import last_progress
-from harness.node.rendezvous import Abort, Heartbeats, abort_file, clear, heartbeat_file, read, write_abort
-from harness.words.records import RankRecord
+from harness.core.run.records import RankRecord
+from harness.core.run.run_dir import AttemptDir, RunDir, write_atomic, write_json
+from harness.node.coordination.rendezvous import Abort, Heartbeats, abort_file, clear, heartbeat_file, read, write_abort
+from harness.node.recording.recorder import last_progress
 from tests.node.conftest import Agents, Ran, config, run_cells
 
 pytestmark = pytest.mark.train

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from harness.edge.run_dir import write_json
-from harness.judge.blame import blame_of
-from harness.node import cpu_stand_ins
+from harness.core.cell.layout import Coordinates
+from harness.core.run.records import Failure, Progress, RankRecord
+from harness.core.run.run_dir import write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.judge.failures.blame import blame_of
 from harness.node.data_paths.base import RankContext
+from harness.node.device import cpu_stubs
 from harness.node.faults.endings import ExceptionAtStep1
-from harness.node.probe.prediction import MtpWatch
-from harness.node.recorder import Recorder
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.layout import Coordinates
-from harness.words.records import Failure, Progress, RankRecord
+from harness.node.probe.hooks.prediction import MtpWatch
+from harness.node.recording.recorder import Recorder
 from tests.node.conftest import config, upstream_module
 
 PLACE = Coordinates(tp=1, cp=0, dp=0, pp=0)
@@ -134,7 +134,7 @@ def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_p
         message=str(error),
         traceback="",
         time=1.0,
-        frames=["skyrl/simulated.py:7 in calls", "harness/node/probe/prediction.py:41 in _before_output"],
+        frames=["skyrl/simulated.py:7 in calls", "harness/node/probe/hooks/prediction.py:41 in _before_output"],
         errno=errno.errorcode.get(error.errno, "") if isinstance(error, OSError) else "",
     )
     found, row = blamed(failure)
@@ -153,7 +153,7 @@ def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_
 ) -> None:
     failure = recorded(tmp_path, lambda: upstream.calls(hook(Watch())))
     assert failure.type == "IndexError"
-    assert "harness/node/probe/prediction.py" in failure.frames[-1]
+    assert "harness/node/probe/hooks/prediction.py" in failure.frames[-1]
     assert blamed(failure) == ("harness", "harness-defect")
 
 
@@ -176,7 +176,7 @@ def test_torch_raises_what_its_caller_made_it_raise(tmp_path: Path, upstream: An
 
 
 def test_a_cpu_stub_that_raises_is_a_limit_of_the_stub(tmp_path: Path, upstream: Any) -> None:
-    stub = cpu_stand_ins._thd_get_partitioned_indices
+    stub = cpu_stubs._thd_get_partitioned_indices
     failure = recorded(tmp_path, lambda: upstream.calls(stub, None, 16, 2, 0))
     assert blamed(failure) == ("harness", "replacement-kernel")
     assert "the real kernel may accept it" in failure.message

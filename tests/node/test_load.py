@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from harness.node import cuda_forks
+from harness.node.device import cuda_forks
 from harness.node.load import load
 from harness.node.probe import imports
 

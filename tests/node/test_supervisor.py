@@ -13,18 +13,18 @@ from typing import Any, NoReturn
 import pytest
 import torch.distributed as dist
 
-from harness.edge.run_dir import AttemptDir, RunDir, needs_room, write_json
-from harness.judge.cause import Cause, cause_of
-from harness.judge.endings import endings_of
+from harness.core.cell.layout import Layout
+from harness.core.errors import STORAGE_EXIT
+from harness.core.run.records import CellResult, Failure, RankEnding, RankRecord
+from harness.core.run.run_dir import AttemptDir, RunDir, needs_room, write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.judge.evidence.endings import endings_of
+from harness.judge.failures.cause import Cause, cause_of
 from harness.node import rank as rank_module
+from harness.node.coordination.rendezvous import Heartbeats, Share
 from harness.node.deadline import Deadline
-from harness.node.recorder import Recorder
-from harness.node.rendezvous import Heartbeats, Share
+from harness.node.recording.recorder import Recorder
 from harness.node.supervisor import _result, _wait, settle, supervise
-from harness.words.errors import STORAGE_EXIT
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.layout import Layout
-from harness.words.records import CellResult, Failure, RankEnding, RankRecord
 from tests.node.conftest import config, upstream_module
 
 

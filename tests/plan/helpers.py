@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.plan.expand import expand
-from harness.plan.matrix import Matrix, load
-from harness.words.cell import cell_name
-from harness.words.errors import InputError, Problem
-from harness.words.run_plan import Expansion
+from harness.core.cell.config import cell_name
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_plan import Expansion
+from harness.plan.expansion.expand import expand
+from harness.plan.matrix.load import Matrix, load
 
 
 def no_file(name: str) -> tuple[int, ...]:

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from harness.words import cell
-from harness.words.setting import setting
+from harness.core.cell import config
+from harness.core.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellConfig(cell.CellConfig):
+class CellConfig(config.CellConfig):
     """A cell with one more axis."""
 
     shuffling: str = setting(
@@ -28,14 +28,14 @@ class CellConfig(cell.CellConfig):
 
 def facts() -> dict[str, Any]:
     """What plan, schema, names, ids, reductions, the form of one cell and the page say of the axis."""
-    from harness.plan.json_schema import json_schema
-    from harness.plan.key_tables import tables
-    from harness.plan.one_cell import one_cell
-    from harness.plan.reductions import changes, reductions
-    from harness.words.axes import labelled
-    from harness.words.cell import cell_id
-    from harness.words.errors import InputError
-    from harness.words.jsonable import dumps, from_jsonable, loads
+    from harness.core.cell.axes import labelled
+    from harness.core.cell.config import cell_id
+    from harness.core.errors import InputError
+    from harness.core.serialization import dumps, from_jsonable, loads
+    from harness.plan.matrix.single_cell import one_cell
+    from harness.plan.schema.json_schema import json_schema
+    from harness.plan.schema.key_tables import tables
+    from harness.plan.shrink.reductions import changes, reductions
     from tests.plan.helpers import expand_axes, matrix_of
 
     axes = {"packing": "sft", "weight-shuffling": ["none", "some", "all"]}
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
     except InputError as error:
         problem = str(error.problems[0])
     return {
-        "names": [cell.cell_name(item.config) for item in cells],
+        "names": [config.cell_name(item.config) for item in cells],
         "ids": [item.id for item in cells],
         "axes": [item.axes["shuffling"] for item in cells],
         "controls": sorted({item.reference or "" for item in cells}),
@@ -60,7 +60,7 @@ def facts() -> dict[str, Any]:
         "alias": properties["weight_shuffling"]["description"],
         "one cell": written["matrix"],
         "again": [again.id, cell_id(shuffled)],
-        "json": from_jsonable(cell.CellConfig, loads(dumps(shuffled))) == shuffled,
+        "json": from_jsonable(config.CellConfig, loads(dumps(shuffled))) == shuffled,
         "smaller": list(changes(shuffled, smaller["shuffling"])),
         "label": labelled("shuffling", "all"),
         "page": [line for line in tables()["axes"].splitlines() if "shuffling" in line],
@@ -69,5 +69,5 @@ def facts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    cell.CellConfig = CellConfig  # type: ignore[misc]
+    config.CellConfig = CellConfig  # type: ignore[misc]
     print(json.dumps(facts()))

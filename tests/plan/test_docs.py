@@ -7,16 +7,16 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from harness.plan.cluster import ClusterProfile, Container
-from harness.plan.key_tables import filled, stale, tables
-from harness.plan.projects import PROJECTS
+from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
-from harness.plan.section import model_of
-from harness.plan.sections import MatrixFile
-from harness.plan.stacks import StackLayer
+from harness.plan.schema.key_tables import filled, stale, tables
+from harness.plan.schema.section import model_of
+from harness.plan.schema.sections import MatrixFile
+from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.section import StackLayer
 from tests.plan.helpers import matrix_of
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from harness.edge.matrix_file import read_matrix
-from harness.plan.cost import estimate
-from harness.plan.expand import expand
-from harness.words.cell import cell_name
-from harness.words.packing_style import UNPACKED
-from harness.words.run_plan import Expansion
+from harness.core.cell.config import cell_name
+from harness.core.packing.styles import UNPACKED
+from harness.core.run.run_plan import Expansion
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.plan.expansion.expand import expand
+from harness.plan.jobs.cost import estimate
 
 
 @pytest.fixture(scope="module")

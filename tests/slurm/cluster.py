@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.edge.evidence_files import read_plan
-from harness.edge.run_dir import RunDir, read_events, write_json
-from harness.judge.render_json import read_report
-from harness.judge.report_model import Report, ReportCell
-from harness.node.recorder import last_progress
-from harness.words.cell import CellConfig
-from harness.words.jsonable import from_jsonable, loads
-from harness.words.records import CellResult, RankRecord
-from harness.words.run_plan import sealed
+from harness.core.cell.config import CellConfig
+from harness.core.run.records import CellResult, RankRecord
+from harness.core.run.run_dir import RunDir, read_events, write_json
+from harness.core.run.run_plan import sealed
+from harness.core.serialization import from_jsonable, loads
+from harness.infra.runs.evidence_files import read_plan
+from harness.judge.report.model import Report, ReportCell
+from harness.judge.report.render_json import read_report
+from harness.node.recording.recorder import last_progress
 from tests.app.conftest import only_run, write_matrix
 from tests.processes import heed_interrupts
 from tests.slurm.lab import SlurmLab

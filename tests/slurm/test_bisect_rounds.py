@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.run_dir import RunDir, read_events
-from harness.edge.slurm_submit import submitted
+from harness.core.run.run_dir import RunDir, read_events
+from harness.infra.slurm.submit import submitted
 from tests.bisected import Project, checkout, copied, matrix_of, result_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.run_dir import append_line
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import append_line
 from tests.slurm.cluster import SMALL, Cluster
 from tests.slurm.lab import SlurmLab
 

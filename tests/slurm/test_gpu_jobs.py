@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
 from tests.docs.first_cluster import profile, shown
-from tests.edge.test_sbatch_template import GOLDENS
+from tests.infra.slurm.test_sbatch_template import GOLDENS
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

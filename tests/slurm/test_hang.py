@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.cluster_file import CHECKOUT
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.infra.inputs.cluster_file import CHECKOUT
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness.edge.run_dir import read_events
-from harness.edge.slurm_state import SlurmClient
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import read_events
+from harness.infra.slurm.client import SlurmClient
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.run_dir import read_events
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import read_events
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.edge.run_dir import read_events
+from harness.core.run.run_dir import read_events
 from tests.docs.projects import settings, small_project
 from tests.processes import await_end
 from tests.slurm.lab import SlurmLab

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge.test_stack_checkout import git
+from tests.infra.stacks.test_checkout import git
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 

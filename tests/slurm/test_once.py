@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.edge.cluster_file import CHECKOUT
-from harness.edge.run_dir import read_events
-from harness.words.jsonable import loads
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import read_events
+from harness.core.serialization import loads
+from harness.infra.inputs.cluster_file import CHECKOUT
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import SEARCH_PATH

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.edge.cluster_file import CHECKOUT
-from harness.edge.run_dir import read_events
-from harness.judge.render_json import read_report
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import read_events
+from harness.infra.inputs.cluster_file import CHECKOUT
+from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.words.outcomes import Outcome
+from harness.core.outcomes import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.test_trouble import CLUSTERS, ONE, RUN

@@ -5,44 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from harness.judge.checks import (
-    activations,
-    aux_loss,
+from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
+from harness.judge.checks.metadata import (
     completeness,
-    determinism,
-    document_loss,
-    ended,
-    finiteness,
-    grad_norm,
-    isolation,
     micro_batch_count,
-    mtp_loss,
-    order,
-    packed_slower,
-    padding,
-    parameter_gradients,
     params_agree_plan,
     params_agree_ranks,
     params_form,
     params_identity,
     params_present,
     refused,
-    repeated_document,
-    repetition,
-    replica_gradients,
-    rewriting,
-    router_tokens,
-    segment_slope,
-    slower_than,
-    slower_than_history,
-    step_loss,
-    token_count,
     tokens_placed,
-    truncation,
     workload,
 )
-from harness.judge.evidence import CellEvidence
-from harness.words.outcomes import Finding, Lane
+from harness.judge.checks.numerics import (
+    activations,
+    aux_loss,
+    document_loss,
+    ended,
+    finiteness,
+    grad_norm,
+    mtp_loss,
+    parameter_gradients,
+    repeated_document,
+    replica_gradients,
+    router_tokens,
+    step_loss,
+    token_count,
+)
+from harness.judge.checks.throughput import packed_slower, segment_slope, slower_than, slower_than_history
+from harness.judge.evidence.cell_evidence import CellEvidence
 
 
 class Check(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.judge.evidence import CellEvidence
-from harness.judge.report_model import Weight
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.report.model import Weight
 from harness.judge.required import facts, legs, model, timing
 from harness.judge.required.expected import Expected
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache, cached_property
 
-from harness.judge.evidence import CellEvidence
-from harness.words.layout import Coordinates
-from harness.words.legs import Leg
-from harness.words.packing import MicroBatch
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.layout import Coordinates
+from harness.core.packing.arithmetic import MicroBatch
+from harness.judge.evidence.cell_evidence import CellEvidence
 
 COUNTS_WORK = ("reference", "scheduler")  # data paths that count the work of a step
 RETURNS_LOG_PROBS = ("skyrl",)  # data paths that unpack log-probabilities

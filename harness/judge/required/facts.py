@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from harness.core.hardware.environment import recorded
+from harness.core.run.records import CellResult, ImportProof, RankRecord
+from harness.core.stack import HEADS
 from harness.judge.required.expected import Expected
-from harness.words.environment import recorded
-from harness.words.records import CellResult, ImportProof, RankRecord
-from harness.words.stack import HEADS
 
 NEEDED = ("torch", "megatron.core")  # modules that every cell trains with
 ENVIRONMENT = (

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.judge.evidence import CellEvidence
-from harness.words.jsonable import to_jsonable
-from harness.words.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+from harness.core.serialization import to_jsonable
+from harness.judge.evidence.cell_evidence import CellEvidence
 
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
 _LONGEST_S = 366 * 86400.0  # of anything that one attempt timed

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from harness.core.cell.canary_legs import Leg
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 from harness.judge.required.expected import RETURNS_LOG_PROBS, BatchKey, Expected
-from harness.words.legs import Leg
-from harness.words.packing import PAD
-from harness.words.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
 _DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}

@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.judge.landmarks import layer_of
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.layout import Coordinates
+from harness.core.run.records import ActivationSeen, ExpertShare, LegSeen, ParameterSeen, RankRecord
+from harness.judge.diagnosis.boundaries import layer_of
 from harness.judge.required.expected import Expected
-from harness.words.layout import Coordinates
-from harness.words.legs import Leg
-from harness.words.records import ActivationSeen, ExpertShare, LegSeen, ParameterSeen, RankRecord
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _ROUNDING = 1e-3  # of a sum of softmax scores, in fp32 over thousands of tokens

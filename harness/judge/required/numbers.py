@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.words.recorded import PROJECTIONS
-from harness.words.records import ActivationSeen, DocumentLoss, Fingerprint, ParameterSeen, RankRecord
+from harness.core.run.record_limits import PROJECTIONS
+from harness.core.run.records import ActivationSeen, DocumentLoss, Fingerprint, ParameterSeen, RankRecord
 
 # A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
 # 10^23 is further off than this.

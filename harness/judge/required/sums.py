@@ -10,11 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.judge.compare import add
-from harness.judge.evidence import CellEvidence
-from harness.words.packing import PAD
-from harness.words.recorded import MOST_TOKEN_LOSSES
-from harness.words.records import DocumentLoss, Fingerprint, RankRecord, StepSeen
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.record_limits import MOST_TOKEN_LOSSES
+from harness.core.run.records import DocumentLoss, Fingerprint, RankRecord, StepSeen
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import add
 
 FP32_SUM = 1e-4  # of a sum that was taken in fp32 over the tokens of a micro-batch
 EXACT = 1e-6  # of one that was taken in float64

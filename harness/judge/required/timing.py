@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from harness.core.cell.timing import TimingConfig
+from harness.core.run.records import RankRecord
 from harness.judge.required.expected import Expected
-from harness.words.records import RankRecord
-from harness.words.timing import TimingConfig
 
 _TURN = "turn"
 

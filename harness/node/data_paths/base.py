@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates
 from harness.node.data_paths.lookup import Lack
-from harness.node.device import Device
+from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
-from harness.words.cell import CellConfig
-from harness.words.layout import Coordinates
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,8 @@ class RankContext:
 class DataPath(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
-    A path that counts the work of a step keeps it as `workload` (words/workload.py) when chunk 0 asks for its iterator.
+    A path that counts the work of a step keeps it as `workload` (core/packing/workload.py) when chunk 0 asks for its
+    iterator.
     """
 
     def __init__(self, context: RankContext) -> None: ...

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from harness.words.outcomes import Missing, Rejection
+from harness.core.outcomes import Missing, Rejection
 
 Lack = Rejection | Missing | None
 _HOW = "add it to `packages` of the stack"

@@ -16,11 +16,11 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
+from harness.core.packing.workload import Workload, sums
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Lack
 from harness.node.probe.truth import MicroTruth, StepTruth
-from harness.words.cell import CellConfig
-from harness.words.workload import Workload, sums
 
 _FIRST = ("tokens", "position_ids")
 _LAST = ("labels", "loss_mask")

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.cell.config import CellConfig
+from harness.core.run.records import Refusal
 from harness.node.data_paths import rules_asked
-from harness.node.data_paths.bridge_step import missing
+from harness.node.data_paths.bridge.step import missing
 from harness.node.data_paths.lookup import Lack, either, module_lack
 from harness.node.data_paths.unpacked import UnpackedPath
-from harness.words.cell import CellConfig
-from harness.words.records import Refusal
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _config(case: Case) -> Any:
 
 
 def _dataset(offline: bool) -> Any:
-    from harness.node.data_paths.bridge_offline import _specs_class
+    from harness.node.data_paths.bridge.offline import _specs_class
 
     specs = _specs_class()(packed_sequence_size=64) if offline else None
     given: dict[str, Any] = {"dataset_root": ".", "seq_length": 64}

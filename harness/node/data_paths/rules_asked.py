@@ -22,7 +22,7 @@ import torch
 
 def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
     """Opens a packed file with pad_cu_seqlens: forbidden without its metadata."""
-    from harness.node.data_paths.bridge_offline import Numbers, write_packed_row
+    from harness.node.data_paths.bridge.offline import Numbers, write_packed_row
 
     try:
         from megatron.bridge.data.packing.gpt_sft import GPTSFTPackedDataset

@@ -22,12 +22,12 @@ import megatron.core.package_info as package_info
 import torch
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
+from harness.core.packing.documents import Document
+from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Lack, lacks, why_not
 from harness.node.probe.truth import StepTruth
-from harness.words.cell import CellConfig
-from harness.words.documents import Document
-from harness.words.workload import Workload
 
 MODULE = "megatron.core.datasets.data_schedule"
 _NEEDED = ("wrap_data_iterator", "get_batch_on_this_rank_for_sequence_packing")

@@ -24,11 +24,11 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Lack, lacks, module_lack, release
 from harness.node.probe.truth import MicroTruth, StepTruth
-from harness.words.cell import CellConfig
-from harness.words.outcomes import Missing
 
 _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distributed.megatron")
 

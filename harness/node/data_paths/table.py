@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from harness.node.data_paths.base import DataPath
-from harness.node.data_paths.bridge_in_batch import BridgeInBatchPath
-from harness.node.data_paths.bridge_long import BridgeLongPath
-from harness.node.data_paths.bridge_offline import BridgeOfflinePath
+from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath
+from harness.node.data_paths.bridge.long import BridgeLongPath
+from harness.node.data_paths.bridge.offline import BridgeOfflinePath
 from harness.node.data_paths.reference import ReferencePath
 from harness.node.data_paths.rules import RulesPath
 from harness.node.data_paths.scheduler import SchedulerPath
-from harness.node.data_paths.sft import SftPath
+from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
 

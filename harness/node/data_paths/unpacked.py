@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.lookup import Lack
 from harness.node.probe.truth import MicroTruth, StepTruth
-from harness.words.cell import CellConfig
 
 
 class UnpackedPath:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.packing.arithmetic import PAD
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.attention import misread, offsets_of, one_document
 from harness.node.faults.content import TruncationKeepsTheTail
-from harness.node.faults.model import misread, offsets_of, one_document
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import local
-from harness.node.probe import attention
-from harness.node.probe.model import unwrap
-from harness.words.packing import PAD
+from harness.node.probe.model import attention
+from harness.node.probe.model.gpt import unwrap
 
 MOST = 6  # documents of a pack that a buffer is made for
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from harness.core.packing.arithmetic import zigzag
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.metadata import of_plan
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import at_slots, has, local, own_fields
-from harness.words.packing import zigzag
 
 
 class CpChunksContiguous(Fault):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
-from harness.node.probe.model import unwrap
+from harness.node.probe.model.gpt import unwrap
 
 _GARBAGE = 2**44  # positions: more than any machine has room for
 

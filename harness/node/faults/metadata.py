@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.packing.arithmetic import MicroBatch, PackedParams
+from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import own_fields
-from harness.node.probe.model import unwrap
-from harness.words.packing import MicroBatch, PackedParams
-from harness.words.workload import Workload
+from harness.node.probe.model.gpt import unwrap
 
 GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")

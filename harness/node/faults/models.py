@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.attention import RopeByRealOffsets
 from harness.node.faults.metadata import changed
-from harness.node.faults.model import RopeByRealOffsets
 from harness.node.faults.seams import Fault
-from harness.node.probe.model import expert_rank, unwrap
+from harness.node.probe.model.gpt import expert_rank, unwrap
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
 from harness.node.faults.seams import Fault
-from harness.node.probe.model import unwrap
+from harness.node.probe.model.gpt import unwrap
 
 
 class GradientsTimesCp(Fault):

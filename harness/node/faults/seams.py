@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.core.cell.canary_legs import Leg
+from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth, StepTruth
-from harness.words.legs import Leg
-from harness.words.workload import Workload
 
 
 class Fault:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
 from harness.node.faults.seams import Fault
-from harness.node.probe.model import unwrap
+from harness.node.probe.model.gpt import unwrap
 
 _AGAIN = 40  # a step takes about four times as long: each round shows it, also beside other work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.node.faults import canaries, content, endings, metadata, model, models, numerics, slow
+from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow
 from harness.node.faults.seams import Fault
 
 FAULTS: dict[str, type[Fault]] = {
@@ -31,13 +31,13 @@ FAULTS: dict[str, type[Fault]] = {
     "validator-switched-off": metadata.ValidatorSwitchedOff,
     "real-offsets-where-padded-must-be": metadata.RealOffsetsWherePaddedMustBe,
     "padded-offsets-rounded-down": metadata.PaddedOffsetsRoundedDown,
-    "rope-by-real-offsets": model.RopeByRealOffsets,
-    "rope-of-another-cp-rank": model.RopeOfAnotherCpRank,
+    "rope-by-real-offsets": attention.RopeByRealOffsets,
+    "rope-of-another-cp-rank": attention.RopeOfAnotherCpRank,
     "cp-chunks-contiguous": content.CpChunksContiguous,
     "cp-zigzag-over-the-whole-row": content.CpZigzagOverTheWholeRow,
     "position-ids-not-reset": content.PositionIdsNotReset,
     "labels-rolled-after-the-cp-split": content.LabelsRolledAfterTheCpSplit,
-    "output-layer-shard-of-another-tp-rank": model.OutputLayerShardOfAnotherTpRank,
+    "output-layer-shard-of-another-tp-rank": attention.OutputLayerShardOfAnotherTpRank,
     "truncation-keeps-the-tail": content.TruncationKeepsTheTail,
     "labels-not-shifted": content.LabelsNotShifted,
     "loss-mask-drops-a-token-id": content.LossMaskDropsATokenId,
@@ -45,11 +45,11 @@ FAULTS: dict[str, type[Fault]] = {
     "loss-mask-counts-padding": content.LossMaskCountsPadding,
     "replica-reads-the-documents-of-another": content.ReplicaReadsTheDocumentsOfAnother,
     "labels-missing-on-tp-ranks": content.LabelsMissingOnTpRanks,
-    "attention-ignores-documents": model.AttentionIgnoresDocuments,
-    "attention-ignores-documents-in-one-layer": model.AttentionIgnoresDocumentsInOneLayer,
-    "attention-ignores-documents-in-bf16": model.AttentionIgnoresDocumentsInBf16,
-    "kernel-boundary-off-by-one-on-one-tp-rank": model.KernelBoundaryOffByOneOnOneTpRank,
-    "loss-divided-by-documents-per-pack": model.LossDividedByDocumentsPerPack,
+    "attention-ignores-documents": attention.AttentionIgnoresDocuments,
+    "attention-ignores-documents-in-one-layer": attention.AttentionIgnoresDocumentsInOneLayer,
+    "attention-ignores-documents-in-bf16": attention.AttentionIgnoresDocumentsInBf16,
+    "kernel-boundary-off-by-one-on-one-tp-rank": attention.KernelBoundaryOffByOneOnOneTpRank,
+    "loss-divided-by-documents-per-pack": attention.LossDividedByDocumentsPerPack,
     "gradient-shard-of-one-tp-rank-doubled": numerics.GradientShardOfOneTpRankDoubled,
     "gradients-times-cp": numerics.GradientsTimesCp,
     "loss-averaged-per-micro-batch": numerics.LossAveragedPerMicroBatch,
@@ -58,7 +58,7 @@ FAULTS: dict[str, type[Fault]] = {
     "norm-gradients-not-reduced-over-tp": numerics.NormGradientsNotReducedOverTp,
     "norm-gradients-reduced-twice-over-tp": numerics.NormGradientsReducedTwiceOverTp,
     "gradients-not-reduced-over-dp": numerics.GradientsNotReducedOverDp,
-    "attention-backward-not-reduced-over-cp": model.AttentionBackwardNotReducedOverCp,
+    "attention-backward-not-reduced-over-cp": attention.AttentionBackwardNotReducedOverCp,
     "aux-loss-divided-by-cp": models.AuxLossDividedByCp,
     "padding-counted-by-routers": models.PaddingCountedByRouters,
     "router-statistics-over-merged-rows": models.RouterStatisticsOverMergedRows,

@@ -8,9 +8,9 @@ import os
 import sys
 from functools import cache
 
-from harness.words.frames import CODE_PACKAGES
-from harness.words.records import ImportProof
-from harness.words.stack import HEADS
+from harness.core.frames import CODE_PACKAGES
+from harness.core.run.records import ImportProof
+from harness.core.stack import HEADS
 
 # Imported once by the agent before any fork; every module of the code under test that ranks use.
 WARM_MODULES = (
@@ -52,7 +52,7 @@ def import_proof() -> list[ImportProof]:
 
 
 def modules_beside() -> dict[str, str]:
-    """The others, a few hundred, in the short form of words/records.proofs_of: for the last record of a rank."""
+    """The others, a few hundred, in the short form of core/run/records.proofs_of: for the last record of a rank."""
     named = _files()
     found: dict[str, list[str]] = {}
     for name in named:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harness.node.device import Device, peak_memory_bytes, peak_reserved_bytes
-from harness.words.records import RankRecord
+from harness.core.run.records import RankRecord
+from harness.node.device.placement import Device, peak_memory_bytes, peak_reserved_bytes
 
 
 def note_peaks(record: RankRecord, device: Device) -> None:

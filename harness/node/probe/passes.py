@@ -11,19 +11,19 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.record_limits import MOST_TOKEN_LOSSES
+from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
 from harness.node.data_paths.base import Batch, DataPath, RankContext
 from harness.node.faults import Fault
-from harness.node.probe.fingerprints import gradient_fingerprint, part_fingerprints
-from harness.node.probe.model import expert_rank, unwrap
-from harness.node.probe.part_watches import watch_parts
+from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
+from harness.node.probe.hooks.part_watches import watch_parts
+from harness.node.probe.hooks.witness import Position, Witness
+from harness.node.probe.model.gpt import expert_rank, unwrap
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
-from harness.node.probe.witness import Position, Witness
-from harness.node.recorder import Recorder
-from harness.words.cell import CellConfig
-from harness.words.packing import PAD
-from harness.words.recorded import MOST_TOKEN_LOSSES
-from harness.words.records import DocumentLoss, ParameterSeen, TokenLoss
+from harness.node.recording.recorder import Recorder
 
 
 class Owned:

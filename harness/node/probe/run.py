@@ -10,24 +10,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.node import cpu_stand_ins
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates
+from harness.core.hardware.environment import determinism, recorded
 from harness.node.data_paths.base import RankContext
 from harness.node.data_paths.table import DATA_PATHS
-from harness.node.device import Device, barrier, capability, choose_device, limit_memory, memory_bytes, processor
+from harness.node.device import cpu_stubs
+from harness.node.device.placement import (
+    Device,
+    barrier,
+    capability,
+    choose_device,
+    limit_memory,
+    memory_bytes,
+    processor,
+)
 from harness.node.faults import fault_named
-from harness.node.probe import attention_kinds, model
-from harness.node.probe.canaries import CanaryLegs
 from harness.node.probe.imports import import_proof
+from harness.node.probe.legs.canaries import CanaryLegs
+from harness.node.probe.legs.metadata import metadata_leg
+from harness.node.probe.legs.timing import TimingLeg
+from harness.node.probe.legs.training import TrainingLeg
 from harness.node.probe.memory import note_peaks, peaks_noted
-from harness.node.probe.metadata import metadata_leg
+from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.passes import Passes
-from harness.node.probe.timing import TimingLeg
-from harness.node.probe.training import TrainingLeg
 from harness.node.probe.weights import initialize
-from harness.node.recorder import Recorder
-from harness.words.cell import CellConfig
-from harness.words.environment import determinism, recorded
-from harness.words.layout import Coordinates
+from harness.node.recording.recorder import Recorder
 
 
 def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
@@ -43,17 +51,17 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
-        recorder.record.stand_ins = cpu_stand_ins.install()
+        recorder.record.stand_ins = cpu_stubs.install()
     else:
-        cpu_stand_ins.refuse()
+        cpu_stubs.refuse()
         recorder.record.environment["stand_ins"] = "none in this process, looked for before the first collective"
     limit = limit_memory(neighbours) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()
     recorder.flush()
     _join(config, device, listener)
-    model.initialize_parallel(config, device)
-    model.first_collectives(device)
+    gpt.initialize_parallel(config, device)
+    gpt.first_collectives(device)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_noted(recorder.record, device):
         _legs(context, recorder, begin)
@@ -84,7 +92,7 @@ def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     """Bring torch.distributed up over the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves on `listener`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = model.timeout_of(config)
+    timeout = gpt.timeout_of(config)
     serves = rank == 0 and listener is not None
     store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not re-exported by its stub
         os.environ["MASTER_ADDR"],
@@ -106,17 +114,17 @@ def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder)
     """The legs that use the model, with the initial weights in it."""
     config, place = context.config, context.place
     recorder.progress("training", 0, 0, "setup")
-    upstream = model.transformer_config(config)
-    chunks = model.build_chunks(config, upstream, context.device)
+    upstream = gpt.transformer_config(config)
+    chunks = gpt.build_chunks(config, upstream, context.device)
     for chunk in chunks:
         initialize(
-            model.unwrap(chunk),
+            gpt.unwrap(chunk),
             seed=config.train.seed,
             tp_rank=place.tp,
             tp_size=config.layout.tp,
-            ep_rank=model.expert_rank(),
+            ep_rank=gpt.expert_rank(),
         )
-    optimizer = model.build_optimizer(config, chunks)
+    optimizer = gpt.build_optimizer(config, chunks)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder)
     return TrainingLeg(passes, optimizer), CanaryLegs(passes)

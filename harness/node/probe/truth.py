@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PAD, MicroBatch
+from harness.core.packing.documents import Document
 from harness.node.probe.weights import OTHER_PADDING, PADDING, content_tokens
-from harness.words.cell import CellConfig
-from harness.words.documents import Document
-from harness.words.legs import Leg
-from harness.words.packing import PAD, MicroBatch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.words.cell import CellConfig
+from harness.core.cell.config import CellConfig
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")

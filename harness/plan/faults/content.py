@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from harness.core.cell.layout import Layout
+from harness.core.outcomes import Lane
+from harness.core.packing.documents import DocumentsConfig
 from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.outcomes import Lane
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from harness.core.cell.layout import Layout
+from harness.core.outcomes import Lane, Outcome
 from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
-from harness.words.layout import Layout
-from harness.words.outcomes import Lane, Outcome
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.core.outcomes import Lane
+from harness.core.packing.options import PackingOptions
 from harness.plan.faults.spec import FaultSpec
-from harness.words.layout import Layout
-from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
-from harness.words.outcomes import Lane
-from harness.words.packing_options import PackingOptions
 
 _ONE = Layout()
 _CP = Layout(cp=2)

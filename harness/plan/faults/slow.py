@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import TimingConfig
+from harness.core.outcomes import Lane
+from harness.core.packing.documents import DocumentsConfig
 from harness.plan.faults.spec import TIMED_DEADLINE_S, FaultSpec
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.outcomes import Lane
-from harness.words.timing import TimingConfig
 
 # Few documents: by so many the rotary function of megatron-core 0.19 is not yet slowed down, by the fault it is.
 _SLOPE = TimingConfig(documents=(2, 8))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.plan.resolve import measuring, reference_config
-from harness.words.cell import CANARIES, CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import DocumentsConfig, adversarial_mix
-from harness.words.layout import Layout
-from harness.words.outcomes import Lane, Outcome
-from harness.words.packing_options import DEFAULT_OPTIONS, PackingOptions
-from harness.words.timing import NOT_TIMED, TimingConfig
+from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.outcomes import Lane, Outcome
+from harness.core.packing.documents import DocumentsConfig, adversarial_mix
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.plan.expansion.resolve import measuring, reference_config
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
 MODEL = ModelConfig(layers=6)

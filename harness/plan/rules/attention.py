@@ -1,14 +1,14 @@
-"""Rules of attention kernels and compute dtypes: the limits of words/attention.py, and those of pinned stacks."""
+"""Rules of attention kernels and compute dtypes: the limits of core/cell/attention.py, and those of pinned stacks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
+from harness.core.cell.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
+from harness.core.cell.config import CellConfig
+from harness.core.stack import DEFAULT, Stack
 from harness.plan.rules.rule import Rule
-from harness.words.attention import KERNELS, LIMITS, TE_KINDS, TE_PADDING, Limit, te_auto_padding
-from harness.words.cell import CellConfig
-from harness.words.stack import DEFAULT, Stack
 
 _PINNED = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
 _TELLS_PADDING = (0, 19)  # megatron-core from which PackedSeqParams has pad_between_seqs, set by the reference path

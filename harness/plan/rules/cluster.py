@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.plan.cluster import ClusterProfile, nodes_for
+from harness.core.cell.config import CellConfig
+from harness.plan.jobs.cluster import ClusterProfile, nodes_for
 from harness.plan.rules.rule import Rule
-from harness.words.cell import CellConfig
 
 
 def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellConfig]:

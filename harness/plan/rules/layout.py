@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from harness.core.packing.arithmetic import pack, row_multiple
+from harness.core.packing.documents import MIXES, DocumentsConfig, documents_of_step
+from harness.core.packing.styles import PackingStyle
 from harness.plan.rules.rule import Rule, Shape, not_divisible
-from harness.words.documents import MIXES, DocumentsConfig, documents_of_step
-from harness.words.packing import pack, row_multiple
-from harness.words.packing_style import PackingStyle
 
 _PROBE = "harness: the probe shards whole heads, rows and layers evenly"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.core.packing.arithmetic import PAD
 from harness.plan.rules.rule import Rule, Shape
-from harness.words.packing import PAD
 
 _OWN_ROWS = ("unpacked", "reference")
 _BRIDGE = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.core.packing.styles import align_up
 from harness.plan.rules.rule import Rule, Shape, not_divisible
-from harness.words.packing_style import align_up
 
 
 def seq_length_by_cp(config: Shape) -> str | None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from harness.words.cell import TrainConfig
-from harness.words.documents import Document, DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.model import ModelConfig
-from harness.words.packing import MicroBatch
-from harness.words.packing_options import PackingOptions
-from harness.words.packing_style import PackingStyle
+from harness.core.cell.config import TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import ModelConfig
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.packing.documents import Document, DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
 
 
 class Shape(Protocol):

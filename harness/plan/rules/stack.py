@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from harness.core.cell.config import CellConfig
+from harness.core.stack import Stack
 from harness.plan.rules.rule import Rule
-from harness.words.cell import CellConfig
-from harness.words.stack import Stack
 
 
 def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:

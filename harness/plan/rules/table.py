@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Rejection
 from harness.plan.rules import attention, layout, loss, model, packing
 from harness.plan.rules.rule import Rule, Shape
-from harness.words.cell import CellConfig
-from harness.words.outcomes import Rejection
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
 CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # of what cells of one shape may differ in

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from harness.judge.evidence import CellEvidence
-from harness.words.outcomes import Lane
-from tests.judge.checks.test_ended import cut_off
+from harness.core.outcomes import Lane
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.simulator import config_of, evidence_for, judge
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from harness.core.outcomes import LaneVerdict, Outcome
 from harness.judge.checks.table import CHECKS
-from harness.words.outcomes import LaneVerdict, Outcome
 from tests.judge.simulator import config_of, evidence_for, judge
 from tests.sample_report import sample_report
 from tests.two_runs import earlier_report, later_report
@@ -45,7 +45,7 @@ def test_every_check_is_documented_and_has_tests(root: Path) -> None:
     text = (root / "docs" / "checks.md").read_text()
     for check in CHECKS:
         assert f"| `{check.name}` | {check.lane.value} |" in text
-        assert (root / "tests" / "judge" / "checks" / f"test_{check.name}.py").is_file()
+        assert len(list((root / "tests/judge/checks").glob(f"*/test_{check.name}.py"))) == 1
 
 
 def test_findings_carry_the_name_and_lane_of_their_check() -> None:

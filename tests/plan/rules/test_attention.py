@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.core.stack import Stack
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.table import rejections
-from harness.words.cell import CellConfig
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.packing_options import PackingOptions
-from harness.words.stack import Stack
 from tests.plan.helpers import expand_axes, names
 
 

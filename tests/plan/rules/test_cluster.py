@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plan.cluster import ClusterProfile
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.rules.cluster import nodes_rule
-from harness.words.cell import CellConfig
-from harness.words.layout import Layout
 
 LAB = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8)
 

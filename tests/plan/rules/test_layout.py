@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.arithmetic import plan_step
+from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.plan.rules.table import RULES, rejections
-from harness.words.cell import CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import DocumentsConfig, documents_of_step
-from harness.words.layout import Layout
-from harness.words.packing import plan_step
 
 
 def reason(rule: str, config: CellConfig) -> str | None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import DocumentsConfig, adversarial_mix
+from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
-from harness.words.cell import CellConfig, TrainConfig
-from harness.words.documents import DocumentsConfig, adversarial_mix
-from harness.words.layout import Layout
-from harness.words.packing_options import PackingOptions
 
 
 @pytest.mark.parametrize(

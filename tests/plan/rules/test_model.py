@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
-from harness.words.cell import CellConfig
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
-from harness.words.packing_options import PackingOptions
 
 EXPERTS = ModelConfig(moe=MoeConfig())
 MASKED = ModelConfig(moe=MoeConfig(aux_loss="aux_loss", padding_mask=True))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.cell.config import DATA_PATHS, CellConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import DocumentsConfig, adversarial_mix
+from harness.core.packing.options import PackingOptions
 from harness.plan.rules.table import rejections
-from harness.words.cell import DATA_PATHS, CellConfig, TrainConfig
-from harness.words.documents import DocumentsConfig, adversarial_mix
-from harness.words.layout import Layout
-from harness.words.packing_options import PackingOptions
 
 
 def cell(data_path: str, layout: Layout, seq_length: int = 64, **options: int | bool) -> CellConfig:

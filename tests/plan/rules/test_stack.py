@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.stack import Stack
 from harness.plan.rules.stack import container_rule
-from harness.words.cell import CellConfig
-from harness.words.layout import Layout
-from harness.words.stack import Stack
 
 STACKS = {
     "image": Stack(name="image", container="registry/image:25.10"),

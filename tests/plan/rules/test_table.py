@@ -7,16 +7,16 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plan.cluster import ClusterProfile
+from harness.core.cell.axis_values import ATTENTIONS, DEVICES
+from harness.core.cell.config import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, SHAPE_RULES, rejections, world_size_rule
-from harness.words.axis_values import ATTENTIONS, DEVICES
-from harness.words.cell import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
-from harness.words.documents import DocumentsConfig
-from harness.words.layout import Layout
-from harness.words.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
-from harness.words.packing_options import PackingOptions
 
 SMALL = st.integers(1, 5)
 LAYOUTS = st.builds(Layout, tp=SMALL, pp=SMALL, cp=SMALL, dp=SMALL, ep=SMALL, vpp=st.integers(1, 2), sp=st.booleans())

@@ -1,0 +1,105 @@
+"""After a bisection: the first failed cell made smaller, the change taken back at the new end, and issue.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from harness.app.bisect.rounds import Bench
+from harness.app.pipeline.finalize import shown
+from harness.app.pipeline.find_run import find_run
+from harness.app.shrink.command import shrink_cell
+from harness.app.shrink.issues import write_issue
+from harness.app.shrink.shrunk import Shrunk
+from harness.app.shrink.trial_run import answer_of, run_cells
+from harness.core.cell.config import cell_id
+from harness.core.errors import InfrastructureError, InputError
+from harness.core.outcomes import Outcome
+from harness.core.run.run_dir import RunDir
+from harness.core.stack import ReadyStack, Stack, digest
+from harness.infra import screen
+from harness.infra.console import say
+from harness.infra.stacks.prepare import prepare
+from harness.judge.bisect.result import COMMIT, FIXED, Bisection, End, short
+from harness.plan.shrink.search import Answer, Kind
+from harness.plan.shrink.text import smallest_text
+
+_PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
+
+
+def tell_evidence(found: Bisection, bench: Bench) -> None:
+    """Shrink, confirm, write and print. What cannot be done is said; the result of the bisection stays as it is."""
+    point = found.evidence
+    failed = next((cell for cell in point.cells if cell.outcome is Outcome.FAIL), None) if point else None
+    if point is None or failed is None:
+        return
+    if bench.cluster.kind == "slurm":
+        screen.out(
+            f"  not shrunk on the cluster; on a machine of its own: harness shrink {shown(Path(point.run))} {failed.id}"
+        )
+        return
+    try:
+        shrunk = shrink_cell(find_run(point.run, bench.folder), failed.id)
+    except (InputError, InfrastructureError) as error:
+        screen.out(f"  not shrunk: {_line(error)}")
+        return
+    confirmation = confirmed(found, shrunk, bench.folder)
+    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    if confirmation:
+        screen.out(confirmation)
+    screen.out(f"issue: {shown(write_issue(shrunk, found, confirmation, bench.folder))}")
+
+
+def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
+    """The smallest cell at the newer end, as it is and with the change taken back; empty where there is no commit."""
+    if found.kind != COMMIT or found.found is None or shrunk.stack is None:
+        return ""
+    end = found.good if found.find == FIXED else found.bad
+    name, change = short(end.name, COMMIT), short(found.found.name, COMMIT)
+    say(f"confirming: {name} with {change} reverted")
+    try:
+        stacks = prepare(_ends(found, end, shrunk.stack), say, user=str(folder))
+    except (InputError, InfrastructureError) as error:
+        return f"not confirmed: {name} with {change} reverted cannot be made: {_line(error)}"
+    if not stacks[_REVERTED].usable:
+        why = stacks[_REVERTED].error
+        return f"not confirmed: {name} with {change} reverted cannot be made: {' '.join(why.split())}"
+    answers = _answers(found, shrunk, stacks, folder)
+    plain, reverted = answers[_PLAIN], answers[_REVERTED]
+    showed = Kind.PASSES if found.find == FIXED else Kind.SAME
+    wanted = Kind.SAME if found.find == FIXED else Kind.PASSES
+    if plain.kind is not showed:
+        return f"not confirmed: the smallest cell {plain.text} at {name} itself"
+    word = "confirmed" if reverted.kind is wanted else "not confirmed"
+    return f"{word}: {name} with {change} reverted {reverted.text}"
+
+
+def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
+    assert found.found is not None
+    others = [item for item in stack.checkouts if item.package != found.project]
+    mine = next(item for item in stack.checkouts if item.package == found.project)
+    plain = replace(mine, ref=end.name)
+    reverted = replace(plain, revert=(found.found.name,))
+    return [
+        replace(stack, name=name, checkouts=(item, *others)) for name, item in ((_PLAIN, plain), (_REVERTED, reverted))
+    ]
+
+
+def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
+    """What became of the cell in each stack."""
+    configs = {name: replace(shrunk.config, stack=name, made_of=digest(stack.asked)) for name, stack in stacks.items()}
+    number = 1 + sum(1 for _ in folder.glob("confirmation-*"))
+    report = run_cells(
+        RunDir(folder / f"confirmation-{number}"),
+        configs.values(),
+        stacks=stacks,
+        tolerances=shrunk.tolerances,
+        matrix_file=found.matrix,
+        command=[found.command],
+    )
+    return {name: answer_of(report, cell_id(config), shrunk.finding) for name, config in configs.items()}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

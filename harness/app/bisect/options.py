@@ -1,0 +1,67 @@
+"""The options of `harness bisect`. Light: what it does is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(bisect: argparse.ArgumentParser) -> None:
+    searched = bisect.add_mutually_exclusive_group(required=True)
+    searched.add_argument("--repo", metavar="PATH", help="clone (or URL) whose commits are searched")
+    searched.add_argument("--package", metavar="NAME", help="package whose releases are searched")
+    for end, shows in (("good", "every chosen cell passes"), ("bad", "a chosen cell fails")):
+        bisect.add_argument(f"--{end}", required=True, metavar="REF", help=f"commit or release at which {shows}")
+    bisect.add_argument(
+        "--find", choices=("introduced", "fixed"), default="introduced", help="the first bad one, or the first good one"
+    )
+    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="only commits that touch these can matter")
+    bisect.add_argument("--first-parent", action="store_true", help="of merges only the first parent's side")
+    bisect.add_argument("--pre", action="store_true", help="with pre-releases")
+    bisect.add_argument(
+        "--no-shrink", action="store_true", help="leave out the smallest layout, the proof by revert, and issue.md"
+    )
+    bisect.add_argument("--run", dest="setup", default="", metavar="COMMAND", help="run once in each commit's worktree")
+    bisect.add_argument(
+        "--nested", default="", metavar="NAME", help="submodule or package to go on with where it moved"
+    )
+    bisect.add_argument("--fresh", action="store_true", help="judge again what earlier bisections judged")
+    bisect.add_argument("--jobs", type=_count, metavar="K", help="points side by side (1 here, 3 on a cluster)")
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError
+    return count
+
+
+_count.__name__ = "number from 1"  # as argparse names it
+
+
+def run(arguments: argparse.Namespace, command: list[str]) -> int:
+    """The verb; its exit code."""
+    from harness.app.bisect.command import bisect
+    from harness.app.bisect.search import Request
+
+    return bisect(
+        Request(
+            matrix=arguments.matrix,
+            good=arguments.good,
+            bad=arguments.bad,
+            repository=arguments.repo,
+            package=arguments.package,
+            only=arguments.only,
+            find=arguments.find,
+            paths=arguments.paths,
+            first_parent=arguments.first_parent,
+            pre=arguments.pre,
+            setup=arguments.setup,
+            nested=arguments.nested,
+            fresh=arguments.fresh,
+            jobs=arguments.jobs,
+            cluster=arguments.cluster,
+            run_parent=arguments.run_dir,
+            shrink=not arguments.no_shrink,
+            command=command,
+        )
+    )

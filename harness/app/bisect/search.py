@@ -1,0 +1,182 @@
+"""The search of a bisection: both ends, then round after round, and what was found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.app.bisect.rounds import Bench, ids_in_matrix_at, judge_points, matrix_at
+from harness.app.bisect.sources import Source
+from harness.app.pipeline.finalize import shown
+from harness.core.errors import InfrastructureError, InputError, Problem
+from harness.core.outcomes import Outcome
+from harness.infra.console import say
+from harness.judge.bisect.result import BAD, FIXED, GOOD, SKIPPED, Bisection, Change, End, Parent, Point, short
+from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
+from harness.plan.stacks.bisection_cells import plain_name
+
+CLUSTER_JOBS = 3  # points at once on a cluster: a quarter of the history is left after each round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    matrix: Path
+    good: str
+    bad: str
+    repository: str | None = None
+    package: str | None = None
+    only: Sequence[str] = ()
+    find: str = "introduced"
+    paths: Sequence[str] = ()
+    first_parent: bool = False
+    pre: bool = False
+    setup: str = ""  # --run
+    fresh: bool = False
+    nested: str = ""  # a submodule or a package that the commits pin: to be searched where one moves it
+    jobs: int | None = None  # points at once; None: one here, several on a cluster
+    cluster: str | None = None
+    run_parent: Path | None = None
+    shrink: bool = True
+    command: Sequence[str] = ()
+
+
+class Verdicts:
+    """The points judged so far, and what a round of judging says."""
+
+    def __init__(self, request: Request, source: Source, bench: Bench) -> None:
+        self.source, self.bench = source, bench
+        self.states = {GOOD: OLD, BAD: NEW, SKIPPED: UNKNOWN}
+        if request.find == FIXED:
+            self.states |= {GOOD: NEW, BAD: OLD}
+        self.points: dict[str, Point] = {}
+
+    def judge(self, names: Sequence[str], why: str) -> None:
+        wanted = [name for name in dict.fromkeys(names) if name not in self.points]
+        if not wanted:
+            return
+        say(f"{why}: {', '.join(short(name, self.source.kind) for name in wanted)}")
+        self.points |= judge_points(self.bench, wanted)
+        for name in wanted:
+            point = self.points[name]
+            kept = " (judged before)" if point.kept else ""
+            reason = f": {point.reason.splitlines()[0]}" if point.reason else ""
+            say(f"  {short(name, self.source.kind)} is {point.state}{kept}{reason}")
+
+    @property
+    def known(self) -> dict[str, str]:
+        """As the search wants them."""
+        return {name: self.states[point.state] for name, point in self.points.items()}
+
+
+def search(request: Request, source: Source, bench: Bench) -> Bisection:
+    """Judge both ends, then as few points as tell the changing one."""
+    judged = Verdicts(request, source, bench)
+    history = source.history
+    newest = history.points[-1]
+    judged.judge([source.old.name, newest, *source.bases], "judging both ends")
+    notes = _check_ends(request, source, judged, newest)
+    jobs = request.jobs or (CLUSTER_JOBS if bench.cluster.kind == "slurm" else 1)
+    while isinstance(step := next_step(history, judged.known, jobs), Judge):
+        judged.judge(step.points, f"of {len(history.points)} {source.kind}s")
+    if isinstance(step, Found):
+        before = [source.stands_for(name) for name in source.about(step.point)[1]]
+        if len(before) > 1:  # of a merge some may only follow from later ones
+            judged.judge(before, "judging what was merged")
+    return _result(request, source, bench, judged, step, notes)
+
+
+def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
+    """Notes; InputError when an end does not show what was said, InfrastructureError when it cannot be judged."""
+    old_state, new_state = (BAD, GOOD) if request.find == FIXED else (GOOD, BAD)
+    problems = []
+    for end, name, said in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
+        point = judged.points[name]
+        if point.state == SKIPPED:
+            raise InfrastructureError(f"--{said} {end.asked} cannot be judged: {point.reason}; see {point.run}")
+        if point.state != said:
+            problems.append(_other_end(end, said, point))
+    notes = []
+    for base in source.bases if not problems else ():
+        point = judged.points[base]
+        name = f"{short(base, source.kind)}, where the histories of the ends part,"
+        if point.state == new_state:
+            message = f"{name} is {new_state} too, so the change lies between it and --{old_state} {source.old.asked}"
+            problems.append(Problem(key=f"--{new_state}", message=message, hint=f"search there: --{new_state} {base}"))
+        elif point.state == SKIPPED:
+            notes.append(f"{name} cannot be judged; it is taken to be {old_state}: {point.reason}")
+    if problems:
+        raise InputError(problems)
+    return tuple(notes)
+
+
+def _other_end(end: End, said: str, point: Point) -> Problem:
+    """What an end shows instead of what was said."""
+    first = next((item.message for item in point.findings), "every chosen cell passes")
+    return Problem(
+        key=f"--{said}", message=f"{end.asked} is {point.state}: {first}", hint=f"see {shown(Path(point.run))}"
+    )
+
+
+def _result(
+    request: Request,
+    source: Source,
+    bench: Bench,
+    judged: Verdicts,
+    step: Found | Undecided,
+    notes: tuple[str, ...],
+) -> Bisection:
+    names = [step.point] if isinstance(step, Found) else list(step.points)
+    candidates = tuple(_change(source, judged, name, request) for name in names)
+    evidence, contrast = _sides(request, source, judged, names, candidates)
+    file = matrix_at(bench, evidence.name)
+    failed = {cell.name for cell in evidence.cells if cell.outcome is Outcome.FAIL}
+    ids = ids_in_matrix_at(bench, evidence.name)
+    only = [part for cell in bench.chosen if plain_name(cell) in failed for part in ("--only", ids[cell.id])]
+    cluster = ["--cluster", request.cluster] if request.cluster else []
+    ends = (source.new, source.old) if request.find == FIXED else (source.old, source.new)
+    order = {name: place for place, name in enumerate([source.old.name, *source.bases, *source.history.points])}
+    return Bisection(
+        find=request.find,
+        kind=source.kind,
+        project=source.subject.name,
+        repository=source.subject.repository,
+        good=ends[0],
+        bad=ends[1],
+        found=candidates[0] if isinstance(step, Found) else None,
+        candidates=candidates,
+        cells=tuple(dict.fromkeys(plain_name(cell) for cell in bench.chosen)),
+        findings=evidence.findings,
+        evidence=evidence,
+        points=tuple(sorted(judged.points.values(), key=lambda point: order.get(point.name, -1))),
+        matrix=str(request.matrix),
+        reproduce_matrix=str(file),
+        contrast_matrix=str(matrix_at(bench, contrast)),
+        reproduce=shlex.join(["harness", "run", shown(file), *cluster, *only]),
+        command=shlex.join(request.command),
+        notes=notes,
+    )
+
+
+def _change(source: Source, judged: Verdicts, name: str, request: Request) -> Change:
+    known, before = source.about(name)
+    implied = f"implied {BAD if request.find == FIXED else GOOD}"
+    parents = []
+    for parent in before:
+        point = judged.points.get(source.stands_for(parent))
+        parents.append(Parent(name=parent, state=point.state if point else implied))
+    return replace(known, parents=tuple(parents))
+
+
+def _sides(
+    request: Request, source: Source, judged: Verdicts, names: Sequence[str], candidates: Sequence[Change]
+) -> tuple[Point, str]:
+    """The bad point nearest to the change, and the name of the good one."""
+    points = judged.points
+    newer = next((name for name in names if name in points and judged.known[name] == NEW), source.history.points[-1])
+    before = [source.stands_for(parent.name) for parent in candidates[0].parents]
+    older = next((name for name in before if judged.known.get(name) == OLD), source.old.name)
+    return (points[older], newer) if request.find == FIXED else (points[newer], older)

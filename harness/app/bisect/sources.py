@@ -1,0 +1,179 @@
+"""Where the points of a bisection come from: the commits of a repository, or the releases of a package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from harness.core.errors import InputError, Problem
+from harness.core.stack import Checkout
+from harness.infra.git.history import Repository
+from harness.infra.inputs.text_file import expanded
+from harness.infra.stacks import releases
+from harness.infra.stacks.checkout import commit_of, repository_of
+from harness.judge.bisect.result import COMMIT, RELEASE, Change, End, short
+from harness.judge.bisect.search import History, simplified
+from harness.plan.stacks.bisection_cells import Subject, project_of
+from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.section import distribution, is_url
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commits:
+    """Commits of a clone."""
+
+    subject: Subject
+    old: End
+    new: End
+    history: History  # what comes after the old end, and the new one last
+    bases: tuple[str, ...]  # where the histories of the ends part, to be judged like the old end; none in one line
+    repository: Repository
+    same: dict[str, str] = field(default_factory=dict)
+    kind: str = COMMIT
+
+    def stands_for(self, point: str) -> str:
+        """The point whose verdict another one shares; the point itself as a rule."""
+        return self.same.get(point, point)
+
+    def label(self, point: str) -> str:
+        """As part of a stack's name."""
+        return short(point, COMMIT)
+
+    def code(self, points: Iterable[str]) -> dict[str, str]:
+        """What the verdicts on points are kept by."""
+        names = list(points)
+        trees = self.repository.objects(f"{name}^{{tree}}" for name in names)
+        return {name: trees[f"{name}^{{tree}}"] for name in names}
+
+    def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
+        """A point in words, and the points before it."""
+        known = self.repository.about(point)
+        return Change(name=point, subject=known.subject, author=known.author, date=known.date), known.parents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Releases:
+    """Releases of a distribution, in one line."""
+
+    subject: Subject
+    old: End
+    new: End
+    history: History
+    bases: tuple[str, ...] = ()
+    kind: str = RELEASE
+
+    def stands_for(self, point: str) -> str:
+        return point
+
+    def label(self, point: str) -> str:
+        return point
+
+    def code(self, points: Iterable[str]) -> dict[str, str]:
+        return {name: f"{self.subject.name}=={name}" for name in points}
+
+    def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
+        return Change(name=point), self.history.parents[point]
+
+
+Source = Commits | Releases
+
+
+def commits_of(
+    place: str,
+    old: str,
+    new: str,
+    *,
+    old_option: str,
+    new_option: str,
+    paths: Sequence[str] = (),
+    first_parent: bool,
+    setup: str = "",
+) -> Commits:
+    """The commits between two refs of a repository, a path or a URL. InputError for what cannot be meant."""
+    place = place if is_url(place) else str(expanded(place).resolve())
+    checkout = Checkout(package="bisected", repository=place, ref=old)
+    ends = [
+        End(asked=ref, name=_resolved(place, ref, option)) for ref, option in ((old, old_option), (new, new_option))
+    ]
+    repository = Repository(repository_of(checkout, fetch=False))
+    before, after = ends[0].name, ends[1].name
+    bases = _bases(repository, before, after, old_option, new_option)
+    project = project_of(lambda path: bool(repository.objects([f"{after}:{path}"])[f"{after}:{path}"]))
+    if project is None:
+        allowed = ", ".join(PROJECTS)
+        raise InputError(
+            Problem(key="--repo", message="holds no project that stacks check out", found=place, allowed=allowed)
+        )
+    history = repository.history(before, after, first_parent=first_parent)
+    same: dict[str, str] = {}
+    if paths:
+        history, same = _of_paths(repository, history, before, after, paths)
+    return Commits(
+        subject=Subject(name=project, repository=place, setup=setup),
+        old=ends[0],
+        new=ends[1],
+        history=history,
+        bases=tuple(base for base in bases if base != before),
+        repository=repository,
+        same=same,
+    )
+
+
+def _resolved(place: str, ref: str, option: str) -> str:
+    try:
+        return commit_of(Checkout(package="bisected", repository=place, ref=ref), fetch=True)
+    except InputError as error:
+        raise InputError(Problem(key=option, message=str(error))) from error
+
+
+def _bases(repository: Repository, old: str, new: str, old_option: str, new_option: str) -> tuple[str, ...]:
+    if old == new:
+        raise InputError(
+            Problem(key=new_option, message=f"names the same commit as {old_option}", found=short(new, COMMIT))
+        )
+    if repository.is_ancestor(new, old):
+        raise InputError(_wrong_way(old_option, new_option))
+    bases = repository.merge_bases(old, new)
+    if not bases:
+        raise InputError(Problem(key=new_option, message=f"has no history in common with {old_option}"))
+    return bases
+
+
+def _wrong_way(old_option: str, new_option: str) -> Problem:
+    other = "fixed" if old_option == "--good" else "introduced"
+    message = f"is older than {old_option}, so what changed is not what --find looks for"
+    return Problem(key=new_option, message=message, hint=f"add --find {other}, or exchange the ends")
+
+
+def _of_paths(
+    repository: Repository, history: History, old: str, new: str, paths: Sequence[str]
+) -> tuple[History, dict[str, str]]:
+    missing = [path for path in paths if not any(repository.contents([old, new], [path]).values())]
+    if missing:
+        raise InputError(Problem(key="--paths", message="neither end has it", found=", ".join(missing)))
+    around = {parent for parents in history.parents.values() for parent in parents}
+    content = repository.contents(sorted({*history.points, *around}), list(paths))
+    small, same = simplified(history, content)
+    if not small.points:
+        message = "no commit between the ends touches them, so they cannot have changed a verdict"
+        raise InputError(Problem(key="--paths", message=message, found=", ".join(paths)))
+    return small, same
+
+
+def releases_of(package: str, old: str, new: str, *, old_option: str, new_option: str, pre: bool) -> Releases:
+    """The releases of a package between two. InputError for what cannot be meant."""
+    name = distribution(package)
+    if not name:
+        raise InputError(Problem(key="--package", message="must be a name of a package", found=repr(package)))
+    if old == new:
+        raise InputError(Problem(key=new_option, message=f"names the same release as {old_option}", found=new))
+    if releases.is_older(name, new, old):
+        raise InputError(_wrong_way(old_option, new_option))
+    points = releases.between(name, old, new, pre=pre)
+    parents = {point: (before,) for point, before in zip(points, (old, *points))}
+    return Releases(
+        subject=Subject(name=name),
+        old=End(asked=old, name=old),
+        new=End(asked=new, name=new),
+        history=History(points=points, parents=parents),
+    )

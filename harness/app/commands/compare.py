@@ -1,0 +1,130 @@
+"""`harness compare`: two runs, or a run and a kept report, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.errors import InputError, Problem
+from harness.infra import screen
+from harness.infra.inputs.text_file import MIB, is_file, read_text
+
+if TYPE_CHECKING:
+    from harness.judge.compare.runs import Comparison
+    from harness.judge.compare.stack_changes import Counts
+    from harness.judge.report.model import Report
+
+MOST_BYTES = 256 * MIB  # of a report.json
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
+    text = "path, run id, 'latest', or a kept report.json"
+    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run: {text}")
+    parser.add_argument("other", metavar="RUN_B", nargs="?", help="the later run, likewise; absent with --baseline")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="kept report.json that RUN_A is compared with")
+    parser.add_argument(
+        "--slower-than", type=_factor, metavar="FACTOR", help="a time so many times as long is a regression (1.25)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout; writes no file")
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
+    )
+
+
+def _factor(text: str) -> float:
+    factor = float(text)
+    if not 1 < factor < math.inf:
+        raise ValueError
+    return factor
+
+
+_factor.__name__ = "factor above 1"  # as argparse names it: invalid factor above 1 value: 'x'
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare the second run with the first; with a baseline, the one run with that. 0, 1 for a regression, or 3 when
+    no cell was judged in both runs.
+
+    Without --json, compare.md and compare.html are written beside the later run's report.
+    """
+    from harness.app.pipeline.finalize import shown
+    from harness.core.run.run_dir import write_atomic
+    from harness.core.tolerances import Bound
+    from harness.infra.console import print_lines
+    from harness.infra.html.compare import render_comparison_html
+    from harness.judge.compare.numbers import SLOWER
+    from harness.judge.compare.render import (
+        comparison_lines,
+        exit_code,
+        render_comparison_json,
+        render_comparison_markdown,
+    )
+    from harness.judge.compare.runs import compare_runs, with_commits
+
+    if (arguments.other is None) == (arguments.baseline is None):
+        allowed = "RUN_A RUN_B, or one RUN with --baseline FILE"
+        raise InputError(Problem(message="compare what with what?", allowed=allowed))
+    later = arguments.other or arguments.run
+    before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
+    after, place = read(later, arguments.run_dir)
+    factor = arguments.slower_than
+    slower = Bound(value=factor, unit="factor", origin="--slower-than") if factor else SLOWER
+    comparison = compare_runs(before, after, slower=slower)
+    comparison = with_commits(comparison, _counts(comparison, place))
+    if arguments.json:
+        screen.data(render_comparison_json(comparison), end="")
+        return exit_code(comparison)
+    texts = {
+        "compare.md": render_comparison_markdown(comparison),
+        "compare.html": render_comparison_html(comparison),
+    }
+    for name, text in texts.items():
+        write_atomic(place / name, text)
+    print_lines([*((f"written: {shown(place / name)}", "") for name in texts), *comparison_lines(comparison)])
+    return exit_code(comparison)
+
+
+def _counts(comparison: Comparison, place: Path) -> Counts:
+    """Commits between those that differ, counted in the repositories that the later run's stacks name."""
+    from harness.app.pipeline.run_diff import count_commits
+    from harness.core.run.run_dir import RunDir
+    from harness.infra.runs.evidence_files import read_plan
+    from harness.judge.compare.stack_changes import Moved
+
+    moves = [
+        (stack.stack.rpartition(" ")[2], item.before or "", item.after or "")
+        for stack in comparison.stacks
+        for item in stack.differences
+        if item.is_move
+    ]
+    run = RunDir(place)
+    if not moves or not run.plan.exists():
+        return {}
+    found = count_commits(read_plan(run), moves)
+    return {(one.before, one.after): Moved(one.added, one.removed) for one in found}
+
+
+def read(name: str, run_parent: Path) -> tuple[Report, Path]:
+    """A report by run directory, run id, 'latest' or a kept report.json; and the folder that it lies in."""
+    from harness.app.pipeline.finalize import shown
+    from harness.app.pipeline.find_run import find_run
+    from harness.judge.report.render_json import read_report
+
+    path = Path(name)
+    if not is_file(path):
+        run = find_run(name, run_parent)
+        path = run.report("report.json")
+        if not path.exists():
+            raise InputError(
+                Problem(message="has no report.json", file=str(run.root), hint=f"harness report {shown(run.root)}")
+            )
+    text = read_text(path, MOST_BYTES)
+    try:
+        return read_report(text), path.resolve().parent
+    except InputError as error:
+        raise InputError(
+            Problem(message=str(error), file=str(path), hint="harness report RUN writes it anew")
+        ) from error

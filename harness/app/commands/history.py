@@ -1,0 +1,245 @@
+"""`harness history`: what runs have left, as listings, files and a page."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
+from harness.infra import screen
+from harness.infra.history.queries import LISTINGS
+
+_ROWS = 40  # of a listing, unless --limit says otherwise
+_CLIPPED = 60  # characters of a value in a listing
+# Columns of a listing on a terminal; files have all of them.
+_COLUMNS = {
+    "runs": "started run_id matrix verdict cells pass fail xfail xpass flaky error rejected expired wall_s",
+    "cells": "last cell stack version last_started runs pass fail xfail xpass expired flaky flaky_rate turned error",
+    "outcomes": "started cell outcome known version step_p50_s tokens_per_s loss_drift run_id reason",
+    "findings": "started cell outcome lane check severity fault_class message",
+    "metrics": "started cell outcome version metric value run_id",
+}
+_ACTIONS = {
+    "runs": "runs, the newest first (also without a name)",
+    "cells": "a line per cell: last outcome, how often each, flaky rate; the worst first",
+    "outcomes": "a line per cell and run, with times and drift",
+    "findings": "a line per finding",
+    "metrics": "a line per metric",
+    "html": "a page with the trends of each cell",
+    "export": "a listing as CSV, JSON or Parquet, with all columns",
+    "prune": "remove old runs",
+    "import": "record run directories that are not in it yet",
+}
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The parser of the verb; its actions have the same filters."""
+    from harness.infra.table_files import FORMATS
+
+    text = "list, draw, export and prune the outcomes and figures of all runs"
+    parser = verbs.add_parser("history", help=text, description=text)
+    _filters(parser)
+    actions = parser.add_subparsers(dest="action", metavar="WHAT")
+    made = {name: actions.add_parser(name, help=words, description=words) for name, words in _ACTIONS.items()}
+    for name in (*LISTINGS, "export", "html"):
+        _filters(made[name], limited=name != "html")
+    for name in ("prune", "import"):
+        _place(made[name])
+    page, export, prune = made["html"], made["export"], made["prune"]
+    page.add_argument("-o", "--output", type=Path, metavar="PAGE", help="the page (history.html beside the history)")
+    page.add_argument("--days", type=_count, default=90, metavar="N", help="how far it looks back (90)")
+    export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="what (outcomes)")
+    export.add_argument("--format", choices=FORMATS, default="csv", help="csv, json or parquet (csv)")
+    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (standard output)")
+    prune.add_argument("--older-than", metavar="AGE", help="runs that started before that: 90d, or a date")
+    prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="but not the last N of each matrix")
+    prune.add_argument("--dry-run", action="store_true", help="show what would go, remove nothing")
+    made["import"].add_argument("runs", nargs="+", metavar="RUN", help="path, run id, or 'latest'")
+
+
+def _place(parser: argparse.ArgumentParser) -> None:
+    """Where the history is. No defaults: an action must not overwrite what was said before its name."""
+    where = "the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories"
+    parser.add_argument("--history", type=Path, metavar="FILE", default=argparse.SUPPRESS, help=where)
+    folder = "folder of run directories (reports)"
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS, help=folder)
+
+
+def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
+    _place(parser)
+    for flag, metavar, words in (
+        ("--matrix", "NAME", "of matrices with this name or shell-style pattern"),
+        ("--cell", "CELL", "of cells with this name, id or shell-style pattern"),
+        ("--stack", "NAME", "of stacks with this name, version or pattern: 'megatron-core 0.19*'"),
+        ("--since", "DATE", "that started then or later: 2026-08-01, or 30d for the last 30 days"),
+        ("--until", "DATE", "that started before"),
+    ):
+        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
+    names = [outcome.value for outcome in Outcome]
+    parser.add_argument("--outcome", type=str.upper, choices=names, default=argparse.SUPPRESS, help="with this outcome")
+    if limited:
+        words = f"rows ({_ROWS}; of files, all)"
+        parser.add_argument("--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=words)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+_count.__name__ = "number of 1 or more"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One action; its exit code."""
+    from harness.app.pipeline.finalize import history_file
+
+    said = vars(arguments)
+    parent: Path = said.get("run_dir", Path("reports"))
+    file = history_file(said.get("history"), parent)
+    action = arguments.action or "runs"
+    if action == "import":
+        return _import(arguments.runs, parent, file)
+    if action == "prune":
+        return _prune(arguments, file)
+    if action == "html":
+        return _page(arguments, file)
+    if action == "export":
+        return _export(arguments, file)
+    return _list(action, said, file)
+
+
+def _wanted(said: Mapping[str, Any], limit: int | None) -> Any:
+    from harness.infra.history.queries import Wanted
+
+    moments = {name: moment(said[name], f"--{name}") for name in ("since", "until") if name in said}
+    words = {name: said[name] for name in ("matrix", "cell", "stack", "outcome") if name in said}
+    return Wanted(**words, **moments, limit=said.get("limit", limit))
+
+
+def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
+    """A date, a time, or how long ago ("90d", "12h", "4w"), as ISO in UTC; InputError for anything else."""
+    ago = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if ago:
+        unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+        when = (now or datetime.now(timezone.utc)) - timedelta(**{unit: int(ago[1])})
+    else:
+        try:
+            when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError as error:
+            allowed = "a date (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
+            raise InputError(Problem(key=flag, message="is no date", found=repr(text), allowed=allowed)) from error
+        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _list(what: str, said: Mapping[str, Any], file: Path) -> int:
+    from harness.infra.history.database import opened
+    from harness.infra.history.queries import listing
+
+    with opened(file, write=False) as history:
+        rows = list(history.rows(listing(what, _wanted(said, _ROWS))))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history fits")
+    return EXIT_PASS
+
+
+def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None) -> str:
+    """Rows under their headings, numbers to the right; lines are cut at `width`."""
+    lines = [[column.replace("_", " ") for column in columns]]
+    lines += [[_text(row[column]) for column in columns] for row in rows]
+    right = [all(isinstance(row[column], (int, float, type(None))) for row in rows) for column in columns]
+    sizes = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    padded = (
+        "  ".join(
+            f"{text:>{size}}" if on_right else f"{text:<{size}}" for text, size, on_right in zip(line, sizes, right)
+        )
+        for line in lines
+    )
+    return "\n".join(line.rstrip()[:width] for line in padded)
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
+    return text if len(text) <= _CLIPPED else f"{text[: _CLIPPED - 3]}..."
+
+
+def _export(arguments: argparse.Namespace, file: Path) -> int:
+    from harness.infra.history.database import opened
+    from harness.infra.history.queries import listing
+    from harness.infra.table_files import write_table
+
+    with opened(file, write=False) as history:
+        rows = history.rows(listing(arguments.listing, _wanted(vars(arguments), None)))
+        count = write_table(rows, arguments.format, arguments.output)
+    if arguments.output is not None:
+        screen.out(f"{arguments.output}: {count} rows")
+    return EXIT_PASS
+
+
+def _prune(arguments: argparse.Namespace, file: Path) -> int:
+    from harness.infra.history.database import opened
+
+    if arguments.older_than is None and not arguments.keep_last:
+        hint = "name --older-than 90d, --keep-last 100, or both"
+        raise InputError(Problem(key="prune", message="which runs?", hint=hint))
+    before = moment(arguments.older_than, "--older-than") if arguments.older_than else None
+    if not file.exists():
+        raise InputError(Problem(message="there is no history", file=str(file)))
+    with opened(file, write=True) as history:
+        gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
+    screen.out("\n".join([*gone, f"{len(gone)} runs {'would go' if arguments.dry_run else 'removed'}"]))
+    return EXIT_PASS
+
+
+def _import(names: Sequence[str], parent: Path, file: Path) -> int:
+    """Every run that can be read is recorded; those that cannot are told, and make the exit code 2."""
+    from harness.app.commands.compare import MOST_BYTES
+    from harness.app.pipeline.finalize import record
+    from harness.app.pipeline.find_run import find_run
+    from harness.infra.inputs.text_file import read_text
+    from harness.judge.report.render_json import read_report
+
+    bad = 0
+    for name in names:
+        try:
+            directory = find_run(name, parent)
+            path = directory.report("report.json")
+            if not path.exists():
+                hint = f"judge it first: harness report {name}"
+                raise InputError(Problem(message="there is no report.json", file=str(directory.root), hint=hint))
+            report = read_report(read_text(path, MOST_BYTES))
+        except InputError as error:
+            screen.err(f"harness: {error}")
+            bad += 1
+            continue
+        bad += not record(directory, report, file)
+    screen.out(f"{file}: {len(names) - bad} of {len(names)} runs recorded")
+    return EXIT_INPUT if bad else EXIT_PASS
+
+
+def _page(arguments: argparse.Namespace, file: Path) -> int:
+    from harness.app.pipeline.finalize import shown
+    from harness.core.run.run_dir import write_atomic
+    from harness.infra.history.database import opened
+    from harness.infra.html.history import render_history
+
+    page = arguments.output or file.with_name("history.html")
+    now = moment("0h", "")
+    with opened(file, write=False) as history:
+        write_atomic(page, render_history(history, _wanted(vars(arguments), None), days=arguments.days, now=now))
+    screen.out(shown(page))
+    return EXIT_PASS

@@ -1,0 +1,68 @@
+"""`harness report`, `status`, `logs` and `cancel`: what can be asked of a run that was started."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.pipeline.find_run import find_run
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
+from harness.core.run.run_dir import RunDir
+from harness.infra import screen
+
+
+def report(name: str, run_parent: Path, finish: Finish) -> int:
+    """Judge a run directory again and rewrite its reports."""
+    from harness.infra.runs.evidence_files import read_plan
+
+    directory = find_run(name, run_parent)
+    return judge_and_report(directory, read_plan(directory), finish)
+
+
+def status(name: str, run_parent: Path) -> int:
+    """How far a run is: its cells by what became of them, its jobs by what Slurm says."""
+    from harness.infra.runs.evidence_files import read_plan
+    from harness.infra.runs.status import status_text
+
+    directory = find_run(name, run_parent)
+    screen.out(status_text(directory, read_plan(directory)))
+    return EXIT_PASS
+
+
+def cancel(name: str, run_parent: Path) -> int:
+    """End the jobs of a run; what its cells have written stays and can be judged."""
+    from harness.infra.runs.evidence_files import read_plan
+    from harness.infra.slurm.cancel import cancel_run
+    from harness.infra.slurm.client import SlurmClient
+    from harness.infra.slurm.retry import allocations_of
+
+    directory = find_run(name, run_parent)
+    _need_cluster(directory)
+    plan_ = read_plan(directory)
+    done = cancel_run(directory, plan_.run_id, allocations_of(directory, plan_), SlurmClient())
+    screen.out(f"jobs: {done.text}\n  judge what they left: harness report {shlex.quote(shown(directory.root))}")
+    return EXIT_UNDECIDED if done.left else EXIT_PASS
+
+
+def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
+    """Where logs lie, and their ends: of the run's jobs and agents, or of the ranks of cells."""
+    from harness.app.pipeline.selection import matching
+    from harness.infra.runs.evidence_files import read_plan
+    from harness.infra.runs.logs import job_logs_text, logs_of
+
+    directory = find_run(name, run_parent)
+    if cell is None:
+        if rank is not None:
+            raise InputError(Problem(key="--rank", message="of which cell?", hint="harness logs RUN CELL --rank N"))
+        screen.out(job_logs_text(directory))
+        return EXIT_PASS
+    for piece in logs_of(directory, matching(read_plan(directory).expansion, cell), rank):
+        screen.out(piece, end="")
+    return EXIT_PASS
+
+
+def _need_cluster(directory: RunDir) -> None:
+    if not (directory.root / "cluster.json").exists():
+        raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(directory.root)))

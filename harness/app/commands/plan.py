@@ -1,0 +1,72 @@
+"""`harness plan`, `harness verify` and `harness schema`: what a matrix file asks for. Nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_PASS
+from harness.infra import screen
+
+if TYPE_CHECKING:
+    from harness.infra.stacks.forecast import Forecast
+
+
+def forecast_lines(stacks: Sequence[Forecast]) -> list[str]:
+    return [line for stack in stacks for line in stack.lines()]
+
+
+def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
+    """Cells, rejected combinations, cost."""
+    from harness.app.pipeline.planning import asked_stacks, expand_for
+    from harness.infra.inputs.cluster_file import cluster_of
+    from harness.infra.inputs.matrix_file import read_matrix
+    from harness.infra.local_launcher import cores
+    from harness.infra.stacks.forecast import forecasts
+    from harness.plan.jobs.allocations import plan_allocations
+    from harness.plan.jobs.cost import job_costs
+    from harness.plan.jobs.plan_text import plan_json, plan_text
+
+    matrix = read_matrix(matrix_file)
+    profile, _ = cluster_of(matrix, cluster)
+    expansion = expand_for(matrix, profile)
+    slurm = profile.kind == "slurm"
+    allocations = plan_allocations(expansion, profile, matrix.launch) if slurm else None
+    jobs = job_costs(expansion, allocations, profile) if allocations else ()
+    stacks = forecasts(asked_stacks(expansion, matrix))
+    if as_json:
+        screen.data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
+    else:
+        screen.out(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=forecast_lines(stacks)))
+    return EXIT_PASS
+
+
+def verify(files: Sequence[Path]) -> int:
+    """Check every file with the cluster profile it names; all problems of all files are told."""
+    from harness.app.pipeline.planning import expand_for
+    from harness.infra.inputs.cluster_file import cluster_of
+    from harness.infra.inputs.matrix_file import read_matrix
+
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            matrix = read_matrix(file)
+            expansion = expand_for(matrix, cluster_of(matrix)[0])
+            screen.out(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return EXIT_PASS
+
+
+def schema() -> int:
+    """The JSON Schema of matrix files."""
+    import json
+
+    from harness.plan.schema.json_schema import json_schema
+
+    screen.data(json.dumps(json_schema(), indent=2))
+    return EXIT_PASS

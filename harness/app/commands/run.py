@@ -1,0 +1,154 @@
+"""`harness run` and `harness resume`: plan, launch, judge, report. Every function returns an exit code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.app.commands.plan import forecast_lines
+from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.pipeline.find_run import find_run
+from harness.app.pipeline.job_files import write_job_files
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
+from harness.core.run.run_dir import RunDir
+from harness.infra import screen
+from harness.infra.inputs.text_file import expanded
+
+if TYPE_CHECKING:
+    from harness.app.pipeline import plan_run
+    from harness.core.run.run_plan import RunPlan
+
+
+_NO_DETACH = Problem(
+    key="--detach",
+    message="there are no jobs on this machine: the cells would end with the launcher",
+    hint="name a Slurm profile with --cluster, or run it under tmux or nohup",
+)
+
+
+def run(
+    matrix_file: Path,
+    only: Sequence[str],
+    run_parent: Path | None,
+    command: Sequence[str],
+    *,
+    dry_run: bool,
+    cluster: str | None = None,
+    max_gpu_hours: float | None = None,
+    detach: bool = False,
+    finish: Finish,
+) -> int:
+    """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports.
+
+    `detach`: only submit; `resume` follows and judges.
+    """
+    from harness.app.pipeline import local_run, plan_run
+    from harness.plan.jobs.cost import refuse_above
+
+    request = plan_run.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
+    planned = plan_run.plan_run(request)
+    plan_ = planned.plan
+    if detach and planned.cluster.kind == "local":
+        raise InputError(_NO_DETACH)
+    if max_gpu_hours is not None:
+        refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
+    parent = run_parent or expanded(planned.cluster.run_dir or "reports")
+    directory = RunDir(parent.resolve() / plan_.run_id)
+    if dry_run:
+        return _dry_run(planned, directory)
+    planned = plan_run.prepare_stacks(planned)
+    plan_ = planned.plan
+    if planned.cluster.kind == "slurm":
+        write_job_files(planned, directory)
+        if detach:
+            return _detach(directory, plan_)
+        return _follow(directory, plan_, finish)
+    return local_run.start(directory, plan_, planned.matrix, finish)
+
+
+def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool = False) -> int:
+    """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
+    from harness.app.pipeline import launch
+    from harness.infra.runs.lock import only_launcher
+
+    try:
+        with only_launcher(directory):
+            if errors:
+                _run_errors_again(directory, plan_)
+            launch.launch_on_slurm(directory, plan_)
+    except KeyboardInterrupt:
+        screen.out(f"detached, the jobs go on\n{_next_commands(directory)}")
+        return EXIT_INTERRUPTED
+    return judge_and_report(directory, plan_, finish)
+
+
+def _detach(directory: RunDir, plan_: RunPlan) -> int:
+    """Submit and leave. Lost cells run again only while a launcher follows."""
+    from harness.app.pipeline import launch
+    from harness.infra.runs.lock import only_launcher
+
+    with only_launcher(directory):
+        ids = launch.submit_plan(directory, plan_)
+    screen.out(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
+    return EXIT_PASS
+
+
+def _next_commands(directory: RunDir) -> str:
+    name = shlex.quote(shown(directory.root))
+    return (
+        f"  follow and judge: harness resume {name}\n"
+        f"  how far it is:    harness status {name}\n"
+        f"  end the jobs:     harness cancel {name}"
+    )
+
+
+def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
+    """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
+    from harness.app.pipeline import plan_run
+    from harness.infra.local_launcher import agent_command, cores
+    from harness.infra.slurm.expected_start import expected_start
+    from harness.plan.jobs.plan_text import plan_text
+
+    planned, stacks = plan_run.foresee_stacks(planned)
+    plan_ = planned.plan
+    screen.out(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=forecast_lines(stacks)))
+    if planned.cluster.kind == "local":
+        for allocation in plan_.allocations:
+            command = agent_command(directory, allocation.name, plan_.stacks.get(allocation.stack))
+            screen.out(f"{allocation.name}: {shlex.join(command)}")
+        return EXIT_PASS
+    screen.out("Nothing is submitted. Job files:")
+    for path in write_job_files(planned, directory):
+        start = expected_start(path)
+        screen.out(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
+    return EXIT_PASS
+
+
+def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish) -> int:
+    """Go on with a run whose launcher ended; nothing is submitted, or judged, twice.
+
+    `errors`: cells that ended as ERROR by then run once more, as a new attempt.
+    """
+    from harness.app.pipeline import local_run
+    from harness.infra.runs.evidence_files import read_plan
+
+    directory = find_run(name, run_parent)
+    plan_ = read_plan(directory)
+    if not (directory.root / "cluster.json").exists():
+        return local_run.resume(directory, plan_, finish, errors=errors)
+    return _follow(directory, plan_, finish, errors=errors)
+
+
+def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
+    from harness.app.pipeline import judge_run
+    from harness.core.outcomes import Outcome
+    from harness.infra.slurm.retry import again
+
+    cells = [cell for cell in judge_run.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
+    wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their reference
+    directory.cancelled.unlink(missing_ok=True)  # the user asks for jobs again
+    made = again(directory, plan_, wanted)
+    screen.out(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")

@@ -1,0 +1,277 @@
+"""`harness selftest`: inject the catalogued faults and demand that each is caught at its place, clean twins passing.
+
+The cells are planned, launched and judged like those of any run; only the demand on the report is made here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.app.pipeline import judge_run, launch, plan_run, reports
+from harness.core.cell.config import CellConfig, cell_id, cell_name
+from harness.core.errors import InputError, Problem
+from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, LaneVerdict, Outcome
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
+from harness.infra import screen
+from harness.judge.report.model import Report, ReportCell
+from harness.plan.faults import FAULTS, FaultSpec
+from harness.plan.faults.spec import DEADLINE_S
+from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, where_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caught:
+    """How one fault came out. `problems` is empty when every demand is met."""
+
+    fault: str
+    fault_class: str
+    cell: str
+    twin: str
+    demanded: str
+    outcome: Outcome
+    found: str  # the leading finding: lane, check
+    place: str
+    message: str
+    caught: bool  # the outcome is the demanded one
+    right_lane: bool
+    right_place: bool
+    problems: list[str] = field(default_factory=list)
+
+
+def run(only: Sequence[str] | None, run_parent: Path) -> int:
+    """Run the self-test; prints the table and returns the exit code. InputError for a fault that does not exist."""
+    specs = choose(only)
+    plan = plan_faults(specs)
+    directory = RunDir(run_parent.resolve() / plan.run_id)
+    plan_run.write_plan(directory, plan, None)
+    launch.launch(directory, plan)
+    report = judge_run.judge(directory, plan)
+    paths = reports.write_reports(directory, report)
+    results = [judge_fault(spec, report) for spec in specs]
+    alarms = false_alarms(specs, report)
+    write_json(directory.root / "selftest.json", _summary(report, results, alarms), indent=2)
+    screen.out(_text(results, alarms, report))
+    screen.out(f"report: {directory.root / 'selftest.json'}\nreport: {paths[-1]}")
+    return exit_code_of(results, alarms, report)
+
+
+def list_text() -> str:
+    """The catalogue as text."""
+    return catalogue_text(FAULTS)
+
+
+def choose(only: Sequence[str] | None) -> list[FaultSpec]:
+    """The named faults, or all. InputError naming every unknown one."""
+    known = {spec.name: spec for spec in FAULTS}
+    problems = []
+    for name in only or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "`harness selftest --list` names them"
+            problems.append(Problem(message=f"--only {name}: no such fault", hint=hint))
+    if problems:
+        raise InputError(problems)
+    return [spec for spec in FAULTS if not only or spec.name in only]
+
+
+def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
+    """Each fault's cell with its clean twin and its reference; twins and references are shared."""
+    cells: dict[str, PlannedCell] = {}
+    for spec in specs:
+        reference = _planned(spec, spec.reference, None)
+        twin, faulty = (_planned(spec, config, reference.id) for config in (spec.twin, spec.faulty))
+        base = twin.id if spec.timing.turns else None
+        for cell in (reference, twin, replace(faulty, base=base)):
+            cells.setdefault(cell.id, cell)
+    expansion = Expansion(cells=tuple(cells.values()), rejected=())
+    plan = plan_run.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
+    (allocation,) = plan.allocations
+    return replace(plan, allocations=tuple(_allocations(allocation, cells)))
+
+
+def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> PlannedCell:
+    """Cells of the self-test come from no matrix: the command that reproduces one names the fault."""
+    layout = config.layout
+    axes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path}
+    axes["fault"] = config.fault or "none"
+    name = cell_id(config)
+    return PlannedCell(
+        id=name,
+        axes=axes,
+        config=config,
+        group=reference or name,
+        reference=reference,
+        role="cell" if reference else "reference",
+        reproduce=f"harness selftest --only {spec.name}",
+    )
+
+
+def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterator[Allocation]:
+    """Cells that take turns in two allocations, of one stack where a matrix has two stacks; the rest in one more."""
+    timings = {cell: cells[cell].config.timing for cell in whole.cells}
+    for side, first in (("base", True), ("other", False)):
+        members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
+        if members:
+            yield replace(whole, name=f"turns-{side}", cells=members, ranks_per_node=1, turns=True)
+    rest = tuple(cell for cell, timing in timings.items() if not timing.turns)
+    yield _hangs_first(replace(whole, cells=rest, turns=False), cells)
+
+
+def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
+    """Cells that may run into their deadline do nothing while they wait for it: started first, others run beside."""
+    ordered = sorted(allocation.cells, key=lambda cell: cells[cell].config.deadline_s >= DEADLINE_S)
+    return replace(allocation, cells=tuple(ordered))
+
+
+def judge_fault(spec: FaultSpec, report: Report) -> Caught:
+    """Hold the report's verdict on the fault's cell against the catalogue's demand."""
+    cell = _cell(report, cell_id(spec.faulty))
+    findings = cell.findings
+    first = findings[0] if findings else None
+    caught = cell.outcome is spec.outcome
+    lane_problems = _lane_problems(spec, cell)
+    absent = [check for check in spec.checks if not any(finding.check == check for finding in findings)]
+    elsewhere = [
+        check
+        for check, where in spec.also.items()
+        if check not in absent and not any(f.check == check and _holds(f.where, where) for f in findings)
+    ]
+    right_place = first is not None and _holds(first.where, spec.where) and not elsewhere
+    problems = [] if caught else [f"the outcome is {cell.outcome.value} ({cell.reason or 'no reason'})"]
+    problems += lane_problems + [f"{check} has no finding" for check in absent]
+    problems += [f"{check} names another place than {where_text(spec.also[check])}" for check in elsewhere]
+    if first is not None and not right_place and not elsewhere:
+        problems.append(f"{first.check} names another place: {where_text(first.where)}")
+    return Caught(
+        fault=spec.name,
+        fault_class=spec.fault_class,
+        cell=cell.id,
+        twin=cell_id(spec.twin),
+        demanded=demand_text(spec),
+        outcome=cell.outcome,
+        found=f"{first.lane.value}: {first.check}" if first else "nothing",
+        place=_place(first),
+        message=first.message if first else cell.reason,
+        caught=caught,
+        right_lane=not lane_problems,
+        right_place=right_place,
+        problems=problems,
+    )
+
+
+def _cell(report: Report, name: str) -> ReportCell:
+    found = next((cell for cell in report.cells if cell.id == name), None)
+    if found is None:
+        rejected = next((cell.reason for cell in report.rejected if cell.id == name), "it is not in the report")
+        raise InputError(f"cell {name} cannot run here: {rejected}")
+    return found
+
+
+def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
+    """The leading finding is of the right lane and check; the lane fails; the lanes before it are right."""
+    if not cell.findings:
+        return ["no check has a finding"]
+    first = cell.findings[0]
+    problems = []
+    if (first.lane, first.check) != (spec.lane, spec.checks[0]):
+        problems.append(f"the leading finding is {first.lane.value}: {first.check}")
+    if spec.outcome is Outcome.FAIL and cell.lanes[spec.lane] is not LaneVerdict.FAIL:
+        problems.append(f"lane {spec.lane.value} says {cell.lanes[spec.lane].value}")
+    right = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
+    for lane in right[spec.lane]:
+        if cell.lanes[lane] is not LaneVerdict.PASS:
+            problems.append(f"lane {lane.value} says {cell.lanes[lane].value}, though the {lane.value} is right")
+    return problems
+
+
+def _holds(where: Mapping[str, Any], demanded: Mapping[str, Any]) -> bool:
+    return all(key in where and where[key] == value for key, value in demanded.items())
+
+
+def _place(finding: Finding | None) -> str:
+    """The single values of a place, with the ranks it reaches."""
+    if finding is None:
+        return ""
+    names = ("stage", "tp", "cp", "dp", "layer", "field", "document", "parameter", "ranks")
+    return where_text({name: finding.where[name] for name in names if name in finding.where})
+
+
+def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]:
+    """Clean twins and references that did not pass."""
+    names = {cell_id(config) for spec in specs for config in (spec.twin, spec.reference)}
+    return [cell for cell in (_cell(report, name) for name in sorted(names)) if cell.outcome is not Outcome.PASS]
+
+
+def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> int:
+    """A missed fault or a false alarm is certain (1); what infrastructure kept from an outcome is undecided (3)."""
+    missed = [result for result in results if result.problems]
+    undecided = [result for result in missed if not result.caught and result.outcome is Outcome.ERROR]
+    broken = [cell for cell in alarms if cell.outcome is Outcome.ERROR]
+    if len(missed) > len(undecided) or len(alarms) > len(broken):
+        return EXIT_FAIL
+    return EXIT_UNDECIDED if undecided or broken else EXIT_PASS
+
+
+def _score(results: Sequence[Caught], alarms: Sequence[ReportCell]) -> dict[str, int]:
+    return {
+        "faults": len(results),
+        "caught": sum(result.caught for result in results),
+        "right_lane": sum(result.right_lane for result in results),
+        "right_place": sum(result.right_place for result in results),
+        "all_demands_met": sum(not result.problems for result in results),
+        "false_alarms": len(alarms),
+    }
+
+
+def _summary(report: Report, results: Sequence[Caught], alarms: Sequence[ReportCell]) -> dict[str, Any]:
+    """selftest.json, schema_version 1."""
+    clean_cells = [cell for cell in report.cells if cell.axes["fault"] == "none"]
+    return {
+        "schema_version": 1,
+        "run_id": report.run_id,
+        "score": _score(results, alarms),
+        "timing": report.timing,
+        "faults": results,
+        "clean": [{"cell": cell.id, "role": cell.role, "outcome": cell.outcome} for cell in clean_cells],
+    }
+
+
+def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> str:
+    """The table, what went wrong, and the score."""
+    layouts = {spec.name: cell_name(spec.twin) for spec in FAULTS}
+    head = ("", "fault", "class", "cell", "caught by", "place")
+    rows = [
+        (
+            "ok" if not item.problems else "MISS",
+            item.fault,
+            item.fault_class,
+            layouts[item.fault],
+            item.found,
+            item.place,
+        )
+        for item in results
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (head, *rows)]
+    for item in results:
+        if item.problems:
+            lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  demanded {item.demanded}"]
+            lines += [f"  {item.message}", f"  reproduce: harness selftest --only {item.fault}"]
+    for cell in alarms:
+        why = cell.findings[0].message if cell.findings else cell.reason
+        lines += ["", f"FALSE ALARM {cell.id}: {cell.outcome.value}: {why}"]
+    score = _score(results, alarms)
+    lines += ["", f"{score['caught']} of {score['faults']} faults caught, {score['right_lane']} in the right lane, "
+              f"{score['right_place']} at the right place; {score['false_alarms']} false alarms in "
+              f"{sum(cell.axes['fault'] == 'none' for cell in report.cells)} clean cells; "
+              f"{report.timing.get('wall_s', 0.0):.0f} s"]  # fmt: skip
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    screen.data(catalogue_markdown(FAULTS), end="")

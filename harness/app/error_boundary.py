@@ -1,0 +1,65 @@
+"""Uncaught errors: one sentence, exit code 3, and the traceback in a file that the sentence names."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.core.errors import HarnessError, InfrastructureError, InternalError
+from harness.core.text.secrets import redacted
+
+FILE = "internal-error.txt"
+
+
+@contextmanager
+def tracebacks_in(folder: Path) -> Iterator[None]:
+    """Turn an uncaught exception into InfrastructureError or InternalError, its traceback written into `folder`."""
+    try:
+        yield
+    except HarnessError:
+        raise
+    except Exception as error:
+        raise uncaught(error, folder) from error
+
+
+def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
+    """The error to report for an uncaught exception. The operating system's errors are not defects of the harness."""
+    kept = keep_traceback(error, folder)
+    if isinstance(error, OSError):
+        what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        return InfrastructureError(f"cannot go on: {what}{kept and f' (traceback in {kept})'}")
+    if isinstance(error, MemoryError):
+        return InfrastructureError(f"cannot go on: out of memory{kept and f' (traceback in {kept})'}")
+    return InternalError(f"internal error: {brief(error)}{kept and f'; please report it with {kept}'}")
+
+
+def brief(error: BaseException) -> str:
+    """Type and first line of an exception, at most 300 characters."""
+    first = (str(error).splitlines() or [""])[0][:300]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def keep_traceback(error: BaseException, folder: Path | None = None, name: str = FILE) -> str:
+    """Append the traceback to a file of the folder, else to a new temporary one; its path, empty if neither works."""
+    text = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    if folder is not None and folder.is_dir():  # a run directory that has vanished is not made again
+        try:
+            return _append(folder / name, text)
+        except OSError:
+            pass  # full or read-only: the temporary folder may not be
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="harness-error-", suffix=".txt")
+        os.close(descriptor)
+        return _append(Path(path), text)
+    except OSError:
+        return ""
+
+
+def _append(path: Path, text: str) -> str:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+        stream.write(f"{text}\n")
+    return str(path)

@@ -1,0 +1,81 @@
+"""`--notify`: who is told of a verdict, and what. Nothing that a receiver does changes the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.text.secrets import redacted
+from harness.infra import screen
+
+if TYPE_CHECKING:
+    from harness.judge.report.model import Report
+
+OPTION = "--notify"
+
+
+def receiver(text: str) -> str:
+    """The value of --notify. argparse turns the error into words and exit code 2."""
+    from argparse import ArgumentTypeError
+
+    from harness.infra.notify.receivers import problem_of
+
+    if problem := problem_of(text):
+        raise ArgumentTypeError(problem)  # without the text, which may hold a secret
+    return text
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as it may be kept in files and shown: of a receiver only what names it."""
+    if not any(_names_it(word.partition("=")[0]) for word in command):
+        return [redacted(word) for word in command]
+    from harness.infra.notify.receivers import shown  # loads an HTTP client
+
+    kept = []
+    for before, word in zip(["", *command], command):
+        name, sign, value = word.partition("=")
+        if _names_it(before):
+            kept.append(shown(word))
+        elif _names_it(name) and sign:
+            kept.append(f"{name}={shown(value)}")
+        else:
+            kept.append(redacted(word))
+    return kept
+
+
+def _names_it(word: str) -> bool:
+    """argparse takes the beginning of an option for it, from --not on."""
+    return word.startswith("--not") and OPTION.startswith(word)
+
+
+def announce(receivers: Sequence[str], report: Report, directory: Path, exit_code: int) -> None:
+    """Tell every receiver; what went wrong goes to stderr."""
+    from harness.judge.report.announcement import announcement
+
+    _tell(receivers, announcement(report, exit_code=exit_code, directory=str(directory)))
+
+
+def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
+    """Tell every receiver that a run ended before it could be judged: silence would look like a good night."""
+    from harness.judge.report.announcement import not_judged
+
+    if receivers:
+        _tell(receivers, not_judged(what, message, exit_code=exit_code))
+
+
+def _tell(receivers: Sequence[str], values: dict[str, Any]) -> None:
+    from harness.core.serialization import dumps
+    from harness.infra.notify.receivers import notify, shown
+
+    text = dumps(values)
+    variables = {
+        "HARNESS_RUN_ID": values["run_id"],
+        "HARNESS_MATRIX": values["matrix"],
+        "HARNESS_VERDICT": values["verdict"],
+        "HARNESS_EXIT_CODE": str(values["exit_code"]),
+        "HARNESS_RUN_DIR": values["directory"],
+    }
+    for one in receivers:
+        if wrong := notify(one, text, variables):
+            screen.err(f"harness: {OPTION} {shown(one)}: {wrong}")

@@ -1,0 +1,66 @@
+"""The baselines of a run: taken from the history once, then kept beside it, so that judging can be repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.core.errors import HarnessError
+from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.core.run.run_plan import RunPlan
+from harness.core.serialization import from_jsonable, loads
+from harness.infra import screen
+from harness.judge.stats.baseline import Baseline, Sample
+
+_DAMAGED = (OSError, TypeError, ValueError, KeyError, AttributeError, RecursionError)
+
+
+def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
+    """Write baseline.json, unless it is there or the matrix does not ask. A history that cannot be read is told."""
+    path = run.report("baseline.json")
+    if plan.history is None or path.exists():
+        return
+    cells = {cell.id: Baseline(runs=plan.history.runs) for cell in plan.expansion.cells}
+    try:
+        _add_samples(cells, plan, file)
+    except HarnessError as error:
+        screen.err(f"harness: times are not compared with earlier runs: {error}")
+    write_json(path, cells, indent=1)
+
+
+def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
+    from harness.infra.history.database import opened
+    from harness.infra.history.queries import baseline
+
+    if plan.history is None or not file.exists():
+        return
+    with opened(file, write=False) as history:
+        for row in history.rows(baseline(plan.matrix_name, list(cells), plan.run_id, plan.history)):
+            names = ("run_id", "started", "seconds", "version")
+            sample = Sample(**{name: row[name] for name in names})
+            cells[row["cell_id"]].samples.setdefault(row["hardware"], []).append(sample)
+
+
+def read_baselines(run: RunDir) -> dict[str, Baseline]:
+    """Cell id -> its baseline; empty when the run has none, or one that baseline_problem speaks of."""
+    try:
+        return _read(run)
+    except _DAMAGED:
+        return {}
+
+
+def baseline_problem(run: RunDir) -> str:
+    """Why the run's baseline cannot be read, so that no cell is held to earlier times; else empty."""
+    try:
+        _read(run)
+    except _DAMAGED as error:
+        hint = "remove it to take the times of earlier runs from the history again"
+        return f"{run.report('baseline.json')} cannot be read: {error}; {hint}"
+    return ""
+
+
+def _read(run: RunDir) -> dict[str, Baseline]:
+    path = run.report("baseline.json")
+    if not path.exists():
+        return {}
+    values = loads(text_of(path))
+    return {cell: from_jsonable(Baseline, value) for cell, value in values.items()}

@@ -1,0 +1,118 @@
+"""The end of a run: judged from its files, its reports written, the verdict told, the history written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.app.error_boundary import tracebacks_in
+from harness.app.pipeline.baselines import keep_baselines
+from harness.core.errors import HarnessError
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
+from harness.core.run.run_dir import RunDir
+from harness.infra import screen
+from harness.judge.bisect.result import git_exit_code
+
+if TYPE_CHECKING:
+    from harness.core.run.run_plan import RunPlan
+    from harness.judge.report.model import Report
+
+VARIABLE = "HARNESS_HISTORY"
+FILE = "history.sqlite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a run does beside judging and writing its reports."""
+
+    record: bool = True
+    history: Path | None = None  # --history
+    notify: tuple[str, ...] = ()  # --notify: commands and URLs
+    for_git: bool = False  # the exit code as `git bisect run` takes it
+    code: int | None = None  # what the process will end with whatever the verdict is: a signal ended the run
+
+
+def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+    """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it.
+
+    Files that cannot be written are named on stderr; the exit code is then 3, unless a check failed.
+    """
+    with tracebacks_in(directory.root):
+        return _judge_and_report(directory, plan, finish)
+
+
+def _judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+    from harness.app.pipeline import judge_run, reports
+    from harness.app.pipeline.announce import announce
+    from harness.app.pipeline.run_diff import with_past
+
+    file = history_file(finish.history, directory.root.parent)
+    problems = []
+    try:
+        keep_baselines(directory, plan, file)
+    except (HarnessError, OSError) as error:
+        problems.append(str(error))
+    report = with_past(directory, plan, judge_run.judge(directory, plan), file if finish.record else None)
+    paths: list[Path] = []
+    try:
+        paths = reports.write_reports(directory, report)
+    except HarnessError as error:
+        problems.append(f"the reports are not all written: {error}")
+    if finish.record:
+        record(directory, report, file)
+    try:
+        _print(report, paths, _code(report, plan, finish, problems))
+    except OSError as error:
+        problems.append(f"the verdict cannot be printed: {error.strerror}")
+    for problem in problems:
+        screen.err(f"harness: {problem}")
+    code = _code(report, plan, finish, problems)
+    announce(finish.notify, report, directory.root, code)
+    return code
+
+
+def _code(report: Report, plan: RunPlan, finish: Finish, problems: list[str]) -> int:
+    """What the process ends with."""
+    if finish.code is not None:
+        return finish.code
+    if finish.for_git:
+        return git_exit_code(report, {cell.id for cell in plan.expansion.cells})
+    return report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
+
+
+def _print(report: Report, paths: Iterable[Path], code: int) -> None:
+    from harness.infra.console import print_report
+    from harness.infra.notify.ci_systems import tell_ci
+
+    print_report(report, [shown(path) for path in paths], code=code)
+    tell_ci(report, os.environ)
+
+
+def history_file(named: Path | None, run_parent: Path) -> Path:
+    """--history, else the environment's HARNESS_HISTORY, else beside the run directories."""
+    return named or Path(os.environ.get(VARIABLE) or run_parent / FILE)
+
+
+def record(directory: RunDir, report: Report, file: Path) -> bool:
+    """Write a report into the history. A failure is told on stderr and is nobody's verdict; whether it was written."""
+    from harness.infra.history.database import opened
+    from harness.judge.history.rows import run_row
+
+    try:
+        with opened(file, write=True) as history:
+            history.record(run_row(report), directory.root)
+    except (HarnessError, ValueError, OSError) as error:
+        screen.err(f"harness: {report.run_id} is not in the history: {error}")
+        return False
+    return True
+
+
+def shown(path: Path) -> str:
+    """Relative to the current folder when it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,29 @@
+"""Finds a run directory by its path, its id or 'latest'."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_dir import RunDir
+from harness.infra.inputs.text_file import is_file
+
+
+def _changed(folder: Path) -> float:
+    """When a run directory was last changed; 0 of one that has just been removed."""
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
+
+
+def find_run(name: str, run_parent: Path) -> RunDir:
+    """A run directory by path, by id under the parent folder, or 'latest'. InputError when there is none."""
+    known = sorted((path.parent for path in run_parent.glob("*/plan.json")), key=_changed)
+    if name == "latest" and known:
+        return RunDir(known[-1].resolve())
+    for candidate in (Path(name), run_parent / name):
+        if is_file(candidate / "plan.json"):
+            return RunDir(candidate.resolve())
+    listed = ", ".join(path.name for path in known[-3:]) or f"none under {run_parent}"
+    raise InputError(Problem(message=f"no run {name!r}", allowed=f"a path, 'latest', or an id: {listed}"))

@@ -1,0 +1,44 @@
+"""Judges what a run directory holds. Needs no training and may be repeated."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+from harness.app.pipeline.baselines import baseline_problem
+from harness.app.pipeline.judging import judge_all
+from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.run_plan import RunPlan
+from harness.core.text.secrets import without_secrets
+from harness.infra.runs.evidence_files import run_problems
+from harness.infra.screen import environment_secrets
+from harness.judge.report.build import report_of
+from harness.judge.report.model import Report
+
+
+def judge(run: RunDir, plan: RunPlan) -> Report:
+    """Judge what the run directory holds; needs no training and may be repeated."""
+    begin = time.perf_counter()
+    timing = _launch_timing(run)
+    judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
+    wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
+    facts = {**_stacks(plan), **seen.facts()}
+    problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run),) if one)]
+    report = report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
+    return without_secrets(report, environment_secrets())
+
+
+def _launch_timing(run: RunDir) -> dict[str, float]:
+    """As the newest launch noted it; empty when it noted none that can be read."""
+    timings = [event.get("timing") for event in read_events(run.events) if event["event"] == "launched"]
+    found = timings[-1] if timings else None
+    if not isinstance(found, dict) or not all(isinstance(value, (int, float)) for value in found.values()):
+        return {}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _stacks(plan: RunPlan) -> dict[str, Any]:
+    """What the stacks beside the default one came to."""
+    facts = {name: stack.facts() for name, stack in plan.stacks.items()}
+    return {"stacks": facts} if facts else {}

@@ -1,0 +1,166 @@
+"""Reads and judges the cells of a run one by one, a large run in several processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+from harness.app.error_boundary import brief, keep_traceback
+from harness.app.pipeline.baselines import read_baselines
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir
+from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.stack import HEADS
+from harness.infra.runs.evidence_files import read_cell
+from harness.infra.slurm.job_endings import read_job_endings
+from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
+from harness.judge.failures.classification import JobEnding
+from harness.judge.report.build import Judged, judge_cells
+from harness.judge.stats.noise import noise_floors
+
+LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
+_MOST_PROCESSES = 8  # each holds the records of one cell and of its references
+
+
+def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
+    """Every cell of the plan as the report shows it, and what the ranks say they ran.
+
+    `processes`: None for as many as a run of this size is worth.
+    """
+    jobs = read_job_endings(run, (cell.id for cell in plan.expansion.cells))
+    if processes is None:
+        records = sum(cell.config.layout.world_size for cell in plan.expansion.cells)
+        processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if records >= LARGE_RUN else 1
+    if processes == 1:
+        return _judge(run, plan, jobs, today)
+    whole, seen = Judged(cells={}, noise={}), RanksSeen()
+    parts = _parts(plan, processes)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for judged, found in pool.map(_judge, *zip(*((run, part, jobs, today) for part in parts))):
+            whole.cells.update(judged.cells)
+            whole.noise.update(judged.noise)
+            seen.join(found)
+    return whole, seen
+
+
+def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
+    """The plan cut in parts, each with the references of its cells: those are judged in every part that needs them."""
+    known = {cell.id: cell for cell in plan.expansion.cells}
+    size = -(-len(known) // count)
+    cells = plan.expansion.cells
+    chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
+    return [
+        replace(plan, expansion=replace(plan.expansion, cells=tuple(_with_references(chunk, known))))
+        for chunk in chunks
+    ]
+
+
+def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
+    """The cells, and what they are held against: references, and cells of the stack that they took turns with."""
+    found: dict[str, PlannedCell] = {}
+    ahead = list(reversed(cells))
+    while ahead:
+        cell = ahead.pop()
+        if cell.id not in found:
+            found[cell.id] = cell
+            ahead += [known[name] for name in (cell.reference, cell.base) if name and name in known]
+    return list(found.values())
+
+
+def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str) -> tuple[Judged, RanksSeen]:
+    seen = RanksSeen()
+    before = read_baselines(run)
+
+    def crashed(cell: str, error: Exception) -> str:
+        """The traceback goes beside the cell's attempts; the reason names it."""
+        file = keep_traceback(error, run.attempt(cell).root.parent)
+        why = f"the harness could not judge this cell: {brief(error)}"
+        return f"{why}; if its files are as the ranks wrote them, please report it with {file}"
+
+    def find(cell: str) -> CellFound:
+        try:
+            found = replace(read_cell(run, cell, jobs), before=before.get(cell))
+            noise_floors(found.records)  # asked here, where values that it cannot compute with harm this cell only
+        except Exception as error:
+            return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
+        return found
+
+    evidence = map(seen.add, evidence_in_turn(plan, find))
+    with _no_collection():
+        return judge_cells(plan, evidence, today=today, crashed=crashed), seen
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Records are trees: nothing waits for the collector of cycles, which would look at millions of objects."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+class RanksSeen:
+    """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, list[str]] = {}
+        self.by_stack: dict[str, list[str]] = {}  # stack -> "megatron.core 0.17.1"
+        self.devices: set[str] = set()
+        self.processors: set[str] = set()
+        self.attention: set[str] = set()
+        self.placed: set[str] = set()
+        self.stand_ins: set[str] = set()
+
+    def add(self, evidence: CellEvidence) -> CellEvidence:
+        """Note what the ranks of a cell say; returns the cell."""
+        for record in evidence.records.values():
+            for proof in record.imports:
+                if proof.module in HEADS:
+                    name = f"{proof.module} {proof.version}"
+                    self._import(evidence.cell.config.stack, name, proof.path)
+            self.devices.add(record.environment.get("device", "unknown"))
+            self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
+            self.attention.add(record.environment.get("attention", "unknown"))
+            self.placed.update({record.environment["placed"]} if "placed" in record.environment else ())
+            self.stand_ins.update(record.stand_ins)
+        return evidence
+
+    def _import(self, stack: str, name: str, path: str) -> None:
+        paths, held = self.imports.setdefault(name, []), self.by_stack.setdefault(stack, [])
+        paths += [] if path in paths else [path]
+        held += [] if name in held else [name]
+
+    def join(self, other: RanksSeen) -> None:
+        """Add what other ranks said."""
+        for stack, names in other.by_stack.items():
+            held = self.by_stack.setdefault(stack, [])
+            held += [name for name in names if name not in held]
+        for name, paths in other.imports.items():
+            known = self.imports.setdefault(name, [])
+            known += [path for path in paths if path not in known]
+        self.devices |= other.devices
+        self.processors |= other.processors
+        self.attention |= other.attention
+        self.placed |= other.placed
+        self.stand_ins |= other.stand_ins
+
+    def facts(self) -> dict[str, Any]:
+        """For the report's provenance."""
+        return {
+            "imports": self.imports,
+            "imports_of_stacks": self.by_stack,
+            "devices": sorted(self.devices),
+            "processors": sorted(self.processors),
+            "attention": sorted(self.attention),
+            "placed": sorted(self.placed),
+            "stand_ins": sorted(self.stand_ins),
+        }

@@ -1,0 +1,157 @@
+"""A run on this machine: what was interrupted is judged as far as it came, and resumed as new attempts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from harness.app.error_boundary import tracebacks_in
+from harness.app.pipeline import judge_run, launch, plan_run
+from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.signals import name_of
+from harness.core.errors import InputError, InterruptedRun, Problem
+from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
+from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.infra import screen
+from harness.infra.runs.evidence_files import newest, read_result
+from harness.infra.runs.lock import only_launcher
+from harness.infra.stacks.prepare import moved_since
+from harness.plan.matrix.load import Matrix
+
+_MOVED = "put it back as it was, or begin a new run: cells of one run are compared with each other"
+PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
+
+
+def start(directory: RunDir, plan: RunPlan, matrix: Matrix, finish: Finish) -> int:
+    """Run a plan on this machine and judge it. InterruptedRun, after what finished was judged, on a signal."""
+    with tracebacks_in(directory.root), only_launcher(directory):
+        plan_run.write_plan(directory, plan, matrix)
+        write_json(directory.root / PARALLEL, {"parallel_ranks": matrix.launch.parallel_ranks})
+        _launch(directory, plan, plan, {}, matrix.launch.parallel_ranks, finish)
+    return _judge(directory, plan, finish)
+
+
+def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) -> int:
+    """Run the cells that have no result, as new attempts, and judge all. `errors`: also those that ended as ERROR."""
+    with tracebacks_in(directory.root), only_launcher(directory):
+        wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
+        again = with_partners(plan.expansion.cells, wanted)
+        if again:
+            _same_code(directory, plan)
+        attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
+        screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
+        if attempts:
+            _launch(directory, plan, _of(plan, attempts), attempts, _parallel_ranks(directory), finish)
+    return _judge(directory, plan, finish)
+
+
+def _same_code(directory: RunDir, plan: RunPlan) -> None:
+    """InputError where a stack holds other code than the cells ran that the run has results of."""
+    moved = [Problem(message=told, file=str(directory.root), hint=_MOVED) for told in moved_since(plan.stacks)]
+    if moved:
+        raise InputError(moved)
+
+
+def _judge(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+    try:
+        return judge_and_report(directory, plan, finish)
+    except KeyboardInterrupt as error:
+        again = f"harness report {shlex.quote(shown(directory.root))}"
+        raise InterruptedRun(
+            f"ended by {name_of(error)} while the run was judged; every cell has ended, so judge it with: {again}"
+        ) from error
+
+
+def _launch(
+    directory: RunDir,
+    plan: RunPlan,
+    part: RunPlan,
+    attempts: Mapping[str, int],
+    parallel_ranks: int | None,
+    finish: Finish,
+) -> None:
+    try:
+        launch.launch(directory, part, parallel_ranks, attempts)
+    except KeyboardInterrupt as error:
+        left = _without_result(directory, plan)
+        judge_and_report(directory, plan, replace(finish, record=False, notify=(), code=EXIT_INTERRUPTED))
+        raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
+
+
+def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
+    """What a signal left undone, and the command that does it. `left`: cells without a result."""
+    run, cells = shlex.quote(shown(directory.root)), len(plan.expansion.cells)
+    if not left:
+        return (
+            f"ended by {signal}: all {cells} cells had ended and are judged, none is left to run; the run is not in "
+            f"the history, which this does: harness resume {run}"
+        )
+    judged = cells - len(left)
+    return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
+
+
+def _parallel_ranks(directory: RunDir) -> int | None:
+    from harness.core.serialization import loads
+
+    try:
+        found = loads(text_of(directory.root / PARALLEL))["parallel_ranks"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
+    return {cell.id for cell in plan.expansion.cells if read_result(directory, cell.id) is None}
+
+
+def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
+    """Cells that are ERROR for themselves, not only for want of their reference, in a stack that can be used."""
+    usable = {cell for allocation in plan.allocations for cell in allocation.cells}
+    found = [cell for cell in judge_run.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
+    return {cell.id for cell in found if cell.failure or not cell.ranks} & usable
+
+
+def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
+    """The wanted cells, and those that take turns with them: neither can be timed alone."""
+    turns = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
+    return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in turns}
+
+
+def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:
+    """The next attempt of each cell, its configuration written. One that never began is begun as it is.
+
+    Cells that take turns meet in a folder of their attempt's number, so they get the same.
+    """
+    numbers: dict[str, int] = {}
+    for cell in cells:
+        last = newest(directory, cell.id)
+        attempt = directory.attempt(cell.id, last)
+        begun = attempt.result.exists() or (attempt.root / "log").exists()
+        numbers[cell.id] = last + 1 if begun else last
+        if begun and not attempt.result.exists():
+            attempt.interrupted.touch()
+    highest: dict[str, int] = {}
+    for cell in cells:
+        pair = cell.config.timing.turns or cell.id
+        highest[pair] = max(highest.get(pair, 1), numbers[cell.id])
+    for cell in cells:
+        number = highest[cell.config.timing.turns or cell.id]
+        for skipped in range(numbers[cell.id], number):  # attempts are counted without gaps
+            directory.attempt(cell.id, skipped).root.mkdir(parents=True, exist_ok=True)
+            directory.attempt(cell.id, skipped).interrupted.touch()
+        numbers[cell.id] = number
+        write_json(directory.attempt(cell.id, number).config, cell.config)
+    return numbers
+
+
+def _of(plan: RunPlan, cells: Collection[str]) -> RunPlan:
+    """The plan of some of its cells."""
+    parts = [
+        replace(one, cells=tuple(cell for cell in one.cells if cell in cells))
+        for one in plan.allocations
+        if any(cell in cells for cell in one.cells)
+    ]
+    left = tuple(cell for cell in plan.expansion.cells if cell.id in cells)
+    return replace(plan, allocations=tuple(parts), expansion=replace(plan.expansion, cells=left))

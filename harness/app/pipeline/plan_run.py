@@ -1,0 +1,133 @@
+"""From a matrix file to the plan of a run: what is run where, in which stacks; written before the start."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from harness.app.pipeline.planning import asked_stacks, expand_for
+from harness.app.pipeline.selection import select
+from harness.core.errors import InputError
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
+from harness.core.run.run_plan import Expansion, RunPlan, sealed
+from harness.core.stack import ReadyStack
+from harness.core.text.secrets import redacted, without_secrets
+from harness.infra.console import say
+from harness.infra.inputs.cluster_file import cluster_of
+from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.yaml_file import dump
+from harness.infra.local_launcher import end_without_agent
+from harness.infra.runs import provenance
+from harness.infra.stacks.forecast import Forecast, forecasts
+from harness.infra.stacks.prepare import prepare
+from harness.plan.jobs.allocations import plan_allocations
+from harness.plan.jobs.cluster import ClusterProfile
+from harness.plan.jobs.cost import JobCost, job_costs
+from harness.plan.matrix.load import Matrix, resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    matrix: Path
+    only: Sequence[str] = ()
+    run_parent: Path = Path("reports")
+    command: Sequence[str] = ()
+    cluster: str | None = None  # --cluster; None: as the matrix says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is going to be run, and where."""
+
+    matrix: Matrix
+    plan: RunPlan
+    cluster: ClusterProfile
+    cluster_file: Path | None
+
+    @property
+    def jobs(self) -> tuple[JobCost, ...]:
+        """What the jobs cost, per array; empty on this machine."""
+        if self.cluster.kind == "local":
+            return ()
+        return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
+
+
+def plan_run(request: Request) -> Planned:
+    """Matrix file to plan: pure but for reading the files, the clock and the machine's facts."""
+    matrix = read_matrix(request.matrix)
+    cluster, file = cluster_of(matrix, request.cluster)
+    expansion = select(expand_for(matrix, cluster), request.only)
+    plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
+    if cluster.kind == "slurm":
+        plan = replace(plan, allocations=plan_allocations(expansion, cluster, matrix.launch))
+    plan = replace(
+        plan,
+        tolerances=matrix.tolerances,
+        history=matrix.history,
+        peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
+        cluster=request.cluster,
+        max_attempts=matrix.launch.max_attempts,
+    )
+    return Planned(matrix=matrix, plan=plan, cluster=cluster, cluster_file=file)
+
+
+def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> Planned:
+    """The stacks that the planned cells use, made unless they are there; allocations for those that can be used.
+
+    `once`: no later run will use their worktrees. `user`: who lets go of them.
+    """
+    matrix = planned.matrix
+    try:
+        stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say, once=once, user=user)
+    except InputError as error:
+        lines = {f"stacks.{name}": matrix.lines.get(("stacks", name)) for name in matrix.stacks}
+        raise InputError(
+            replace(problem, file=matrix.file, line=lines.get(problem.key or "")) for problem in error.problems
+        ) from error
+    return replace(planned, plan=_in_stacks(planned.plan, stacks))
+
+
+def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
+    """The plan as `prepare_stacks` would make it, as far as it can be known, and what would be made."""
+    found = forecasts(asked_stacks(planned.plan.expansion, planned.matrix))
+    stacks = {
+        item.stack: item.ready or ReadyStack(asked=planned.matrix.stacks[item.stack], error="unknown") for item in found
+    }
+    return replace(planned, plan=_in_stacks(planned.plan, stacks)), found
+
+
+def _in_stacks(plan: RunPlan, stacks: dict[str, ReadyStack]) -> RunPlan:
+    usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
+    return replace(plan, stacks=stacks, allocations=tuple(usable))
+
+
+def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[str]) -> RunPlan:
+    """The plan of cells that are already expanded, on this machine."""
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return RunPlan(
+        run_id=f"{name}-{now}-{secrets.token_hex(2)}",
+        matrix_name=name,
+        matrix_file=file,
+        command=list(command),
+        expansion=expansion,
+        allocations=plan_allocations(expansion),
+        provenance=provenance.collect(),
+    )
+
+
+def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
+    """Everything that is known before the start: plan.json, the resolved matrix, each cell's configuration."""
+    if matrix is not None:
+        write_atomic(run.matrix, redacted(dump(resolved(matrix))))
+    for cell in plan.expansion.cells:
+        write_json(run.attempt(cell.id).config, cell.config)
+    write_json(run.plan, sealed(without_secrets(plan)))
+    for cell in plan.expansion.cells:
+        stack = plan.stacks.get(cell.config.stack)
+        if stack is not None and not stack.usable:
+            end_without_agent(run, cell.id, stack)

@@ -1,0 +1,34 @@
+"""From a matrix to what would run on a cluster: all that `harness plan` needs, without what launches and judges."""
+
+from __future__ import annotations
+
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_plan import Expansion
+from harness.core.stack import Stack
+from harness.plan.expansion.expand import expand
+from harness.plan.jobs.cluster import ClusterProfile
+from harness.plan.matrix.load import Matrix
+from harness.plan.rules.attention import te_version_rule
+from harness.plan.rules.cluster import nodes_rule
+from harness.plan.rules.stack import container_rule
+
+_NO_TURNS = Problem(
+    key="checks.throughput.slower_than",
+    message="stacks take turns on this machine only: on a cluster each has jobs of its own",
+    hint="run it with `cluster: local` inside an allocation of one node, or leave slower_than out",
+)
+
+
+def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
+    """The cells of a matrix on a cluster; those that cannot run there are rejected."""
+    slurm = cluster.kind == "slurm"
+    if slurm and matrix.base:
+        raise InputError(_NO_TURNS)
+    rule = nodes_rule(cluster, matrix.launch.nodes_per_cell) if slurm else container_rule(matrix.stacks)
+    return expand(matrix, (rule, te_version_rule(matrix.stacks)))
+
+
+def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
+    """The stacks, beside the default one, that some cell uses."""
+    used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
+    return [matrix.stacks[name] for name in used if name in matrix.stacks]

@@ -1,0 +1,37 @@
+"""Writes the report files of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.app.error_boundary import uncaught
+from harness.core.errors import HarnessError, InfrastructureError
+from harness.core.run.run_dir import RunDir, write_atomic
+from harness.core.serialization import dumps
+from harness.infra.html.report import render_html
+from harness.judge.report.model import Report
+from harness.judge.report.render_json import render_json
+from harness.judge.report.render_junit import render_junit
+from harness.judge.report.render_markdown import render_markdown
+
+
+def write_reports(run: RunDir, report: Report) -> list[Path]:
+    """report.json, junit.xml, report.md and report.html; their paths. InfrastructureError, after all were tried."""
+    renderers: dict[str, Callable[[Report], str]] = {
+        "report.json": render_json,
+        "junit.xml": render_junit,
+        "report.md": render_markdown,
+        "report.html": render_html,
+    }
+    if report.noise:
+        renderers["noise.json"] = lambda one: dumps(one.noise, indent=1) + "\n"
+    problems = []
+    for name, render in renderers.items():
+        try:
+            write_atomic(run.report(name), render(report))
+        except Exception as error:
+            problems.append(str(error if isinstance(error, HarnessError) else uncaught(error, run.root)))
+    if problems:
+        raise InfrastructureError("; ".join(dict.fromkeys(problems)))
+    return [run.report(name) for name in renderers if name != "noise.json"]

@@ -1,0 +1,116 @@
+"""What the history knows of a run's past, kept in the run directory at its end, and told in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.errors import HarnessError
+from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.infra import screen
+
+if TYPE_CHECKING:
+    from harness.core.run.run_plan import RunPlan
+    from harness.infra.history.database import CellPast, History
+    from harness.judge.compare.since_previous import CommitCount, Past, Previous
+    from harness.judge.history.rows import RunRow
+    from harness.judge.report.model import Report
+
+FILE = "previous.json"
+
+
+def with_past(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
+    """The report with what changed since the previous run, if one is known.
+
+    The history is asked once, and its answer kept in the run directory. `history` None: not at all. What goes wrong
+    is told on stderr, and the report stays as it was.
+    """
+    from harness.judge.compare.since_previous import since
+    from harness.judge.history.rows import run_row
+
+    try:
+        row = run_row(report)
+        previous = _kept(directory) or _ask(directory, plan, report, row, history)
+        return replace(report, since=since(report, row, previous)) if previous else report
+    except (HarnessError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        screen.err(f"harness: {report.run_id}: the past is not told: {error}")
+        return report
+
+
+def _kept(directory: RunDir) -> Previous | None:
+    from harness.core.serialization import from_jsonable, loads
+    from harness.judge.compare.since_previous import Previous
+
+    path = directory.root / FILE
+    return from_jsonable(Previous, loads(text_of(path))) if path.exists() else None
+
+
+def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Path | None) -> Previous | None:
+    from harness.infra.history.database import is_there, opened
+    from harness.judge.compare.since_previous import Previous, moves
+
+    if file is None or not is_there(file):
+        return None
+    with opened(file, write=False) as history:
+        last = history.previous(row.matrix, row.device, row.started)
+        if last is None:
+            return None
+        cells = {name: _past(cell) for name, cell in history.past(row.matrix, row.device, row.started).items()}
+        points = {point.run_id for past in cells.values() for point in past.points}
+        stacks = _stacks(history, points, {cell.stack for cell in row.cells})
+    previous = Previous(run_id=last[0], started=last[1], cells=cells, stacks=stacks)
+    previous = replace(previous, commits=count_commits(plan, moves(report, row, previous)))
+    write_json(directory.root / FILE, previous, indent=1)
+    return previous
+
+
+def _past(cell: CellPast) -> Past:
+    from harness.judge.compare.since_previous import Past, Point
+
+    before = Point(run_id=cell.before_run, started=cell.before, version=cell.before_version)
+    return Past(
+        green=cell.green,
+        last=Point(run_id=cell.run_id, started=cell.started, version=cell.version),
+        first=Point(run_id=cell.since_run, started=cell.since, version=cell.since_version),
+        before=before if cell.before_run else None,
+    )
+
+
+def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str, dict[str, dict[str, str]]]:
+    """What the stacks of earlier runs held, from their reports where those are still there."""
+    from harness.core.serialization import loads
+    from harness.judge.compare.stack_changes import stack_facts
+
+    found = {}
+    for run in sorted(runs):
+        directory = history.directory(run)
+        path = directory and directory / "report.json"
+        if path and path.exists():
+            provenance = loads(text_of(path)).get("provenance", {})
+            found[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
+    return found
+
+
+def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
+    """How many commits lie between, where the stack's repository is on this machine and has both."""
+    from harness.infra.git.history import Repository
+    from harness.infra.stacks.checkout import repository_of
+    from harness.judge.compare.since_previous import CommitCount
+
+    found: dict[tuple[str, str], CommitCount] = {}
+    for stack, before, after in moves:
+        ready = plan.stacks.get(stack)
+        if (before, after) in found or ready is None:
+            continue
+        for checkout in ready.asked.checkouts:
+            try:
+                repository = Repository(repository_of(checkout, fetch=False))
+                if not (repository.has(before) and repository.has(after)):
+                    continue
+                added, removed = repository.between(before, after)
+            except HarnessError:  # the repository has gone; the ends of the range are told all the same
+                continue
+            found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
+    return list(found.values())

@@ -1,0 +1,58 @@
+"""`--only`: which planned cells to run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_plan import Expansion
+
+
+def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
+    """Cells whose id, or name without the hash, matches a pattern, with the reference cells they need.
+
+    InputError for a pattern that matches nothing. No patterns: everything.
+    """
+    if not patterns:
+        return expansion
+    problems: list[Problem] = []
+    chosen: set[str] = set()
+    for pattern in patterns:
+        try:
+            chosen |= set(matching(expansion, pattern, "--only "))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    for cell in reversed(expansion.references_first):
+        chosen |= {cell.reference} if cell.id in chosen and cell.reference else set()
+    cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
+    return replace(expansion, cells=cells, rejected=(), excluded={}, selection=None)
+
+
+def matching(expansion: Expansion, pattern: str, option: str = "") -> list[str]:
+    """Ids of the cells that a pattern matches; InputError, naming the option, when there is none."""
+    matched = [cell.id for cell in expansion.cells if _matches(cell.id, pattern)]
+    if not matched:
+        raise InputError(_no_match(expansion, pattern, option))
+    return matched
+
+
+def _matches(cell: str, pattern: str) -> bool:
+    return fnmatchcase(cell, pattern) or fnmatchcase(cell.rpartition("-")[0], pattern)
+
+
+def _no_match(expansion: Expansion, pattern: str, option: str) -> Problem:
+    rejected = [cell for cell in expansion.rejected if _matches(cell.id, pattern)]
+    if rejected:
+        first = rejected[0].rejections[0]
+        return Problem(message=f"{option}{pattern}: a rule rejects {rejected[0].id}: {first.reason}")
+    names = [cell.id.rpartition("-")[0] for cell in expansion.cells]
+    near = difflib.get_close_matches(pattern, names, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "`harness plan` lists the names"
+    if expansion.selection:
+        hint += f"; {expansion.selection.left_out} cells are left out, `select: full` plans them"
+    return Problem(message=f"{option}{pattern}: no such cell", hint=hint)

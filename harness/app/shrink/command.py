@@ -1,0 +1,232 @@
+"""`harness shrink`: the smallest layout in which a failed cell of a run still fails, in the same lane and check.
+
+Every round is one run of the cells that it tries, below RUN/shrink/CELL; what became of them is kept there, so that a
+shrink that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.app.pipeline import judge_run
+from harness.app.pipeline.finalize import shown
+from harness.app.pipeline.find_run import find_run
+from harness.app.pipeline.selection import matching, select
+from harness.app.shrink.shrunk import Shrunk
+from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
+from harness.core.cell.config import CellConfig, cell_id
+from harness.core.errors import InfrastructureError, InputError, Problem
+from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
+from harness.core.run.run_dir import RunDir, append_line, read_events, write_atomic, write_json
+from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.serialization import dumps
+from harness.core.stack import ReadyStack
+from harness.infra import screen
+from harness.infra.console import say
+from harness.infra.inputs.yaml_file import dump
+from harness.infra.runs.evidence_files import read_plan, read_result
+from harness.infra.stacks.prepare import prepare
+from harness.infra.stacks.worktree_users import release
+from harness.judge.report.model import Report, ReportCell
+from harness.plan.matrix.single_cell import one_cell, pinned
+from harness.plan.shrink.search import Answer, Kind, Smallest, bare, search
+from harness.plan.shrink.text import head_lines, smallest_text
+
+MOST_ROUNDS = 20
+
+
+_FAILED = (Outcome.FAIL, Outcome.XFAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """The failed cell, and what every cell that is tried shares with it."""
+
+    plan: RunPlan
+    planned: PlannedCell
+    cell: ReportCell
+    finding: Finding
+    provenance: Mapping[str, Any]
+    stacks: dict[str, ReadyStack]
+    folder: Path
+
+
+def shrink(
+    name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
+) -> int:
+    """The verb: shrink, print what is left and what is needed; 3 when the finding does not come again.
+
+    `check`: the one whose finding must stay, None for the leading finding. `issue`: write issue.md too.
+    """
+    from harness.app.shrink.issues import write_issue
+
+    shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
+    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    if issue:
+        screen.out(f"issue: {shown(write_issue(shrunk))}")
+    return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
+
+
+def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, check: str | None = None) -> Shrunk:
+    """Shrink the failed cell of a run that the pattern matches; writes smallest.yaml and shrink.json.
+
+    InputError when none, or more than one, has failed, or when it cannot be tried on this machine.
+    """
+    origin = _origin(directory, pattern, check)
+    finding = origin.finding
+    say(f"shrinking {origin.cell.id}: {finding.lane.value}, {finding.check}: {finding.message}")
+    trial = _Trial(origin)
+    searching = search(_start(directory, origin), rounds)
+    answers: Mapping[CellConfig, Answer] | None = None
+    while True:
+        try:
+            asked = next(searching) if answers is None else searching.send(answers)
+        except StopIteration as ended:
+            shrunk = _write(origin, trial, ended.value)
+            release(str(origin.folder))
+            return shrunk
+        answers = trial.answers(asked)
+
+
+def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
+    plan = read_plan(directory)
+    chosen = matching(plan.expansion, pattern)
+    report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, chosen)))
+    failed = [cell for cell in report.cells if cell.id in chosen and cell.outcome in _FAILED]
+    if len(failed) != 1:
+        raise InputError(_not_one(pattern, failed, report, chosen))
+    (cell,) = failed
+    planned = next(item for item in plan.expansion.cells if item.id == cell.id)
+    errors = [item for item in cell.findings if item.severity is Severity.ERROR]
+    finding = next((item for item in errors if check in (None, item.check)), None)
+    problem = _cannot(planned, finding, plan)
+    if problem or finding is None:
+        raise InputError(Problem(message=f"{cell.id} cannot be shrunk: {problem}"))
+    ready = plan.stacks.get(planned.config.stack)
+    folder = directory.root.resolve() / "shrink" / cell.id
+    stacks = prepare([pinned(ready)], say, user=str(folder)) if ready else {}
+    unusable = [stack.error for stack in stacks.values() if not stack.usable]
+    if unusable:
+        raise InfrastructureError(f"stack {planned.config.stack} cannot be made again: {unusable[0]}")
+    return _Origin(
+        plan=plan,
+        planned=planned,
+        cell=cell,
+        finding=finding,
+        provenance=report.provenance,
+        stacks=stacks,
+        folder=folder,
+    )
+
+
+def _not_one(pattern: str, failed: Sequence[ReportCell], report: Report, chosen: Sequence[str]) -> Problem:
+    if failed:
+        return Problem(message=f"{pattern}: {len(failed)} cells failed", allowed=", ".join(cell.id for cell in failed))
+    outcomes = [f"{cell.id} {cell.outcome.value}" for cell in report.cells if cell.id in chosen]
+    outcomes += [f"{cell.id} REJECTED" for cell in report.rejected]
+    return Problem(message=f"{pattern}: no cell failed", found=", ".join(outcomes), hint="only a FAIL can be shrunk")
+
+
+def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str:
+    """Why the cell cannot be shrunk; empty when it can."""
+    ready = plan.stacks.get(planned.config.stack)
+    if finding is None:
+        return "it has no finding, or none of that check"
+    if ready is not None and ready.asked.container:
+        return f"its stack {planned.config.stack} is a container, and cells are tried on this machine"
+    if finding.lane is Lane.THROUGHPUT and planned.base:
+        return "two stacks take turns in it"
+    return ""
+
+
+def _start(directory: RunDir, origin: _Origin) -> CellConfig:
+    result = read_result(directory, origin.cell.id)
+    config = origin.planned.config
+    return bare(config, origin.finding, result.finished - result.started if result else config.deadline_s)
+
+
+class _Trial:
+    """Runs the cells of a round, and keeps what became of them."""
+
+    def __init__(self, origin: _Origin) -> None:
+        self.origin = origin
+        self.journal = origin.folder / "answers.jsonl"
+        moving = any(not item.ref for stack in origin.stacks.values() for item in stack.asked.checkouts)
+        kept = [] if moving else read_events(self.journal)  # a working tree may have been changed since
+        self.known = {event["key"]: event for event in kept}
+        self.round = 0
+
+    def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
+        """An answer for each cell, run only if none is kept."""
+        self.round += 1
+        new = [config for config in asked if self._key(config) not in self.known]
+        say(f"round {self.round}: {len(asked)} cells" + (f", {len(asked) - len(new)} known" if new != [*asked] else ""))
+        if new:
+            self._run(new)
+        found = {config: self.known[self._key(config)] for config in asked}
+        return {config: Answer(kind=Kind(event["kind"]), text=event["text"]) for config, event in found.items()}
+
+    def _run(self, new: Sequence[CellConfig]) -> None:
+        origin = self.origin
+        number = 1 + sum(1 for _ in origin.folder.glob("round-*"))
+        directory = RunDir(origin.folder / f"round-{number:02}")
+        report = run_cells(
+            directory,
+            new,
+            stacks=origin.stacks,
+            tolerances=origin.plan.tolerances,
+            matrix_file=origin.plan.matrix_file,
+            command=["harness", "shrink", str(origin.folder.parent.parent), origin.cell.id],
+        )
+        for config in new:
+            answer = answer_of(report, cell_id(config), origin.finding)
+            event = {"event": "tried", "key": self._key(config), "kind": answer.kind.value, "text": answer.text}
+            event |= {"cell": cell_id(config), "run": directory.root.name}
+            self.known[event["key"]] = event
+            if answer.kind is not Kind.UNUSABLE:  # another time it may be judged
+                append_line(self.journal, event)
+
+    def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
+        """The report on a cell that was tried, from the run that tried it."""
+        name = cell_id(config)
+        directory = RunDir(self.origin.folder / self.known[self._key(config)]["run"])
+        plan = read_plan(directory)
+        report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, [name])))
+        return report, next(cell for cell in report.cells if cell.id == name)
+
+    def _key(self, config: CellConfig) -> str:
+        """Of a cell, the finding that is looked for, and the code under test."""
+        stack = self.origin.stacks.get(config.stack)
+        code = (stack.commits, stack.packages) if stack else ()
+        text = dumps([config, sort_of(self.origin.finding), code])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(origin: _Origin, trial: _Trial, smallest: Smallest) -> Shrunk:
+    """smallest.yaml, with what is known of it in comments, and shrink.json."""
+    ready = origin.stacks.get(origin.planned.config.stack)
+    write_json(origin.folder / "shrink.json", {"schema_version": 1, "cell": origin.cell.id, "smallest": smallest})
+    shrunk = Shrunk(
+        folder=origin.folder,
+        origin=origin.cell,
+        finding=origin.finding,
+        smallest=smallest,
+        cell=origin.cell,
+        config=origin.planned.config,
+        provenance=origin.provenance,
+        matrix=None,
+        stack=ready.asked if ready else None,
+        tolerances=origin.plan.tolerances,
+    )
+    if smallest.config is None:
+        return shrunk
+    values = one_cell(smallest.config, name="smallest", stack=shrunk.stack, tolerances=shrunk.tolerances)
+    matrix = origin.folder / "smallest.yaml"
+    head = "".join(f"# {line}".rstrip() + "\n" for line in head_lines(smallest, origin.cell.id, origin.finding))
+    write_atomic(matrix, head + dump(values))
+    report, cell = trial.judged_again(smallest.config)
+    return replace(shrunk, cell=cell, config=smallest.config, provenance=report.provenance, matrix=matrix)

@@ -1,0 +1,46 @@
+"""issue.md beside smallest.yaml: what a shrink, and a bisection if there was one, has to say upstream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.app.shrink.shrunk import Shrunk
+from harness.app.shrink.trial_run import sort_of
+from harness.core.run.run_dir import write_atomic
+from harness.infra.inputs.yaml_file import dump
+from harness.infra.stacks.checkout import remote_of
+from harness.judge.bisect.result import Bisection
+from harness.judge.report.render_issue import Issue, public_repository, render_issue
+from harness.plan.matrix.single_cell import one_cell
+from harness.plan.shrink.text import needs_lines
+
+
+def write_issue(
+    shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "", folder: Path | None = None
+) -> Path:
+    """Write the file; its path. `folder`: None for that of the shrink."""
+    checkouts = shrunk.stack.checkouts if shrunk.stack else ()
+    remotes = {item.package: remote_of(item) for item in checkouts}
+    stack = shrunk.stack
+    if stack is not None:
+        public = [
+            replace(item, repository=public_repository(item.package, remotes[item.package])) for item in checkouts
+        ]
+        stack = replace(stack, checkouts=tuple(public))
+    matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
+    sought = sort_of(shrunk.finding)
+    findings = sorted(shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought)  # it leads the report
+    issue = Issue(
+        cell=replace(shrunk.cell, findings=findings),
+        config=shrunk.config,
+        matrix=matrix,
+        provenance=shrunk.provenance,
+        needs=tuple(needs_lines(shrunk.smallest)) if shrunk.matrix else (),
+        remotes=remotes,
+        bisection=bisection,
+        confirmation=confirmation,
+    )
+    path = (folder or shrunk.folder) / "issue.md"
+    write_atomic(path, render_issue(issue))
+    return path

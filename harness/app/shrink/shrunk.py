@@ -1,0 +1,31 @@
+"""What a shrink found: the smallest cell that still fails, and all that a report on it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Finding
+from harness.core.stack import Stack
+from harness.core.tolerances import ToleranceOverrides
+from harness.judge.report.model import ReportCell
+from harness.plan.shrink.search import Smallest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """What became of a shrink, and where it lies."""
+
+    folder: Path
+    origin: ReportCell
+    finding: Finding  # of the origin, the one that had to stay
+    smallest: Smallest
+    cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not come again
+    config: CellConfig
+    provenance: Mapping[str, Any]  # of the run that judged it
+    matrix: Path | None  # smallest.yaml; None: the finding did not come again
+    stack: Stack | None  # None: the environment of the harness
+    tolerances: ToleranceOverrides

@@ -1,0 +1,198 @@
+"""Attention kernels that a cell may ask for, and what each of them cannot compute. Pure.
+
+| kind | kernel | needs |
+|---|---|---|
+| reference | the harness's own, exact, any dtype (harness/node/probe/model/attention.py) | nothing |
+| varlen | torch.nn.attention.varlen.varlen_attn: FlashAttention or cuDNN inside torch | CUDA, torch 2.10, bf16 |
+| te | Transformer Engine, which chooses among its back ends | CUDA, transformer-engine |
+| te-flash | Transformer Engine with FlashAttention alone | that, flash-attn, bf16 |
+| te-fused | Transformer Engine with cuDNN alone | CUDA, transformer-engine, bf16 |
+| auto | te-fused and te-flash by Transformer Engine's choice, else varlen, else reference | nothing |
+
+Limits give a reason with the arithmetic, or None. Those that only the node can know are in
+harness/node/probe/model/attention_kinds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.core.cell.axis_values import ATTENTIONS, KERNELS, TE_KINDS
+from harness.core.cell.config import CellConfig
+
+__all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
+
+HALF_ONLY = ("te-flash", "te-fused", "varlen")
+HEAD_MULTIPLE, HEAD_MOST = 8, 256  # elements of one head
+IGNORED_TAIL = (2, 16)  # the last Transformer Engine that finds no padding behind the last document by itself
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`predicate` returns why a cell with an attention of KERNELS cannot be computed, or None."""
+
+    id: str
+    source: str
+    predicate: Callable[[CellConfig], str | None]
+
+
+def kernel_device(config: CellConfig) -> str | None:
+    if config.device != "cpu":
+        return None
+    return f"attention {config.attention} has CUDA kernels only, and device is cpu; use attention: reference"
+
+
+def kernel_dtype(config: CellConfig) -> str | None:
+    if config.attention not in HALF_ONLY or config.dtype != "fp32":
+        return None
+    return f"attention {config.attention} computes in 16 bits, and dtype fp32 has 32; use dtype: bf16"
+
+
+def kernel_head_size(config: CellConfig) -> str | None:
+    return _head_size(config) if config.attention in HALF_ONLY else None
+
+
+def _head_size(config: CellConfig) -> str | None:
+    """Why neither FlashAttention nor cuDNN takes heads of this size."""
+    if config.model.mla:
+        return None
+    size = config.model.hidden // config.model.heads
+    said = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
+    if size % HEAD_MULTIPLE:
+        return f"{said}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
+    return f"{said}, more than {HEAD_MOST}" if size > HEAD_MOST else None
+
+
+def _unfused(config: CellConfig) -> str | None:
+    """Why Transformer Engine is left with UnfusedDotProductAttention, which takes any dtype and size."""
+    if config.attention != "te":
+        return None
+    return "dtype fp32" if config.dtype == "fp32" else _head_size(config)
+
+
+def kernel_latent(config: CellConfig) -> str | None:
+    mla = config.model.mla
+    if mla is None:
+        return None
+    query = mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    return (
+        f"latent attention has queries of {mla.qk_head_dim} + {mla.qk_pos_emb_head_dim} = {query} and values of "
+        f"{mla.v_head_dim} per head, and which kernels take two sizes depends on the hardware; use attention: reference"
+    )
+
+
+def kernel_context_parallel(config: CellConfig) -> str | None:
+    cp = config.layout.cp
+    if cp == 1:
+        return None
+    if config.attention == "varlen":
+        return f"cp {cp}: torch's varlen_attn sees the 1/{cp} of each document that is on its rank, and no more"
+    if why := _unfused(config):
+        return f"cp {cp} with {why}: Transformer Engine computes that unfused, which has no context parallelism"
+    return None
+
+
+def kernel_padding(config: CellConfig) -> str | None:
+    if not (why := _unfused(config)) or not (found := first_padded(config)):
+        return None
+    return f"{found}, and {why}: Transformer Engine computes that unfused, which takes no padding between documents"
+
+
+def first_padded(config: CellConfig) -> str:
+    """Where metadata tell offsets of real tokens that are not those of slots: with the numbers, or empty."""
+    style = config.style
+    if not style.packed or not style.real_lengths:
+        return ""
+    for step in range(config.train.steps):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+        except ValueError:  # no rows for this layout: a rule of its own says so
+            return ""
+        for number, batch in enumerate(batches):
+            params = batch.params()
+            if params is None or params.cu_seqlens_q_padded in (None, params.cu_seqlens_q):
+                continue
+            real, slots = params.cu_seqlens_q[-1], (params.cu_seqlens_q_padded or (0,))[-1]
+            return f"micro-batch {number} of step {step} holds {real} real tokens in {slots} slots"
+    return ""
+
+
+def te_auto_padding(version: tuple[int, ...], config: CellConfig, told: bool) -> str | None:
+    """Why a Transformer Engine of this version would compute padded documents wrongly.
+
+    `told`: metadata set pad_between_seqs, so that it need not find out by itself.
+    """
+    if config.attention not in TE_KINDS or told or version[:2] > IGNORED_TAIL or not (found := first_padded(config)):
+        return None
+    return (
+        f"{found} without pad_between_seqs, and Transformer Engine {'.'.join(map(str, version))} <= "
+        f"{'.'.join(map(str, IGNORED_TAIL))} overlooks padding behind the last document (issue 3331)"
+    )
+
+
+# Documents x heads x longest^2 of packed rows, from which cuDNN on sm90 has no kernel that repeats bit by bit.
+MOST_SCORES = 2**30
+
+
+def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
+    """Why Transformer Engine, bound to kernels that repeat bit by bit, has no cuDNN kernel for a packed micro-batch.
+
+    `te` would take another kernel for that micro-batch alone, so both kinds are refused. B, H and Smax as cuDNN's
+    back end counts them: documents of the micro-batch, heads of the rank, longest document in slots.
+    """
+    if config.attention not in ("te", "te-fused") or capability != (9, 0) or not config.style.packed:
+        return None
+    heads = config.model.heads // config.layout.tp
+    for step in range(config.train.steps):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+        except ValueError:  # no rows for this layout: a rule of its own says so
+            return None
+        for number, batch in enumerate(batches):
+            params = batch.params()
+            if params is None or params.cu_seqlens_q is None or params.max_seqlen_q is None:
+                continue
+            documents, longest = len(params.cu_seqlens_q) - 1, params.max_seqlen_q
+            if (scores := documents * heads * longest**2) >= MOST_SCORES:
+                counted = f"{documents} documents x {heads} heads x {longest}^2 = {scores} >= 2^30"
+                return (
+                    f"micro-batch {number} of step {step}: {counted}, from which cuDNN on sm90 has no deterministic "
+                    "kernel for packed rows; shorten documents, or set NVTE_ALLOW_NONDETERMINISTIC_ALGO=1"
+                )
+    return None
+
+
+TE_DETERMINISTIC = ("attention.te-deterministic", "Transformer Engine 2.20 fused attention: deterministic THD on sm90")
+TE_PADDING = ("attention.te-padding", "Transformer Engine issue 3331: pad_between_seqs is guessed, up to 2.16")
+LIMITS: tuple[Limit, ...] = (
+    Limit("attention.kernel-device", "Transformer Engine and torch varlen_attn: CUDA kernels", kernel_device),
+    Limit(
+        "attention.kernel-dtype",
+        "torch varlen.py: float16 or bfloat16; Transformer Engine get_attention_backend: FP16/BF16",
+        kernel_dtype,
+    ),
+    Limit(
+        "attention.kernel-head-size",
+        "FlashAttention and cuDNN: head sizes divisible by 8, up to 256",
+        kernel_head_size,
+    ),
+    Limit("attention.kernel-latent", "Megatron-LM 5dcda195a5, Transformer Engine 8a5af9786", kernel_latent),
+    Limit(
+        "attention.kernel-cp",
+        "torch varlen_attn has no context parallelism; Transformer Engine: none in UnfusedDotProductAttention",
+        kernel_context_parallel,
+    ),
+    Limit(
+        "attention.te-padding-unfused",
+        "Transformer Engine get_attention_backend: no UnfusedDotProductAttention with pad_between_seqs",
+        kernel_padding,
+    ),
+)
+
+
+def limits(config: CellConfig) -> list[tuple[Limit, str]]:
+    """Every limit that the cell's attention meets, with the reason; none for `auto` and `reference`."""
+    if config.attention not in KERNELS:
+        return []
+    return [(limit, reason) for limit in LIMITS if (reason := limit.predicate(config)) is not None]

@@ -1,0 +1,115 @@
+"""The axes of a matrix: the declared fields of a cell that an axis sets, each under the axis's name.
+
+Fields of CellConfig, of its layout and of its options; the axes of its model and training run have dotted names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from harness.core.cell.config import CellConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import MlaConfig, ModelConfig, MoeConfig, MtpConfig
+from harness.core.packing.documents import MIXES
+from harness.core.packing.options import PackingOptions
+from harness.core.setting import Key, Setting, keys_of
+
+LAYOUT = tuple(keys_of(Layout))
+SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # whose keys are axes with dotted names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis(Key):
+    """An axis, with its name; the default is that of combinations that leave it out."""
+
+    path: str  # where a CellConfig has its value
+
+    def of(self, config: CellConfig) -> Any:
+        """The cell's value, resolved."""
+        return attrgetter(self.path)(config)
+
+    @property
+    def field(self) -> str:
+        """The field of CellConfig itself; empty for a key of its layout or its options."""
+        return "" if "." in self.path else self.path
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return tuple(name for name in self.setting.names if name != self.name)
+
+
+# They choose what a section says.
+_OF_SECTIONS = (
+    Axis(
+        name="documents",
+        path="documents.mode",
+        type=str,
+        default=MIXES[0],
+        setting=Setting(
+            doc="A built-in mix instead of what the section `documents` says.",
+            choices=MIXES,
+            shown_default="that of the section",
+        ),
+    ),
+    Axis(
+        name="timed",
+        path="timing.asked",
+        type=bool,
+        default=True,
+        setting=Setting(doc="Whether `checks.throughput` times the cell."),
+    ),
+)
+
+
+@cache
+def axes() -> dict[str, Axis]:
+    """The axes with plain names, in the order of the page."""
+    found = [_axis(key, f"layout.{key.name}") for key in keys_of(Layout).values()]
+    own = [_axis(key, key.name) for key in keys_of(CellConfig).values() if key.setting.axis]
+    found += [*own, *_OF_SECTIONS]
+    found += [_axis(key, f"options.{key.name}") for key in keys_of(PackingOptions).values()]
+    return {axis.name: axis for axis in found}
+
+
+def always() -> tuple[str, ...]:
+    """The axes that every name, table and matrix of one cell shows."""
+    return tuple(name for name, axis in axes().items() if axis.setting.always)
+
+
+@cache
+def dotted() -> dict[str, Axis]:
+    """The axes of the keys of sections, e.g. "model.layers"."""
+    keys = [(f"{section}.{name}", key) for section, kind in SECTIONS.items() for name, key in keys_of(kind).items()]
+    return {
+        name: Axis(name=name, path=name, type=key.type, default=key.default, setting=key.setting) for name, key in keys
+    }
+
+
+def _axis(key: Key, path: str) -> Axis:
+    default = None if key.setting.auto else key.default
+    return Axis(name=key.setting.axis or key.name, path=path, type=key.type, default=default, setting=key.setting)
+
+
+@cache
+def upstream_names() -> dict[str, str]:
+    """Field of Megatron's configuration -> the axis or key that becomes it, e.g. "model.moe.topk"."""
+    found = {axis.setting.upstream: name for name, axis in (dotted() | axes()).items()}
+    for part, kind in (("moe", MoeConfig), ("mtp", MtpConfig), ("mla", MlaConfig)):
+        found |= {key.setting.upstream: f"model.{part}.{name}" for name, key in keys_of(kind).items()}
+    return {name: key for name, key in found.items() if name}
+
+
+def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:
+    """The cell with another value of an axis, and nothing that should follow from it."""
+    part, _, key = axis.path.rpartition(".")
+    changed = replace(getattr(config, part), **{key: value}) if part else value
+    return replace(config, **{part or key: changed})
+
+
+def labelled(name: str, value: Any) -> str:
+    """An axis with its value in a table's row: "bf16" where the value speaks for itself, else "metadata=True"."""
+    axis = axes().get(name)
+    return str(value) if axis and axis.setting.label == "{}" and not axis.setting.shape else f"{name}={value}"

@@ -1,0 +1,197 @@
+"""Canary legs: passes beyond the training leg, over varied documents of step 0 with the initial weights.
+
+Pure, so that ranks and the judge make the same legs from a cell's configuration. What a leg varies is chosen so that
+the right answer is known without a reference: most often that nothing may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from harness.core.cell.config import CANARIES, NOISE, CellConfig
+from harness.core.packing.arithmetic import MicroBatch, row_multiple
+from harness.core.packing.documents import Document
+
+NOISE_LEGS = {"noise-order": "documents in reverse order", "noise-epsilon": "weights moved by one machine epsilon"}
+LEG_NAMES = (  # in the order in which they run; the leg that moves the weights is the last
+    "truncation",
+    "determinism",
+    "isolation",
+    "isolation-middle",
+    "repetition",
+    "order",
+    "padding",
+    "rewriting",
+    *NOISE_LEGS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One pass. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
+
+    name: str  # one of LEG_NAMES
+    canary: str  # one of CANARIES, or NOISE: what it is run for
+    documents: tuple[Document, ...]
+    changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
+    model: bool = True  # False: batches are only fetched and held against the truth
+    backward: bool = False
+    moved_weights: bool = False  # every weight by one machine epsilon of its dtype, up or down
+    other_padding: bool = False  # padding slots hold another token id
+    rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten by a right one
+
+    def micro_batches(self, config: CellConfig) -> list[list[MicroBatch]]:
+        """Micro-batches of the pass, indexed [dp][i]."""
+        return config.packed(self.documents)
+
+
+def legs_of(config: CellConfig) -> list[Leg]:
+    """The legs that a cell runs, in order; those of a canary that does not apply are left out."""
+    legs = [leg for name in config.canaries if not why_not(config, name) for leg in _LEGS[name](config)]
+    return sorted(legs, key=lambda leg: LEG_NAMES.index(leg.name))
+
+
+def why_not(config: CellConfig, canary: str) -> str:
+    """Why a canary that was asked for tells nothing in this cell; empty when it applies."""
+    if canary not in (*CANARIES, NOISE):
+        raise ValueError(f"unknown canary {canary!r}")
+    if config.data_path == "rules":
+        return "the cell asks a validator; what it trains is the control"
+    if canary == "rewriting" and config.model.mtp is not None:
+        return "multi-token prediction goes on from the hidden states that the output layer gets"
+    if fixed := _FIXED.get((config.data_path, canary)):
+        return fixed
+    try:
+        legs = _LEGS[canary](config)
+    except ValueError as error:  # documents chosen for it do not make rows for this layout
+        return f"canary {canary}: {error}"
+    largest = max((config.style.size(document) for leg in legs for document in leg.documents), default=0)
+    if largest > config.train.seq_length:
+        return f"a document padded to {largest} slots does not fit a row of {config.train.seq_length}"
+    for leg in legs:
+        try:
+            leg.micro_batches(config)
+        except ValueError as error:
+            return f"leg {leg.name}: {error}"
+    return "" if legs else _NOTHING_TO_VARY[canary]
+
+
+def _isolation(config: CellConfig) -> list[Leg]:
+    """In each micro-batch one document gets other tokens: first the one that leads, then one in the middle.
+
+    One per micro-batch, so that the culprit is known by name. Attention is causal: what leaks, leaks into later ones.
+    """
+    documents = _few(config, lambda batch: len(batch.placed) > 2)
+    batches = [batch.placed for replica in config.packed(documents) for batch in replica]
+    chosen = {
+        "isolation": frozenset(placed[0].document.index for placed in batches if len(placed) > 1),
+        "isolation-middle": frozenset(placed[len(placed) // 2].document.index for placed in batches if len(placed) > 2),
+    }
+    return [
+        Leg(name=name, canary="isolation", documents=documents, changed=changed)
+        for name, changed in chosen.items()
+        if changed
+    ]
+
+
+def _repetition(config: CellConfig) -> list[Leg]:
+    """All documents are copies of one, so short that they fit into one row, or into as many as the layout wants.
+
+    A data path that splits no row, or not its first, wants them made so.
+    """
+    count, seq_length = config.train.global_batch, config.train.seq_length
+    if not config.style.packed or count < 2:
+        return []
+    made = config.style.split_last or config.style.longest_first
+    rows = row_multiple(config.layout, config.micro_batch_size) if made else 1
+    length = max(seq_length // -(-count // rows) - 1, min(3, seq_length - 1))
+    documents = tuple(
+        Document(index=index, length=length, original_length=length, copy_of=0 if index else None)
+        for index in range(count)
+    )
+    return [Leg(name="repetition", canary="repetition", documents=documents)]
+
+
+def _order(config: CellConfig) -> list[Leg]:
+    if not config.style.packed:
+        return []
+    documents = _few(config, lambda batch: len(batch.placed) > 2)[::-1]
+    return [Leg(name="order", canary="order", documents=documents)] if len(documents) > 1 else []
+
+
+def _determinism(config: CellConfig) -> list[Leg]:
+    documents = tuple(config.documents_of(0))
+    return [Leg(name="determinism", canary="determinism", documents=documents, backward=True)]
+
+
+def _rewriting(config: CellConfig) -> list[Leg]:
+    documents = tuple(config.documents_of(0))
+    return [Leg(name="rewriting", canary="rewriting", documents=documents, backward=True, rewrites=True)]
+
+
+def _padding(config: CellConfig) -> list[Leg]:
+    if all(batch.slots == batch.real_tokens for replica in config.micro_batches(0) for batch in replica):
+        return []
+    documents = _few(config, lambda batch: batch.slots > batch.real_tokens)
+    return [Leg(name="padding", canary="padding", documents=documents, other_padding=True)]
+
+
+def _truncation(config: CellConfig) -> list[Leg]:
+    """Every other document is too long; not needed where step 0 has such a document, which the metadata leg saw."""
+    given = config.documents_of(0)
+    if any(document.original_length > document.length for document in given):
+        return []
+    most = config.train.seq_length - 1
+    documents = tuple(
+        document if document.index % 2 else replace(document, length=most, original_length=most + 10, copy_of=None)
+        for document in given
+    )
+    return [Leg(name="truncation", canary="truncation", documents=documents, model=False)]
+
+
+def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Document, ...]:
+    """Documents of the first micro-batches of every replica, up to one that is `wanted`: a leg need not be long.
+
+    All of step 0 when no micro-batch is, or when fewer would not be packed as they are in step 0.
+    """
+    step, given = config.micro_batches(0), tuple(config.documents_of(0))
+    together = config.layout.pp if config.layout.vpp > 1 else 1  # interleaving wants micro-batches in such groups
+    for count in range(together, len(step[0]), together):
+        first = [replica[:count] for replica in step]
+        if any(wanted(batch) for replica in first for batch in replica):
+            inside = {item.document.index for replica in first for batch in replica for item in batch.placed}
+            documents = tuple(document for document in given if document.index in inside)
+            return documents if config.packed(documents) == first else given
+    return given
+
+
+def _noise(config: CellConfig) -> list[Leg]:
+    documents = tuple(config.documents_of(0))
+    order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
+    epsilon = Leg(name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True)
+    return [epsilon] if config.style.packed else [order, epsilon]  # in another order they would share other rows
+
+
+_LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {
+    "isolation": _isolation,
+    "repetition": _repetition,
+    "order": _order,
+    "determinism": _determinism,
+    "padding": _padding,
+    "truncation": _truncation,
+    "rewriting": _rewriting,
+    NOISE: _noise,
+}
+_NOTHING_TO_VARY = {
+    "isolation": "no micro-batch holds two documents",
+    "repetition": "documents do not share rows",
+    "order": "documents do not share rows",
+    "determinism": "",
+    "padding": "no slot is padding",
+    "truncation": "step 0 has a truncated document already, which the metadata leg saw",
+}
+_FIXED = {  # (data path, canary): what its interface does not let the harness vary
+    ("bridge_offline", "padding"): "upstream pads with the end-of-sentence id, by which it also tells documents apart",
+    ("bridge_offline", "truncation"): "documents are handed to upstream already cut",
+}

@@ -1,0 +1,270 @@
+"""The resolved configuration of one cell: all that a rank needs, and nothing it must look up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from harness.core.cell.axis_values import ATTENTIONS, DATA_PATHS, DEVICES, DTYPES, FORBIDDEN
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import ModelConfig
+from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.packing.arithmetic import MicroBatch, plan_step
+from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.core.packing.styles import PackingStyle, packing_style
+from harness.core.serialization import dumps, to_jsonable
+from harness.core.setting import Key, keys_of, label_of, labels, setting
+from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
+
+__all__ = ["DATA_PATHS", "FORBIDDEN", "CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
+
+CANARIES = (
+    "isolation",
+    "repetition",
+    "order",
+    "determinism",
+    "padding",
+    "truncation",
+    "rewriting",
+)  # core/cell/canary_legs.py
+NOISE = "noise"  # of reference cells only: measures what a dtype's rounding makes of nothing
+DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The short training run, the same in every layout."""
+
+    steps: int = setting(3, doc="Training steps.", ge=1, le=10_000, aliases=("train_iters",))
+    global_batch: int = setting(8, doc="Documents per step.", ge=1, le=4_096, aliases=("global_batch_size", "gbs"))
+    seq_length: int = setting(
+        64, doc="Tokens of a full row; longer documents are truncated to it.", ge=4, le=2**20, aliases=("seq_len",)
+    )
+    lr: float = setting(1e-3, doc="Learning rate.", gt=0, le=1e6)
+    seed: int = setting(1234, doc="Seed of weights, tokens and lengths.", ge=0, le=2**63 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """One point of the matrix, resolved."""
+
+    layout: Layout
+    data_path: str = setting(
+        doc="Data path under test.", axis="packing", choices=DATA_PATHS, always=True, label="{}", shape=True
+    )
+    forbidden: str = setting(
+        "",
+        doc="With packing `rules`: the combination that upstream must refuse.",
+        axis="forbidden",
+        choices=("", *FORBIDDEN),
+        values="a case of `rules`",
+        label="{}",
+        shape=True,
+        shrink=False,
+    )
+    micro_batch_size: int = setting(
+        1,
+        doc="Rows per micro-batch.",
+        axis="micro_batch_size",
+        ge=1,
+        le=4_096,
+        aliases=("mbs",),
+        label="mbs{}",
+        shape=True,
+    )
+    dtype: str = setting(
+        "fp32",
+        doc="Compute dtype; fp8 is [refused](rules.md).",
+        axis="dtype",
+        choices=DTYPES,
+        label="{}",
+        in_control=True,
+    )
+    # resolved on the node by what is there
+    attention: str = setting(
+        "auto",
+        doc="[Attention kernel](attention.md); auto: the best that is there.",
+        axis="attention",
+        choices=ATTENTIONS,
+        label="{}",
+        in_control=True,
+    )
+    device: str = setting(
+        "auto",
+        doc="[Where ranks compute](attention.md#device); auto: on GPUs where there are any.",
+        axis="device",
+        choices=DEVICES,
+        label="{}",
+        in_control=True,
+        shrink=False,
+    )
+    stack: str = setting(
+        DEFAULT,
+        doc="[Software under test](stacks.md): a name under `stacks`, or `default`, the environment of the harness.",
+        axis="stack",
+        check=safe_name,
+        pattern=f"^{SAFE_NAME}$",
+        values="a name",
+        label="{}",
+        in_control=True,
+        shrink=False,
+    )
+    made_of: str = ""  # digest of what the stack asks for (words.stack.digest); empty: the default one
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    documents: DocumentsConfig = field(default_factory=DocumentsConfig)
+    options: PackingOptions = DEFAULT_OPTIONS
+    variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
+    deadline_s: float = 120.0
+    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
+    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries no part of what the cell is
+    timing: TimingConfig = NOT_TIMED
+    fault: str | None = None  # name of an injected fault (selftest only)
+    rows_of: Layout | None = None  # of a control: its rows are those of a cell of this layout
+
+    @property
+    def row_layout(self) -> Layout:
+        """The layout that documents are padded and rows are split for."""
+        return self.rows_of or self.layout
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether gradients depend on which documents share a micro-batch, not only on the documents of the step.
+
+        An auxiliary loss is a product of averages over the micro-batch, MTP weighs a micro-batch by the tokens that
+        its roll leaves, and without per-token loss each micro-batch has the same weight.
+        """
+        return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
+
+    @cached_property
+    def style(self) -> PackingStyle:
+        return packing_style(self.data_path, self.row_layout, self.train.seq_length, self.options)
+
+    def documents_of(self, step: int) -> list[Document]:
+        return documents_of_step(
+            self.documents,
+            seed=self.train.seed,
+            step=step,
+            count=self.train.global_batch,
+            seq_length=self.train.seq_length,
+        )
+
+    def micro_batches(self, step: int) -> list[list[MicroBatch]]:
+        """Micro-batches of one step, indexed [dp][i]."""
+        return self.packed(self.documents_of(step))
+
+    def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
+        """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if they are too few for it."""
+        return plan_step(
+            documents,
+            self.style,
+            self.layout,
+            seq_length=self.train.seq_length,
+            micro_batch_size=self.micro_batch_size,
+            rows_of=self.row_layout,
+        )
+
+
+def same_rows(config: CellConfig, control: CellConfig) -> bool:
+    """Whether gradients of a cell and of its control may be compared: their micro-batches hold the same slots."""
+    if not config.by_rows:
+        return True
+    ours, its = ((item.data_path, item.micro_batch_size, item.style) for item in (config, control))
+    return ours == its
+
+
+def cell_name(config: CellConfig) -> str:
+    """Readable part of the id: tp2-pp4-cp1-sft, with the axes that differ from their defaults."""
+    return _name(_shape_name(config), config)
+
+
+def _shape_name(config: CellConfig) -> str:
+    return _joined(
+        *config.layout.name_parts(), *_own_labels(config, True), *labels(config.options), config.variant or None
+    )
+
+
+def _name(shape: str, config: CellConfig) -> str:
+    rows = _rows_name(config.rows_of) if config.rows_of else None
+    return _joined(shape, *_own_labels(config, False), config.fault, rows)
+
+
+def _own_labels(config: CellConfig, shape: bool) -> list[str]:
+    return [label_of(key, value) for key in _own_keys(shape) if (value := getattr(config, key.name)) != key.default]
+
+
+@cache
+def _own_keys(shape: bool) -> tuple[Key, ...]:
+    """Declared fields of a cell itself, of its shape or beside it."""
+    return tuple(key for key in keys_of(CellConfig).values() if key.setting.shape is shape)
+
+
+@cache
+def _later_keys() -> tuple[Key, ...]:
+    return tuple(key for name, key in keys_of(CellConfig).items() if name not in (*_HASHED, "forbidden"))
+
+
+def _joined(*parts: str | None) -> str:
+    return "-".join([part for part in parts if part is not None])
+
+
+def _rows_name(layout: Layout) -> str:
+    sizes = [f"{name}{getattr(layout, name)}" for name in ("tp", "pp", "cp", "dp", "vpp") if getattr(layout, name) > 1]
+    return "-".join(["rows", *sizes])
+
+
+class ShapeIdentity(NamedTuple):
+    """What the ids of cells have in common that differ only in dtype, attention, device, stack, timing or fault."""
+
+    name: str
+    text: str  # what is hashed of them
+
+    @classmethod
+    def of(cls, config: CellConfig) -> ShapeIdentity:
+        shared = (config.layout, config.model, config.train, config.documents, config.options)
+        return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
+
+
+# What the hash is made of, in this order. An axis that came later leaves no trace at its default, so that cells keep
+# their ids, and their history.
+_HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
+
+
+def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
+    """Stable id: the readable name plus eight hex digits of the resolved configuration and of what the stack asks for.
+
+    The default stack is the environment that the harness runs in: what it holds is no part of the id. `shape`: that of
+    the configuration, where the ids of many cells of one shape are made.
+    """
+    shape = shape or ShapeIdentity.of(config)
+    rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
+    rest += (config.forbidden,) if config.forbidden else ()
+    rest += tuple(
+        [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
+    )
+    if config.timing != NOT_TIMED:
+        timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
+        rest += (timed,) if timed.asked else ()
+    rest += (config.rows_of,) if config.rows_of else ()
+    rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
+    digest = hashlib.sha256((shape.text + _text(rest)).encode()).hexdigest()
+    return f"{_name(shape.name, config)}-{digest[:8]}"
+
+
+@lru_cache(maxsize=4096)
+def _text(part: Any) -> str:
+    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each."""
+    return dumps([_plain(item) for item in part] if isinstance(part, tuple) else _plain(part))
+
+
+def _plain(part: Any) -> Any:
+    """A dataclass as its fields, less those that came later than ids and have their defaults."""
+    if not is_dataclass(part):
+        return part
+    later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}
+    plain = to_jsonable(part).items()
+    return {name: value for name, value in plain if name not in later or value != later[name]}

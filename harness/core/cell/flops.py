@@ -1,0 +1,61 @@
+"""Arithmetic of training on documents of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.core.cell.config import ModelConfig
+
+
+def weights_per_token(model: ModelConfig) -> int:
+    """Weights that every token is multiplied with: attention projections, SwiGLU or its experts, output layer.
+
+    Prediction layers are layers with a projection of 2 * hidden to hidden before and the output layer after them.
+    """
+    depths = model.mtp.layers if model.mtp else 0
+    block = _attention_weights(model) + _feed_forward_weights(model)
+    ends = (1 + depths) * model.hidden * model.vocab + depths * 2 * model.hidden**2
+    return (model.layers + depths) * block + ends
+
+
+def _attention_weights(model: ModelConfig) -> int:
+    hidden, heads, mla = model.hidden, model.heads, model.mla
+    if mla is None:
+        return hidden * (2 * hidden + 2 * model.kv_heads * (hidden // heads))
+    query = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
+    rank = mla.q_lora_rank
+    queries = hidden * query if rank is None else rank * (hidden + query)
+    keys = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    keys += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim)
+    return queries + keys + heads * mla.v_head_dim * hidden
+
+
+def _feed_forward_weights(model: ModelConfig) -> int:
+    moe = model.moe
+    if moe is None:
+        return 3 * model.hidden * model.ffn
+    return model.hidden * moe.experts + moe.topk * 3 * model.hidden * moe.ffn
+
+
+def _attended(model: ModelConfig) -> float:
+    """Mean of the sizes of all queries and of all values of a token: `hidden` without latent attention."""
+    mla = model.mla
+    if mla is None:
+        return model.hidden
+    return model.heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim) / 2
+
+
+def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
+    """Floating-point operations of forward and backward over documents of these real lengths, padding not counted.
+
+    dense      6 x weights x sum(L): 2 per weight and token, times 3 for forward and the two products of backward
+    attention  6 x layers x hidden x sum(L^2): scores and weighted sum are 4 x L^2 x hidden, halved because a token
+               attends to earlier ones only (causal), times 3
+
+    So two documents of L/2 cost less than one of L. The formula is that of Megatron-LM,
+    megatron/training/training.py: num_floating_point_operations, with its sum of lengths and of squared lengths.
+    """
+    lengths = list(lengths)
+    dense = 6.0 * weights_per_token(model) * sum(lengths)
+    layers = model.layers + (model.mtp.layers if model.mtp else 0)
+    return dense + 6.0 * layers * _attended(model) * sum(length**2 for length in lengths)

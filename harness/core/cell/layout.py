@@ -1,0 +1,93 @@
+"""Parallel layout of a cell: sizes, and which rank sits at which coordinates.
+
+Rank order is Megatron's default `tp-cp-ep-dp-pp`
+(megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest.
+Layers are numbered from 1 over the whole model, as Megatron's `layer_number` does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.core.setting import labels, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """Place of one rank. All zero-based."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    def __str__(self) -> str:
+        return f"stage {self.pp}, tp {self.tp}, cp {self.cp}, dp {self.dp}"
+
+
+def _size(doc: str, *, le: int = 4_096, **facts: Any) -> Any:
+    return setting(1, doc=doc, ge=1, le=le, **facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel dimensions. `dp` counts replicas; expert parallel `ep` divides dp * cp."""
+
+    tp: int = _size("Tensor parallel size.", upstream="tensor_model_parallel_size", always=True)
+    pp: int = _size("Pipeline parallel size.", upstream="pipeline_model_parallel_size", always=True)
+    cp: int = _size("Context parallel size.", upstream="context_parallel_size", always=True)
+    dp: int = _size("Data parallel replicas.", aliases=("data_parallel_size",))
+    ep: int = _size("Expert parallel size.", upstream="expert_model_parallel_size")
+    vpp: int = _size("Model chunks per pipeline stage.", upstream="virtual_pipeline_model_parallel_size", le=1_024)
+    sp: bool = setting(
+        False, doc="Sequence parallel; auto: on exactly when tp > 1.", upstream="sequence_parallel", auto=True
+    )
+
+    def name_parts(self) -> list[str]:
+        """Parts of a cell's name: sizes, and `nosp` where sequence parallel could be on."""
+        sizes = labels(replace(self, sp=False))
+        return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Coordinates of a global rank; ValueError outside 0 .. world_size - 1."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
+        rank, tp = divmod(rank, self.tp)
+        rank, cp = divmod(rank, self.cp)
+        pp, dp = divmod(rank, self.dp)
+        return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
+
+    def rank(self, place: Coordinates) -> int:
+        """Global rank at the coordinates; the inverse of `coordinates`."""
+        return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
+
+    def layers(self, num_layers: int, pp: int, chunk: int = 0) -> range:
+        """Global layer numbers (from 1) of one model chunk of a stage.
+
+        Interleaved schedules give chunk c of stage p the block c * pp_size + p
+        (megatron.core.transformer.transformer_layer.get_transformer_layer_offset).
+        """
+        per_chunk = num_layers // (self.pp * self.vpp)
+        first = (chunk * self.pp + pp) * per_chunk
+        return range(first + 1, first + per_chunk + 1)
+
+    def stage_of_layer(self, num_layers: int, layer: int) -> int:
+        """Pipeline stage that holds the global layer number."""
+        return ((layer - 1) // (num_layers // (self.pp * self.vpp))) % self.pp
+
+    @property
+    def alignment(self) -> int:
+        """Number of tokens each packed document is padded to a multiple of.
+
+        lcm(2 * cp if cp > 1, cp * tp if sequence parallel): zigzag needs 2 * cp equal chunks, and the
+        local length must split over the tp ranks (Megatron-Bridge ConfigContainer.validate, rule B9).
+        """
+        zigzag = 2 * self.cp if self.cp > 1 else 1
+        sequence = self.cp * self.tp if self.sp and self.tp > 1 else 1
+        return math.lcm(zigzag, sequence)

@@ -1,0 +1,132 @@
+"""The model under the probe: a small GPT, dense or with experts, extra prediction heads or latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.setting import setting
+
+AUX_LOSSES = ("none", "aux_loss", "seq_aux_loss")
+DISPATCHERS = ("alltoall", "allgather")
+MLA_ROPES = ("rope", "yarn")
+
+
+def _count(default: int | None, doc: str, *, le: int, ge: int = 1, **facts: Any) -> Any:
+    return setting(default, doc=doc, ge=ge, le=le, **facts)
+
+
+def _factor(default: float, doc: str, **facts: Any) -> Any:
+    return setting(default, doc=doc, ge=0.0, le=1e6, **facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeConfig:
+    """Experts in place of every feed-forward block; no token is dropped."""
+
+    experts: int = _count(4, "Experts of a layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
+    topk: int = _count(2, "Experts that a token goes to.", le=4_096, upstream="moe_router_topk")
+    ffn: int = _count(64, "Hidden size of one expert.", le=2**20, upstream="moe_ffn_hidden_size")
+    aux_loss: str = setting(
+        "none",
+        doc="Auxiliary loss that balances the router: over the micro-batch, or per row.",
+        choices=AUX_LOSSES,
+        upstream="moe_router_load_balancing_type",
+    )
+    aux_loss_coeff: float = _factor(0.01, "Its weight beside the loss.", upstream="moe_aux_loss_coeff")
+    dispatcher: str = setting(
+        "alltoall", doc="How tokens travel to their experts.", choices=DISPATCHERS, upstream="moe_token_dispatcher_type"
+    )
+    padding_mask: bool = setting(
+        False, doc="Routers are told which slots are padding, to leave them uncounted (the harness's own paths)."
+    )
+
+    @property
+    def balanced(self) -> bool:
+        """Whether an auxiliary loss acts on the router."""
+        return self.aux_loss != "none" and self.aux_loss_coeff > 0
+
+    def __str__(self) -> str:
+        """As part of a cell's name: moe4x2, moe4x2-seq_aux_loss, moe4x2-allgather."""
+        name = f"moe{self.experts}x{self.topk}"
+        name += f"-{self.aux_loss}" if self.balanced else ""
+        name += "-masked" if self.padding_mask else ""
+        return name if self.dispatcher == "alltoall" else f"{name}-{self.dispatcher}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig:
+    """Multi-token prediction: layers after the last that predict tokens further ahead."""
+
+    layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
+    loss_factor: float = _factor(0.1, "Weight of their mean loss beside the loss.", upstream="mtp_loss_scaling_factor")
+
+    def __str__(self) -> str:
+        return f"mtp{self.layers}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaConfig:
+    """Multi-latent attention: queries, keys and values come up from low-rank projections. Sizes per head."""
+
+    q_lora_rank: int | None = _count(
+        16,
+        "Rank of the query projection; null: queries are projected directly.",
+        le=2**17,
+        upstream="q_lora_rank",
+    )
+    kv_lora_rank: int = _count(16, "Rank of the key and value projection.", le=2**17, upstream="kv_lora_rank")
+    qk_head_dim: int = _count(8, "Head size of queries and keys without positions.", le=2**14, upstream="qk_head_dim")
+    qk_pos_emb_head_dim: int = _count(
+        4, "Head size that rotary positions turn; even.", le=2**14, upstream="qk_pos_emb_head_dim"
+    )
+    v_head_dim: int = _count(8, "Head size of values.", le=2**14, upstream="v_head_dim")
+    rope: str = setting("rope", doc="Kind of rotary positions.", choices=MLA_ROPES, upstream="rope_type")
+
+    def __str__(self) -> str:
+        return "mla" if self.rope == "rope" else f"mla-{self.rope}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A GPT with RMSNorm, SwiGLU and rotary positions."""
+
+    layers: int = _count(4, "Transformer layers.", le=1_024, upstream="num_layers")
+    hidden: int = _count(64, "Hidden size.", le=2**17, upstream="hidden_size")
+    heads: int = _count(8, "Attention heads; must divide hidden.", le=4_096, upstream="num_attention_heads")
+    kv_heads: int = _count(
+        4, "Key/value heads (query groups); must divide heads.", le=4_096, upstream="num_query_groups"
+    )
+    ffn: int = _count(128, "Hidden size of the feed-forward block.", le=2**20, upstream="ffn_hidden_size")
+    vocab: int = _count(128, "Vocabulary size.", ge=8, le=2**24, aliases=("vocab_size", "padded_vocab_size"))
+    rope_base: int = _count(10_000, "Base of the rotary positions.", le=10**12, aliases=("rotary_base",))
+    tied: bool = setting(
+        False,
+        doc="Embedding and output layer share their weights.",
+        aliases=("share_embeddings_and_output_weights",),
+    )
+    rope_fusion: bool = setting(
+        False,
+        doc="Rotary positions by Transformer Engine's fused kernels; a cell on the CPU is rejected.",
+        upstream="apply_rope_fusion",
+        later=True,
+    )
+    cuda_graphs: bool = setting(
+        False,
+        doc="Layers run as CUDA graphs; every cell is [rejected](rules.md), with the reason.",
+        shrink=False,
+        later=True,
+    )
+    moe: MoeConfig | None = setting(None, doc="Experts; absent: dense feed-forward blocks.", later=True)
+    mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; absent: none.", later=True)
+    mla: MlaConfig | None = setting(None, doc="Multi-latent attention; absent: heads and kv_heads.", later=True)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether an auxiliary loss acts on routers."""
+        return self.moe is not None and self.moe.balanced
+
+    @property
+    def padding_mask(self) -> bool:
+        """Whether routers are told which slots are padding."""
+        return self.moe is not None and self.moe.padding_mask

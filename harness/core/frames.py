@@ -1,0 +1,71 @@
+"""Frames of a stack as text, and who owns the code in them: the one fact that blame rests on.
+
+A frame is "megatron/core/utils.py:12 in name": the file relative to where its package lies, so that records of two
+machines compare and no path of a machine is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+CODE = "code"  # the code under test
+HARNESS = "harness"
+KERNEL = "kernel"  # a replacement of a kernel that the harness brings: it may refuse what the real one accepts
+UNOWNED = "unowned"  # torch, the standard library, other packages: they raise what their callers made them raise
+
+# Top-level modules of the code under test.
+CODE_PACKAGES = (
+    "megatron",
+    "skyrl",
+    "skyrl_train",
+    "transformer_engine",
+    "pretrain_gpt",
+    "gpt_builders",
+    "model_provider",
+)
+_FAULTS = "harness/node/faults/"  # injected faults play the part of upstream code
+_KERNELS = (
+    "harness/node/device/cpu_stubs.py:",
+    "harness/node/probe/model/attention.py:",
+    "harness/node/probe/model/varlen.py:",
+)
+# Wheels hold no pretrain_gpt: these follow the release's own get_batch line by line, with its assertions.
+_FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
+_FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
+_ON_EVERY_CALL = " in __torch_function__"  # a mode that hands every call of torch on
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
+def frame_text(file: str, line: int, function: str, paths: Sequence[str]) -> str:
+    """`file` absolute; `paths`: the folders of the module search path."""
+    return f"{_relative(file, paths)}:{line} in {function}"
+
+
+def owner_of(frame: str) -> str:
+    """CODE, HARNESS, KERNEL or UNOWNED."""
+    if frame.endswith(_ON_EVERY_CALL):
+        return UNOWNED
+    follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
+    if follows or frame.startswith(_FAULTS):
+        return CODE
+    if frame.startswith(_KERNELS):
+        return KERNEL
+    top = frame.partition(":")[0].partition("/")[0].removesuffix(".py")
+    return CODE if top in CODE_PACKAGES else HARNESS if top == "harness" else UNOWNED
+
+
+def deciding(frames: Iterable[str]) -> tuple[str, str]:
+    """(owner, frame) of the innermost frame that somebody owns; (UNOWNED, "") when there is none.
+
+    `frames`: innermost last.
+    """
+    owned = [(owner, frame) for frame in frames if (owner := owner_of(frame)) != UNOWNED]
+    return owned[-1] if owned else (UNOWNED, "")
+
+
+def _relative(file: str, paths: Sequence[str]) -> str:
+    for mark in _PACKAGES:
+        if mark in file:
+            return file.rpartition(mark)[2]
+    parents = [path.rstrip("/") for path in paths if path and file.startswith(f"{path.rstrip('/')}/")]
+    return file[len(max(parents, key=len)) + 1 :] if parents else file.rpartition("/")[2]

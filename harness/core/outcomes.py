@@ -1,0 +1,121 @@
+"""Lanes, findings, outcomes, and the exit code they fold into."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Lane(str, Enum):
+    """Three independent verdicts: timing noise can never hide or fake a numeric result."""
+
+    METADATA = "metadata"
+    NUMERICS = "numerics"
+    THROUGHPUT = "throughput"
+
+
+class Severity(str, Enum):
+    """Only `ERROR` fails a lane."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class LaneVerdict(str, Enum):
+    PASS = "pass"
+    FAIL = "fail"
+    SKIP = "skip"  # not judged: no evidence (it never ran, or the lane does not apply)
+
+
+class Outcome(str, Enum):
+    """What became of a cell."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"  # the code under test is wrong
+    XFAIL = "XFAIL"  # failed as the matrix says it would
+    XPASS = "XPASS"  # passed although the matrix says it fails
+    REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
+    ERROR = "ERROR"  # infrastructure: could not decide
+    FLAKY = "FLAKY"  # passed only on a retry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing a check saw.
+
+    `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
+    field, leg, ratio (the factor a number is off by), lies_at (what lies there, see
+    judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values; `fault_class` is the probable class of
+    fault.
+    """
+
+    lane: Lane
+    check: str
+    message: str
+    severity: Severity = Severity.ERROR
+    fault_class: str | None = None
+    follows_from: str = ""  # the check whose finding explains this one; empty: a cause of its own
+    known: str = ""  # the upstream issue that this is, with the release that fixes it
+    where: dict[str, Any] = field(default_factory=dict)
+    measured: Any = None
+    bound: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """Why a combination is not run: the rule and its arithmetic."""
+
+    rule: str
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """What a cell needs could not be imported, built or found here: an ERROR, since it says nothing about the code."""
+
+    reason: str  # what is missing, and how to get it
+
+
+EXIT_PASS = 0
+EXIT_FAIL = 1
+EXIT_INPUT = 2
+EXIT_UNDECIDED = 3
+EXIT_SKIP = 125  # of git bisect run: this commit cannot be judged
+EXIT_ABORT = 128  # of git bisect run: end it, no commit can be judged
+EXIT_INTERRUPTED = 130
+
+
+JUDGED_AS_ASKED = (Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS)
+_EXIT_CODES = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "error": EXIT_UNDECIDED}
+
+
+def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> str:
+    """pass, fail or error. A failure is certain, so it outranks what could not be decided.
+
+    `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS does not fail by itself: a bug
+    that went away is good news that the report shows.
+    """
+    if counts.get(Outcome.FAIL):
+        return "fail"
+    return "error" if counts.get(Outcome.ERROR) or problems else "pass"
+
+
+def nothing_tested(under_test: Iterable[Outcome]) -> str:
+    """Why a run in which no cell under test was judged cannot be green; empty when one was.
+
+    `under_test`: outcomes of the cells that the matrix asks for, without references that the harness added.
+    """
+    counts = Counter(under_test)
+    if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):
+        return ""
+    found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items(), key=lambda item: item[0]))
+    return f"nothing was tested: of the cells under test none was judged ({found or 'there are none'})"
+
+
+def exit_code(verdict: str) -> int:
+    """0 at least one cell under test passed and none failed, 1 a check failed, 3 undecided."""
+    return _EXIT_CODES[verdict]

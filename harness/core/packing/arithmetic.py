@@ -1,0 +1,319 @@
+"""Packing arithmetic: documents -> rows -> micro-batches -> what every rank must receive.
+
+Pure integers, no tensors: the judge recomputes the truth from here, the probe builds its batches from
+here, and property tests pin it. "Slot" is one token position of the physical (padded) stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import Document
+from harness.core.packing.styles import PackingStyle, align_up
+
+PAD = -1  # document index of a padding slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedDocument:
+    """A document at its place in a row: slots start .. start + padded_length, real tokens first."""
+
+    document: Document
+    start: int
+    padded_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of the batch dimension before rows of a micro-batch are merged."""
+
+    placed: tuple[PlacedDocument, ...]
+    tail: int = 0  # slots after the last document that are a segment of their own
+
+    @property
+    def length(self) -> int:
+        """Physical length in slots."""
+        last = self.placed[-1]
+        return last.start + last.padded_length + self.tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedParams:
+    """The values of megatron.core.packed_seq_params.PackedSeqParams that attention must receive.
+
+    cu_seqlens_* are offsets in tokens (int32, 1-D, from 0), max_seqlen_* a Python int in tokens, all global:
+    before the split over cp and tp. `*_padded` is None where the data path does not supply it.
+    """
+
+    cu_seqlens_q: tuple[int, ...]
+    cu_seqlens_kv: tuple[int, ...]
+    cu_seqlens_q_padded: tuple[int, ...] | None
+    cu_seqlens_kv_padded: tuple[int, ...] | None
+    max_seqlen_q: int
+    max_seqlen_kv: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackMetadata:
+    """What Megatron-Bridge notes of all rows of a packed file, so that metadata can have one shape everywhere."""
+
+    most_documents: int  # in a row
+    longest: int  # document with its padding, slots
+    shortest_row: int  # documents with their padding, slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows that go through the model together; packed rows are merged into one stream of shape (1, slots)."""
+
+    rows: tuple[Row, ...]
+    style: PackingStyle
+    metadata: PackMetadata | None = None  # of the step, where the style has fixed_entries
+
+    @property
+    def placed(self) -> list[PlacedDocument]:
+        """Documents with starts counted in the merged stream."""
+        merged = []
+        offset = 0
+        for row in self.rows:
+            for item in row.placed:
+                merged.append(
+                    PlacedDocument(document=item.document, start=offset + item.start, padded_length=item.padded_length)
+                )
+            offset += row.length
+        return merged
+
+    @property
+    def slots(self) -> int:
+        return sum(row.length for row in self.rows)
+
+    @property
+    def real_tokens(self) -> int:
+        return sum(item.document.length for item in self.placed)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Labels that count in the loss."""
+        return sum(item.document.length for item in self.placed if not item.document.masked)
+
+    def params(self) -> PackedParams | None:
+        """The metadata truth; None for unpacked rows."""
+        if not self.style.packed:
+            return None
+        real, padded = [0], [0]
+        for length, padded_length in self._segments():
+            real.append(real[-1] + length)
+            padded.append(padded[-1] + padded_length)
+        longest = max(padded_length for _, padded_length in self._segments())
+        if self.metadata is not None:  # 0, each document, the tail: GPTSFTPackedDataset.collate_fn
+            missing = self.metadata.most_documents + 2 - len(padded)
+            real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
+            longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
+        outer = tuple(padded)
+        inner = tuple(real) if self.style.real_lengths else outer
+        beside = outer if self.style.real_lengths else None
+        return PackedParams(
+            cu_seqlens_q=inner,
+            cu_seqlens_kv=inner,
+            cu_seqlens_q_padded=beside,
+            cu_seqlens_kv_padded=beside,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+
+    def _segments(self) -> list[tuple[int, int]]:
+        """(real, padded length) of every segment of the merged stream: documents, and rows' tails."""
+        segments = []
+        for row in self.rows:
+            segments += [(item.document.length, item.padded_length) for item in row.placed]
+            segments += [(0, row.tail)] if row.tail else []
+        return segments
+
+    def slot_owners(self) -> list[tuple[int, int]]:
+        """(document index or PAD, position within the segment) of every slot of the merged stream."""
+        owners = []
+        for row in self.rows:
+            for item in row.placed:
+                for position in range(item.padded_length):
+                    owners.append((item.document.index if position < item.document.length else PAD, position))
+            owners += [(PAD, position) for position in range(row.tail)]
+        return owners
+
+    def local_slots(self, cp: int, cp_rank: int) -> list[list[int]]:
+        """Stream slots that a context-parallel rank holds, in its order: one list per row of the batch dimension.
+
+        Packed: one merged row, zigzag per document. Unpacked: one list per row, zigzag over the whole row.
+        """
+        if self.style.packed:
+            lengths = (padded_length for _, padded_length in self._segments())
+            return [zigzag([0, *itertools.accumulate(lengths)], cp, cp_rank)]
+        length = self.rows[0].length
+        return [zigzag([index * length, (index + 1) * length], cp, cp_rank) for index in range(len(self.rows))]
+
+
+def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
+    """Slots of one context-parallel rank when every segment is cut in 2 * cp chunks.
+
+    Rank r takes chunk r, then chunk 2 * cp - 1 - r, segments in order: the meaning of
+    transformer_engine_torch.thd_get_partitioned_indices for aligned segments.
+    ValueError when a segment does not divide.
+    """
+    if cp == 1:
+        return list(range(bounds[0], bounds[-1]))
+    chosen: list[int] = []
+    for start, end in itertools.pairwise(bounds):
+        chunk, rest = divmod(end - start, 2 * cp)
+        if rest:
+            raise ValueError(f"segment [{start}, {end}) has {end - start} slots, not a multiple of 2 * cp = {2 * cp}")
+        chosen += range(start + cp_rank * chunk, start + (cp_rank + 1) * chunk)
+        chosen += range(end - (cp_rank + 1) * chunk, end - cp_rank * chunk)
+    return chosen
+
+
+def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
+    """Rows of at most seq_length slots holding the documents in order (next fit), or as `longest_first` says.
+
+    The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
+    for that, or if the data path packs beforehand (`longest_first`) and splits none.
+    """
+    groups = (
+        _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
+    )
+    made = len(groups)
+    while len(groups) % multiple:
+        split = not style.longest_first and (_split_last(groups, made) if style.split_last else _split_widest(groups))
+        if not split:
+            raise ValueError(
+                f"{len(documents)} documents make {len(groups)} rows of {seq_length} tokens, which cannot be split "
+                f"into a multiple of {multiple} (dp x micro_batch_size, and pp when interleaved)"
+            )
+    return [_place(group, style, seq_length) for group in groups]
+
+
+def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
+    groups: list[list[Document]] = []
+    used = 0
+    for document in documents:
+        size = style.size(document)
+        if groups and style.packed and not style.one_per_row and used + size <= seq_length:
+            groups[-1].append(document)
+            used += size
+        else:
+            groups.append([document])
+            used = size
+    return groups
+
+
+def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
+    """Longest first into the first row with room; equally long documents keep their order."""
+    groups: list[list[Document]] = []
+    free = _Rooms(len(documents), seq_length)
+    sizes = [(style.size(document), document) for document in documents]
+    for size, document in sorted(sizes, key=lambda item: -item[0]):
+        place = len(groups) if size > seq_length else free.first(size)
+        if place == len(groups):
+            groups.append([])
+        groups[place].append(document)
+        free.take(place, size)
+    return groups
+
+
+class _Rooms:
+    """Free slots of as many rows as there are documents: a tree of maxima, so that finding a row takes log(rows)."""
+
+    def __init__(self, rows: int, room: int) -> None:
+        self._leaves = 1 << max(rows - 1, 0).bit_length()
+        self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
+
+    def first(self, size: int) -> int:
+        """The first row with so much room, which an empty one has."""
+        node = 1
+        while node < self._leaves:
+            node *= 2
+            node += self._most[node] < size
+        return node - self._leaves
+
+    def take(self, row: int, size: int) -> None:
+        node = row + self._leaves
+        self._most[node] -= size
+        while node > 1:
+            node //= 2
+            self._most[node] = max(self._most[2 * node], self._most[2 * node + 1])
+
+
+def _split_widest(groups: list[list[Document]]) -> bool:
+    """Halve the row with most documents; False when every row has only one."""
+    widest = max(range(len(groups)), key=lambda index: len(groups[index]))
+    half = len(groups[widest]) // 2
+    if half:
+        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
+    return half > 0
+
+
+def _split_last(groups: list[list[Document]], made: int) -> bool:
+    """Give the last document of the last row that has several a row of its own at the end; never of the first row.
+
+    Of the first `made` rows only; megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
+    """
+    last = next((index for index in range(made - 1, 0, -1) if len(groups[index]) > 1), None)
+    if last is not None:
+        groups.append([groups[last].pop()])
+    return last is not None
+
+
+def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> Row:
+    placed = []
+    start = 0
+    for index, document in enumerate(documents):
+        size = style.size(document)
+        if style.row_length is not None and not style.tail_segment and index == len(documents) - 1:
+            size = style.row_length - start
+        placed.append(PlacedDocument(document=document, start=start, padded_length=size))
+        start += size
+    filled = style.row_length or min(align_up(start, style.tail_multiple), seq_length)
+    return Row(placed=tuple(placed), tail=filled - start if style.tail_segment else 0)
+
+
+def _evened(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows of one document each, all padded to the longest."""
+    width = max(row.length for row in rows)
+    return tuple(Row(placed=(replace(row.placed[0], padded_length=width),)) for row in rows)
+
+
+def _metadata(rows: Sequence[Row]) -> PackMetadata:
+    return PackMetadata(
+        most_documents=max(len(row.placed) for row in rows),
+        longest=max(item.padded_length for row in rows for item in row.placed),
+        shortest_row=min(row.length - row.tail for row in rows),
+    )
+
+
+def row_multiple(layout: Layout, micro_batch_size: int) -> int:
+    """The number of rows of a step must be a multiple of this; interleaving wants micro-batches in pp groups."""
+    return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
+
+
+def plan_step(
+    documents: Sequence[Document],
+    style: PackingStyle,
+    layout: Layout,
+    *,
+    seq_length: int,
+    micro_batch_size: int,
+    rows_of: Layout | None = None,
+) -> list[list[MicroBatch]]:
+    """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size.
+
+    `rows_of`: the layout that rows are split for, where it is another.
+    """
+    multiple = row_multiple(rows_of or layout, micro_batch_size)
+    rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
+    metadata = _metadata(rows) if style.fixed_entries else None
+    groups = [tuple(rows[start : start + micro_batch_size]) for start in range(0, len(rows), micro_batch_size)]
+    if style.even_rows:
+        groups = [_evened(group) for group in groups]
+    blocks = [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
+    return [blocks[dp :: layout.dp] for dp in range(layout.dp)]

@@ -1,0 +1,44 @@
+"""Options of packing and of loss normalisation that a matrix can set, for all its cells or as axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingOptions:
+    """Options of packing and of the loss; the rules say which of them a layout allows.
+
+    Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's, one is SkyRL's. What the probe does
+    not act on is refused by a rule (plan/rules).
+    """
+
+    pad_seq_to_mult: int | None = setting(
+        None,
+        doc="Pad each document to a multiple of this many tokens; auto: what the data path derives.",
+        ge=1,
+        le=2**20,
+        auto=True,
+        label="pad{}",
+    )
+    pad_to_max_length: bool = setting(False, doc="Every packed row has seq_length slots.", label="padmax")
+    pad_cu_seqlens: bool = setting(False, doc="cu_seqlens has a fixed number of entries.", label="padcu")
+    metadata: bool = setting(False, doc="Pack metadata lies beside the documents.", label="meta")
+    remove_microbatch_padding: bool = setting(
+        True,
+        doc="`skyrl` packs the documents of a micro-batch; false: one padded row each.",
+        aliases=("use_sample_packing",),
+        label="nopack",
+    )
+    calculate_per_token_loss: bool = setting(
+        True,
+        doc="Sum the loss over tokens, divide once by all tokens.",
+        upstream="calculate_per_token_loss",
+        label="meanloss",
+    )
+    average_in_collective: bool = setting(False, doc="Average gradients inside the collective.", label="avgcoll")
+
+
+DEFAULT_OPTIONS = PackingOptions()

@@ -1,0 +1,43 @@
+"""The work of a step as data paths count it for FLOPs: micro-batches, sum of lengths, sum of squared lengths."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.packing.arithmetic import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Lengths are those that cu_seqlens_q tells (real ones where padded ones stand beside it), in tokens."""
+
+    micro_batches: int  # of one replica, whatever the number of model chunks
+    tokens: float  # sum of lengths over all replicas
+    squares: float  # sum of squared lengths over all replicas
+
+
+def workload(step: Sequence[Sequence[MicroBatch]], dp: int) -> Workload:
+    """Of one replica; `step` is indexed [dp][micro-batch]."""
+    return workloads(step)[dp]
+
+
+def workloads(step: Sequence[Sequence[MicroBatch]]) -> list[Workload]:
+    """Of every replica."""
+    tokens, squares = map(sum, zip(*(sums(replica) for replica in step)))
+    return [Workload(micro_batches=len(replica), tokens=tokens, squares=squares) for replica in step]
+
+
+def sums(replica: Sequence[MicroBatch]) -> tuple[int, int]:
+    """Sum of lengths and of squared lengths of one replica's micro-batches."""
+    lengths = [length for batch in replica for length in _lengths(batch)]
+    return sum(lengths), sum(length**2 for length in lengths)
+
+
+def _lengths(batch: MicroBatch) -> list[int]:
+    """Of what attends within itself: segments of packed rows, else whole rows."""
+    params = batch.params()
+    if params is None:
+        return [row.length for row in batch.rows]
+    return [end - start for start, end in itertools.pairwise(params.cu_seqlens_q)]

@@ -1,0 +1,56 @@
+"""One start of a Slurm job, and the claim by which it alone runs an allocation.
+
+A requeued job keeps its number and counts its restarts. Processes of its earlier start may live on, and one submission
+may have become two jobs, so a number alone does not say who may write where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.core.run.records import CellResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStart:
+    """A start of a job. `job` is the number that Slurm shows: "12", or "12_3" for a member of an array."""
+
+    job: str
+    restart: int = 0
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> JobStart | None:
+        """The start that a process with these SLURM_ variables belongs to; None outside a job."""
+        job = environment.get("SLURM_JOB_ID", "")
+        if not job:
+            return None
+        array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        if array and index:
+            job = f"{array}_{index}"
+        restart = environment.get("SLURM_RESTART_COUNT", "")
+        return JobStart(job=job, restart=int(restart) if restart.isdecimal() else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a start leaves in the run directory before it touches anything else there."""
+
+    job: str
+    restart: int
+    order: str  # name of the order that it runs; its journals and heartbeats have this name too
+    host: str = ""
+    time: float = 0.0  # seconds since the epoch
+
+    def refusal(self, start: JobStart) -> str | None:
+        """Why another start may not run after this one; None when it is a later start of the same job."""
+        if start.job != self.job:
+            return f"job {self.job} has claimed the allocation: job {start.job} is a duplicate of it"
+        if start.restart <= self.restart:
+            return f"restart {self.restart} of job {self.job} has claimed the allocation already"
+        return None
+
+
+def was_cut_off(result: CellResult) -> bool:
+    """The attempt did not complete, and a rank of it ended without a word of its own: a lost node explains that."""
+    return result.status != "completed" and any(rank.ended in ("missing", "killed") for rank in result.ranks)

@@ -1,0 +1,320 @@
+"""What ranks and agents write, and everybody else reads. JSON through serialization.py; schema_version 1.
+
+The rank record is the evidence: it is flushed before each micro-batch's forward and again at the end, by
+rename, so it is never half; `ended` says how far the rank came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.core.cell.layout import Coordinates
+from harness.core.cell.timing import GpuState, Timed
+from harness.core.outcomes import Rejection
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class TensorForm:
+    """What one cu_seqlens tensor is, beside its values."""
+
+    dtype: str  # "torch.int32" when right
+    shape: list[int]  # [documents + 1] when right
+    device: str  # that of the model when right
+    same_as: str | None = None  # the first field that holds the very same tensor object
+
+
+@dataclass(kw_only=True)
+class SeenParams:
+    """PackedSeqParams as they really were on a rank, good or bad. Offsets in tokens."""
+
+    cu_seqlens_q: list[int] | None = None
+    cu_seqlens_kv: list[int] | None = None
+    cu_seqlens_q_padded: list[int] | None = None
+    cu_seqlens_kv_padded: list[int] | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_kv: int | None = None
+    qkv_format: str | None = None
+    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are there
+    pad_between_seqs: bool | None = None  # what Transformer Engine is told; None: it finds out by itself
+    max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
+
+
+@dataclass(kw_only=True)
+class TensorSeen:
+    """One field of a fetched batch against the truth of the packing plan."""
+
+    shape: list[int]
+    dtype: str
+    mismatches: int  # slots that differ from the truth (padding slots are not compared)
+    first: list[int] | None = None  # [document, position, expected, found] of the first that differs
+
+
+@dataclass(kw_only=True)
+class BatchSeen:
+    """One micro-batch as the data path handed it to one model chunk, before the model (metadata leg)."""
+
+    chunk: int
+    micro_batch: int
+    params: int | None  # index into RankRecord.packed_params, None when there were none
+    tokens: TensorSeen | None = None
+    labels: TensorSeen | None = None
+    loss_mask: TensorSeen | None = None
+    position_ids: TensorSeen | None = None
+    log_probs: TensorSeen | None = None  # back from the packed form; `first` names slots: probe/log_probs.py
+
+
+@dataclass(kw_only=True)
+class WorkloadSeen:
+    """The work of a step as the data path counted it when it made the step's iterators (core/packing/workload.py)."""
+
+    leg: str
+    step: int
+    micro_batches: float
+    tokens: float
+    squares: float
+
+
+@dataclass(kw_only=True)
+class Refusal:
+    """What an upstream validator said to a forbidden combination, and to the nearest allowed one."""
+
+    validator: str
+    wanted: str  # pattern of a message that names the broken rule
+    clear: bool  # the message matches
+    type: str | None = None  # of the exception; None: upstream accepted the forbidden combination
+    message: str | None = None
+    allowed_refused: str | None = None  # message, when even the allowed combination was refused
+
+
+@dataclass(kw_only=True)
+class LayerSeen:
+    """What the attention of one layer received for one micro-batch of the training leg."""
+
+    step: int
+    chunk: int
+    micro_batch: int
+    layer: int  # global, from 1
+    params: int | None  # index into RankRecord.packed_params
+
+
+@dataclass(kw_only=True)
+class Fingerprint:
+    """Sum of squares and random projections; those of the shards of a tensor add up to those of the whole."""
+
+    norm_sq: float
+    projections: list[float]
+
+
+@dataclass(kw_only=True)
+class ParameterSeen:
+    """Fingerprint of this rank's shard of a parameter's gradient after reduction, before clipping (step 0)."""
+
+    name: str  # global name, layers numbered over the whole model
+    sharded: bool  # False: every tp rank holds the whole tensor
+    gradient: Fingerprint
+    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: equal parts of what tp would split
+
+
+@dataclass(kw_only=True)
+class ActivationSeen:
+    """Fingerprints of a layer's output per document over this rank's real tokens (step 0)."""
+
+    layer: int  # global, from 1; 0 is the embedding output
+    documents: dict[int, Fingerprint]
+
+
+@dataclass(kw_only=True)
+class ExpertShare:
+    """What some of a rank's tokens ask of the experts: how many went to each, and the sums of their scores."""
+
+    tokens: int
+    counts: list[int]
+    scores: list[float]  # softmax of the router's logits, recomputed by the probe
+
+
+@dataclass(kw_only=True)
+class RouterSeen:
+    """The router of one layer for one micro-batch, this rank's tokens (step 0)."""
+
+    layer: int  # global, from 1
+    micro_batch: int
+    real: list[ExpertShare]  # per row of the micro-batch
+    padding: list[ExpertShare]  # likewise, tokens of no document
+    aux_loss: float | None = None  # this rank's share, as upstream computed it; None without one
+    aux_weighted: float | None = None  # what upstream hands to backward, before the schedule's scale
+
+
+@dataclass(kw_only=True)
+class MtpSeen:
+    """One multi-token prediction depth for one micro-batch on the last stage, this rank's tokens (step 0)."""
+
+    depth: int  # from 1: tokens predicted beyond the next one
+    micro_batch: int
+    documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: those of no document
+    weighted: float  # sum of what upstream hands to backward, before the schedule's scale
+
+
+@dataclass(kw_only=True)
+class DocumentLoss:
+    """Loss of one document on this rank's tokens: sum over unmasked labels, and how many."""
+
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class TokenLoss:
+    document: int
+    position: int
+    loss: float
+
+
+@dataclass(kw_only=True)
+class StepSeen:
+    """One optimizer step. Loss fields are filled on the last stage only."""
+
+    step: int
+    micro_batches: int
+    loss_sum: float | None = None  # reduced over cp and dp by the probe: the whole step
+    token_count: int | None = None  # likewise
+    grad_norm: float | None = None  # pre-clip, whole model
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
+    time_s: float = 0.0
+    busy_s: float = 0.0  # the same without waiting, on a CPU: processor time of this rank; on a GPU time_s
+    real_tokens: int = 0  # this replica
+    slots: int = 0  # this replica
+
+
+@dataclass(kw_only=True)
+class LegSeen:
+    """A canary leg: one pass over varied documents of step 0 with the initial weights (core/cell/canary_legs.py).
+
+    Losses are filled on the last stage only, and are of this rank's tokens; gradients as in step 0, after a backward.
+    """
+
+    leg: str
+    loss_sum: float = 0.0  # every label that the loss mask counts, whoever owns it
+    token_count: int = 0
+    documents: dict[int, DocumentLoss] = field(default_factory=dict)
+    tokens: list[TokenLoss] = field(default_factory=list)
+    batches: list[BatchSeen] = field(default_factory=list)  # of a leg without the model
+    parameters: list[ParameterSeen] = field(default_factory=list)
+    activations: list[ActivationSeen] = field(default_factory=list)
+    input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting: by layer; the output has the last
+    time_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class ImportProof:
+    module: str
+    version: str
+    path: str
+
+
+@dataclass(kw_only=True)
+class Failure:
+    """An exception on a rank."""
+
+    type: str
+    message: str
+    traceback: str
+    time: float  # seconds since the epoch
+    frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py writes them
+    errno: str = ""  # name of the system's error in the exception's chain, e.g. "ESTALE"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a rank is: the last thing it said before it ended."""
+
+    leg: str = "start"  # start | metadata | training | a canary leg | timing | end
+    step: int = 0
+    micro_batch: int = 0
+    phase: str = "setup"  # setup | start (of a step) | fetch | forward | backward | reduce | optimizer | done
+
+
+@dataclass(kw_only=True)
+class RankRecord:
+    cell: str
+    rank: int
+    place: Coordinates
+    ended: str = "running"  # running | completed | raised | deadline | killed
+    progress: Progress = field(default_factory=Progress)
+    failure: Failure | None = None
+    imports: list[ImportProof] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)  # the many others, see `proofs_of`
+    stand_ins: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
+    micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
+    workloads: list[WorkloadSeen] = field(default_factory=list)  # of data paths that count the work of a step
+    packed_params: list[SeenParams] = field(default_factory=list)  # distinct values, referred to by index
+    batches: list[BatchSeen] = field(default_factory=list)
+    refusal: Refusal | None = None  # of the data path `rules`
+    layers: list[LayerSeen] = field(default_factory=list)
+    steps: list[StepSeen] = field(default_factory=list)
+    parameters: list[ParameterSeen] = field(default_factory=list)
+    activations: list[ActivationSeen] = field(default_factory=list)
+    legs: list[LegSeen] = field(default_factory=list)
+    routers: list[RouterSeen] = field(default_factory=list)
+    aux_scale: float | None = None  # the schedule's scale on auxiliary losses, step 0
+    mtp: list[MtpSeen] = field(default_factory=list)
+    timings: list[Timed] = field(default_factory=list)  # of the timing leg
+    untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
+    warmup_rounds: int = 0  # of the timing leg, before those in `timings`
+    gpu_states: list[GpuState] = field(default_factory=list)  # beside the timing leg, on a GPU
+    peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU what torch's tensors took
+    peak_reserved_bytes: int | None = None  # on a GPU: what torch's allocator held for them
+    setup_s: float = 0.0
+    schema_version: int = SCHEMA_VERSION
+
+
+def proofs_of(record: RankRecord) -> Iterator[ImportProof]:
+    """Every import that the record proves.
+
+    `modules` holds, by the module that stands for the rest, the names below it of those that lie where their names
+    say, separated by spaces; "a.b" is the file a/b.py beside it and "a.b/" the file a/b/__init__.py.
+    """
+    yield from record.imports
+    heads = {proof.module: proof for proof in record.imports}
+    for head, names in record.modules.items():
+        proof = heads[head]
+        folder = proof.path.rpartition("/")[0]
+        for name in names.split():
+            plain = name.removesuffix("/")
+            end = ".py" if plain == name else "/__init__.py"
+            path = f"{folder}/{plain.replace('.', '/')}{end}"
+            yield ImportProof(module=f"{head}.{plain}", version=proof.version, path=path)
+
+
+@dataclass(kw_only=True)
+class RankEnding:
+    """How one rank process ended, as its parent saw it."""
+
+    rank: int
+    ended: str  # as RankRecord.ended, plus "missing" when it left no record
+    exit_code: int | None = None
+    hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
+    stack: list[str] | None = None  # frames of that dump, innermost last; None: the process left no dump
+    flight: list[str] = field(default_factory=list)  # collectives that NCCL's flight recorder had not seen complete
+    still_s: float | None = None  # seconds before the deadline in which the rank reported no progress
+
+
+@dataclass(kw_only=True)
+class CellResult:
+    """Written once by the agent when an attempt is over; its presence means the attempt is over."""
+
+    cell: str
+    attempt: int
+    status: str  # completed | failed | rejected | error
+    reason: str = ""
+    rejection: Rejection | None = None
+    first_failure_rank: int | None = None
+    ranks: list[RankEnding] = field(default_factory=list)
+    started: float = 0.0  # seconds since the epoch
+    finished: float = 0.0
+    steps_s: float = 0.0  # largest sum of step times over the ranks
+    schema_version: int = SCHEMA_VERSION

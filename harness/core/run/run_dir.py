@@ -1,0 +1,303 @@
+"""The run directory: names, atomic writes, reads. Node and launcher both use it; only the standard library.
+
+reports/<run_id>/
+  matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock  cancelled.json
+  submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
+  agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
+  cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted}
+  turns/<pair>/attempt-<n>/<turn>
+  node-code/harness/
+  shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
+  noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.core.errors import DiskFullError, InputError
+from harness.core.run.job_start import Claim, JobStart
+from harness.core.serialization import dumps, from_jsonable, loads
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def safe_name(name: str) -> str:
+    """The name itself if it can be one path component that stays inside the run directory; InputError otherwise."""
+    if not _SAFE.fullmatch(name) or len(name) > 200:
+        raise InputError(f"{name!r} cannot name a file: letters, digits, '.', '_', '-' only")
+    return name
+
+
+def protect_new_files() -> None:
+    """What this process makes is not writable for the group and others, whatever umask it was started with."""
+    os.umask(os.umask(0o022) | 0o022)
+
+
+@contextmanager
+def needs_room(path: Path) -> Iterator[None]:
+    """Turn what the system says when a disk or a quota is full into DiskFullError, which names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(f"cannot write {path}: {error.strerror}; make room on its disk, then go on") from error
+
+
+class NotRegularError(OSError):
+    """A pipe, a socket or a device where a file should be."""
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, for reading; NotRegularError for what could block for ever or never end, which is not read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind, why = (IsADirectoryError, errno.EISDIR) if stat.S_ISDIR(mode) else (NotRegularError, errno.EINVAL)
+        raise kind(why, os.strerror(why) if why == errno.EISDIR else "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def text_of(path: Path) -> str:
+    """The text of a regular file; NotRegularError as `opened` has it."""
+    with opened(path) as stream:
+        return stream.read().decode("utf-8")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write by temporary name and rename, so that a reader sees the old file or the new one, never half.
+
+    DiskFullError when there is no room; nothing is left of the new one then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
+    write_atomic(path, dumps(value, indent=indent) + "\n")
+
+
+def write_new(path: Path, value: Any) -> bool:
+    """Write a JSON file that nobody has written yet; False when it exists. Of several writers one gets True.
+
+    A hard link refuses to replace a file on every node of a shared file system, and shows the file only once it is
+    whole; where there are no hard links the file is created exclusively.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    text = dumps(value) + "\n"
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return _create(path, text)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return True
+
+
+def _create(path: Path, text: str) -> bool:
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON line, whole or not at all. A journal has one writer, so half a line at its end is of a dead one.
+
+    DiskFullError when there is no room for the line.
+    """
+    line = (dumps(value) + "\n").encode()
+    with needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as stream:
+            end = _end_of_lines(stream)
+            try:
+                written = stream.write(line)
+                while written < len(line):  # a full disk first takes what it can
+                    written += stream.write(line[written:])
+            except OSError:
+                stream.truncate(end)
+                raise
+
+
+def _end_of_lines(stream: FileIO) -> int:
+    """Size of a journal, after half a line at its end has been cut off."""
+    size = stream.seek(0, os.SEEK_END)
+    if size:
+        stream.seek(size - 1)
+        if stream.read(1) != b"\n":
+            stream.seek(0)
+            size = stream.truncate(stream.readall().rfind(b"\n") + 1)
+    return size
+
+
+class Journal:
+    """Reads the whole lines that were added since the last call; a line still being written waits for the next.
+
+    A line that is not an event (a JSON object with `event`) is passed over: journals drive displays and timings, the
+    verdict rests on records and results.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        try:
+            stream = opened(self.path)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotRegularError):
+            return
+        with stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                if event := _event(line):
+                    yield event
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = loads(line.decode("utf-8"))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a journal; none when there is no such file."""
+    return list(Journal(path).new_events())
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def interrupted(self) -> Path:
+        """Marks an attempt that ended with its launcher: another attempt after it is no retry."""
+        return self.root / "interrupted"
+
+    def record(self, rank: int) -> Path:
+        return self.root / "ranks" / f"rank-{rank:05d}.json"
+
+    def log(self, rank: int) -> Path:
+        return self.root / "log" / f"rank-{rank:05d}.log"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    root: Path
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def matrix(self) -> Path:
+        return self.root / "matrix.resolved.yaml"
+
+    @property
+    def node_code(self) -> Path:
+        """The run's own copy of what ranks need of the harness, for stacks that it is not installed in."""
+        return self.root / "node-code"
+
+    def submission(self, allocation: str, suffix: str = ".json") -> Path:
+        return self.root / "submissions" / f"{safe_name(allocation)}{suffix}"
+
+    @property
+    def cancelled(self) -> Path:
+        """Exists once the run was cancelled: nothing more is submitted, and no agent starts."""
+        return self.root / "cancelled.json"
+
+    def claim(self, allocation: str, number: int) -> Path:
+        """The claim of the job start that came as `number`, from 1, to run an allocation."""
+        return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
+
+    def refused(self, allocation: str, start: JobStart) -> Path:
+        """Where a job start that may not run an allocation leaves the reason."""
+        return self.root / "agents" / f"{safe_name(allocation)}.refused-{start.job}-{start.restart}.json"
+
+    def claims(self, allocation: str) -> list[Claim]:
+        """The claims on an allocation, oldest first."""
+        found: list[Claim] = []
+        while (claim := self.read_claim(allocation, len(found) + 1)) is not None:
+            found.append(claim)
+        return found
+
+    def read_claim(self, allocation: str, number: int) -> Claim | None:
+        """A claim; None while there is none that is whole."""
+        try:
+            return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
+        except (FileNotFoundError, TypeError, ValueError):
+            return None
+
+    def newest_order(self, allocation: str) -> str:
+        """Name of the order of the newest start of an allocation's job: the allocation's own until a second start."""
+        orders = [claim.order for claim in self.claims(allocation)]
+        return next((order for order in reversed(orders) if self.submission(order).exists()), allocation)
+
+    def new_attempt(self, cell: str, after: int) -> int:
+        """Make the folder of a cell's next attempt; its number. No other process gets the same one."""
+        number = after + 1
+        while True:
+            try:
+                self.attempt(cell, number).root.mkdir(parents=True)
+                return number
+            except FileExistsError:
+                number += 1
+
+    def agent_journal(self, allocation: str, node: int) -> Path:
+        return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
+
+    def turns(self, pair: str) -> Path:
+        """Where two cells that take turns tell each other whose turn it is: a folder for each attempt."""
+        return self.root / "turns" / safe_name(pair)
+
+    def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
+        return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")
+
+    def report(self, name: str) -> Path:
+        """One of report.json, junit.xml, report.md, report.html, noise.json where noise was measured, baseline.json."""
+        return self.root / name

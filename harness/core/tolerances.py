@@ -1,0 +1,170 @@
+"""Tolerances as data: every bound has a unit, a direction and an origin that reports print beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from harness.core.setting import setting
+
+UNITS = ("relative", "absolute")  # of the numerics lane
+DIRECTIONS = ("either", "above", "below")
+MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """`measured` is within the bound when it is <= value; measured is always a distance >= 0."""
+
+    value: float
+    unit: str = "relative"  # relative: |a - b| / |b|; absolute: |a - b|; factor: a / b, of times
+    direction: str = "either"  # one of DIRECTIONS: on which side of the reference values count
+    origin: str = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """Bounds of the numerics lane against the reference cell. Token counts and metadata are always exact."""
+
+    document_loss: Bound
+    step_loss: Bound
+    grad_norm: Bound
+    parameter_gradient: Bound  # distance of fingerprints relative to the norm of the reference gradient
+    activation: Bound  # likewise, per layer and document
+    repeated_document: Bound
+    aux_loss: Bound  # of routers, against the harness's own arithmetic
+    segment_slope: Bound  # of a factor of time: most documents in a pack over fewest, at the same tokens; whole step
+    rotary_slope: Bound  # likewise, of the stack's rotary function alone
+    packed_slower: Bound  # likewise: packed over unpacked, for the same documents
+    slower_than: Bound  # likewise: in this stack over the base stack
+    slower_than_history: Bound  # likewise: over the median of earlier green runs
+    ratio_screen: float = 0.02  # a ratio this near a layout factor is named after it
+
+
+_SLOPE = Bound(value=1.25, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 at most 1.1")
+_ROTARY = Bound(value=2.0, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 about 1.3")
+_PACKED = Bound(value=1.25, unit="factor", origin="packing is there to save time; a quarter for noise")
+_SLOWER = Bound(value=1.1, unit="factor", origin="a tenth: throughput tests upstream allow 5 to 15 %")
+_HISTORY = Bound(value=1.15, unit="factor", origin="throughput tests upstream allow 5 to 15 %")
+_MEASURED = "fp32 layouts of megatron-core 0.16 to 0.19 on CPU agree to about 1e-7"
+_FP32 = Tolerances(
+    document_loss=Bound(value=1e-5, origin=_MEASURED),
+    step_loss=Bound(value=1e-5, origin=_MEASURED),
+    grad_norm=Bound(value=1e-4, origin=_MEASURED),
+    parameter_gradient=Bound(value=1e-4, origin=f"{_MEASURED}; a cosine of 1 - 1e-6 would be 1.4e-3"),
+    activation=Bound(value=1e-4, origin=_MEASURED),
+    repeated_document=Bound(value=1e-5, origin=_MEASURED),
+    aux_loss=Bound(value=1e-5, origin=_MEASURED),
+    segment_slope=_SLOPE,
+    rotary_slope=_ROTARY,
+    packed_slower=_PACKED,
+    slower_than=_SLOWER,
+    slower_than_history=_HISTORY,
+)
+_BF16_EPS = "bf16 rounds by 2^-8 = 3.9e-3; Megatron-LM and SkyRL parity practice"
+_BF16 = Tolerances(
+    document_loss=Bound(value=2e-2, origin=_BF16_EPS),
+    step_loss=Bound(value=2e-3, origin=_BF16_EPS),
+    grad_norm=Bound(value=1e-2, origin=_BF16_EPS),
+    parameter_gradient=Bound(value=5e-2, origin=_BF16_EPS),
+    activation=Bound(value=5e-2, origin=_BF16_EPS),
+    repeated_document=Bound(value=2e-2, origin=_BF16_EPS),
+    aux_loss=Bound(value=2e-2, origin=_BF16_EPS),
+    segment_slope=_SLOPE,
+    rotary_slope=_ROTARY,
+    packed_slower=_PACKED,
+    slower_than=_SLOWER,
+    slower_than_history=_HISTORY,
+)
+DEFAULTS: dict[str, Tolerances] = {"fp32": _FP32, "bf16": _BF16}
+BOUND_NAMES = (
+    "document_loss",
+    "step_loss",
+    "grad_norm",
+    "parameter_gradient",
+    "activation",
+    "repeated_document",
+    "aux_loss",
+)
+FACTOR_NAMES = (
+    "segment_slope",
+    "rotary_slope",
+    "packed_slower",
+    "slower_than",
+    "slower_than_history",
+)  # of the throughput lane
+RATIO_SCREEN = "ratio_screen"
+UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints: there is no above and below
+NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; packing practice accepts up to 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """The largest allowed distance from the reference. None: as the default bound has it."""
+
+    value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
+    unit: Literal["relative", "absolute"] | None = setting(
+        None, doc="Relative to the reference, or absolute; absent: as the default bound has it."
+    )
+    direction: Literal["either", "above", "below"] | None = setting(
+        None, doc="Count values on this side of the reference only; absent: either."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToleranceOverrides:
+    """What a matrix's `checks:` section sets, by the name of a bound.
+
+    `throughput` names the checks that are asked for, each with its bound, also where that is the default.
+    """
+
+    numerics: dict[str, Override] = field(default_factory=dict)
+    throughput: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """How far the reference differs from itself in one quantity; a distance as the quantity's bound has it."""
+
+    value: float
+    by: str  # what was varied when it differed most
+
+
+def tolerances_for(
+    dtype: str, overrides: ToleranceOverrides, floors: Mapping[str, NoiseFloor] | None = None
+) -> Tolerances:
+    """The bounds for a compute dtype ("fp32" or "bf16").
+
+    What the matrix says goes before the measured noise of the reference, and that before the defaults. A bound is
+    never tighter than that of fp32.
+    """
+    base = DEFAULTS[dtype]
+    bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
+    for name, floor in (floors or {}).items():
+        bounds[name] = _measured(floor, getattr(_FP32, name))
+    for name, override in overrides.numerics.items():
+        if name in bounds:
+            bounds[name] = Bound(
+                value=override.value,
+                unit=override.unit or bounds[name].unit,
+                direction=override.direction or bounds[name].direction,
+                origin="matrix checks.numerics",
+            )
+    for name, value in overrides.throughput.items():
+        if name in bounds and value != bounds[name].value:
+            bounds[name] = Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
+    screen = overrides.numerics.get(RATIO_SCREEN)
+    return Tolerances(**bounds, ratio_screen=screen.value if screen else base.ratio_screen)
+
+
+def _measured(floor: NoiseFloor, least: Bound) -> Bound:
+    value = NOISE_FACTOR * floor.value
+    if value < least.value:
+        return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32")
+    return Bound(value=value, origin=f"noise floor {floor.value:.2g} ({floor.by}) x {NOISE_FACTOR:g}")
+
+
+def looser(one: Bound, other: Bound) -> Bound:
+    """The bound that allows more; the first when their units differ, being the one that was asked for."""
+    return other if one.unit == other.unit and other.value > one.value else one

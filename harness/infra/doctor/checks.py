@@ -1,0 +1,225 @@
+"""What `harness doctor` says of facts that were probed: pure decisions, each problem with the way to mend it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, Check
+from harness.infra.doctor.gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
+from harness.plan.jobs.cluster import ClusterProfile, Container
+
+OLDEST_PYTHON = (3, 10)
+PACKAGES = ("torch", "megatron-core")
+COMMANDS = ("sbatch", "srun")
+LEAST_FREE_BYTES = 1 << 30
+MOST_SKEW_S = 5.0  # which failure came first is told by times, some of them of files
+SHARED_FILESYSTEMS = frozenset(
+    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
+    + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """The Python that agents run in. `problem` None: it ran, and the other fields hold."""
+
+    path: str
+    problem: str | None = None
+    python: tuple[int, int] = (0, 0)
+    harness: bool = False  # it finds the package
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # by package metadata; None: not installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The folder of run directories, or what exists of its path."""
+
+    path: Path
+    exists: Path  # the folder itself, or the nearest one above it
+    problem: str | None = None  # why no file can be made there
+    filesystem: str = "unknown"
+    free_bytes: int = 0
+    skew_s: float = 0.0  # time of a file just made there minus this machine's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that was looked at. Slurm's answers are by command and empty for a local profile."""
+
+    interpreter: Interpreter | None  # None: it lies in a container
+    gpus: Answer | None  # of nvidia-smi -L; None: there is no nvidia-smi
+    folder: RunFolder
+    commands: Mapping[str, Answer] = field(default_factory=dict)
+    partitions: Answer = field(default_factory=Answer)  # lines NAME|GRES|TIME LIMIT
+    accounts: Answer = field(default_factory=Answer)  # lines NAME
+    accounting: Answer = field(default_factory=Answer)
+    srun_help: Answer = field(default_factory=Answer)
+    apptainer: Answer = field(default_factory=Answer)  # its version
+    missing: tuple[str, ...] = ()  # paths that the profile names and that are not on this machine
+    on_gpus: GpuFacts | None = None  # where GPUs are there or asked for
+
+
+def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
+    """Every check that the profile calls for, in the order of a run."""
+    found = list(_interpreter(facts.interpreter))
+    if profile.kind == "local":
+        found.append(_gpus(facts.gpus))
+    else:
+        found += [_command(name, facts.commands[name]) for name in COMMANDS]
+        found += [_accounting(facts.accounting), *_partition(profile, facts.partitions)]
+        if profile.account:
+            found.append(_account(profile.account, facts.accounts))
+        if profile.container:
+            found += _container(profile.container, facts)
+        found += job_checks(profile)
+    if facts.on_gpus is not None:
+        found += gpu_checks(profile, facts.on_gpus)
+    return found + list(_folder(profile, facts.folder))
+
+
+def _interpreter(one: Interpreter | None) -> Iterator[Check]:
+    if one is None:
+        yield Check(WARN, "interpreter", "lies in the container, not looked at", "a cell of one step tells")
+        return
+    if one.problem:
+        yield Check(FAIL, "interpreter", f"{one.path}: {one.problem}", "set python in the profile, or run make setup")
+        return
+    version = ".".join(map(str, one.python))
+    old = one.python < OLDEST_PYTHON
+    needed = ".".join(map(str, OLDEST_PYTHON))
+    yield Check(FAIL if old else OK, "interpreter", f"{one.path}, Python {version}", f"needs {needed}" if old else "")
+    if not one.harness:
+        yield Check(FAIL, "harness", f"{one.path} does not find it", "install it there, or set PYTHONPATH in env")
+    for package in PACKAGES:
+        found = one.versions.get(package)
+        if found:
+            yield Check(OK, package, found)
+        else:
+            yield Check(FAIL, package, f"{one.path} does not have it", "install the extra `node` there")
+
+
+def _gpus(answer: Answer | None) -> Check:
+    if answer is None:
+        return Check(OK, "GPUs", "no nvidia-smi: ranks train on the CPU over gloo")
+    names = answer.text.splitlines()
+    if answer.problem or not names:
+        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists none'}", "mend the driver")
+    return Check(OK, "GPUs", f"{len(names)}: {names[0].partition(' (UUID')[0]}")
+
+
+def _command(name: str, answer: Answer) -> Check:
+    if answer.problem:
+        return Check(FAIL, name, answer.problem, "run on a login node, with Slurm's module loaded")
+    return Check(OK, name, answer.text.strip())
+
+
+def _accounting(answer: Answer) -> Check:
+    if answer.problem:
+        return Check(WARN, "accounting", f"sacct: {answer.problem}", "runs work: squeue and heartbeats decide")
+    return Check(OK, "accounting", "sacct answers")
+
+
+def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
+    if answer.problem:
+        yield Check(FAIL, "controller", f"sinfo: {answer.problem}", "is slurmctld up? `scontrol ping` tells")
+        return
+    yield Check(OK, "controller", "sinfo answers")
+    rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
+    known = sorted({name for name, *_ in rows})
+    if profile.partition:
+        missing = [name for name in profile.partition.split(",") if name not in known]
+        if missing:
+            yield Check(FAIL, "partition", f"no {', '.join(missing)}", f"there are: {', '.join(known)}")
+            return
+        yield Check(OK, "partition", profile.partition)
+    wanted = profile.partition.split(",") if profile.partition else known
+    ours = [row for row in rows if row[0] in wanted]
+    if profile.gpus_per_node:
+        yield _gpus_of_nodes(profile, [gres for _, gres, *_ in ours])
+    limits = [minutes_of(row[2]) for row in ours]
+    if limits and profile.time > max(limits):
+        had = f"{profile.time} minutes asked, at most {max(limits):g} in the partition"
+        yield Check(FAIL, "time", had, "lower time in the profile, or take another partition")
+
+
+def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
+    """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
+    nodes = [dict(_gpu_types(gres)) for gres in listed]
+    if not any(nodes):
+        mend = "set gpu_flag: none if it does not manage them, or another partition"
+        return Check(WARN, "GPUs of nodes", "Slurm lists none", mend)
+    kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
+    most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
+    if most < profile.gpus_per_node:
+        had = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} asked, the partition has {_listed(listed)}"
+        return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or take another partition")
+    return Check(OK, "GPUs of nodes", _listed(listed))
+
+
+def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
+    """Type (empty where Slurm was told none) and number of each kind of GPU of a node."""
+    for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
+        yield kind, int(count)
+
+
+def _listed(gres: list[str]) -> str:
+    return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", one) for one in gres if "gpu" in one}))
+
+
+def minutes_of(limit: str) -> float:
+    """A time limit as sinfo writes it: infinite, [DAYS-]HOURS:MINUTES:SECONDS or MINUTES:SECONDS."""
+    days, _, clock = limit.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in (*parts, days or "0")):
+        return math.inf  # infinite, or n/a
+    hours, minutes, seconds = (int(part) for part in ["0"] * (3 - len(parts)) + parts)
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def _account(account: str, answer: Answer) -> Check:
+    if answer.problem:
+        return Check(WARN, "account", f"{account}: cannot tell, sacctmgr: {answer.problem}")
+    known = sorted(set(answer.text.split()))
+    if account.lower() not in known:  # Slurm keeps account names in lower case
+        return Check(FAIL, "account", f"you have no {account}", f"you have: {', '.join(known) or 'none'}")
+    return Check(OK, "account", account)
+
+
+def _container(container: Container, facts: Facts) -> Iterator[Check]:
+    answer = facts.srun_help if container.runtime == "pyxis" else facts.apptainer
+    if container.runtime == "apptainer":
+        if answer.problem:
+            had, mend = f"apptainer: {answer.problem}", "nodes must have it on PATH: load its module in setup"
+            yield Check(WARN, "container", had, mend)
+        else:
+            yield Check(OK, "container", answer.text.strip())
+    elif answer.problem:
+        yield Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
+    elif "--container-image" not in answer.text:
+        mend = "have pyxis installed, set container.runtime: apptainer, or take container out of the profile"
+        yield Check(FAIL, "container", "srun knows no --container-image", mend)
+    else:
+        yield Check(OK, "container", "srun knows --container-image")
+    yield from container_files(container, facts.missing)
+
+
+def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
+    if folder.problem:
+        yield Check(FAIL, "run directory", f"{folder.exists}: {folder.problem}", "name another with --run-dir")
+        return
+    made = "" if folder.exists == folder.path else ", to be made"
+    yield Check(OK, "run directory", f"{folder.path} can be written{made}")
+    if profile.kind == "slurm":
+        shared = folder.filesystem in SHARED_FILESYSTEMS
+        mend = "" if shared else "all nodes must see it: set run_dir to a shared folder unless they do"
+        yield Check(OK if shared else WARN, "file system", folder.filesystem, mend)
+    enough = folder.free_bytes >= LEAST_FREE_BYTES
+    mend = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
+    yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", mend)
+    apart = abs(folder.skew_s) > MOST_SKEW_S
+    mend = "set both clocks by NTP: times tell which failure came first" if apart else ""
+    yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", mend)

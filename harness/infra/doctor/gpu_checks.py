@@ -1,0 +1,155 @@
+"""What `harness doctor` says of GPUs and of the network between them: pure decisions on facts of gpu_probe.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.core.hardware.interfaces import matches
+from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, Check
+from harness.plan.jobs.cluster import ClusterProfile, Container
+
+LEAST_SHM_BYTES = 1 << 30  # NCCL's ranks of a node exchange through it; containers are often given 64 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """What torch and Transformer Engine say of themselves in the profile's interpreter, once imported."""
+
+    cuda: str | None  # release of CUDA that torch was built with; None: for the CPU
+    available: bool = False  # torch.cuda.is_available()
+    devices: tuple[str, ...] = ()  # names
+    capabilities: tuple[str, ...] = ()  # of the devices, like sm_90
+    kernels: tuple[str, ...] = ()  # that torch was compiled for, like sm_90 or compute_90
+    nccl: str | None = None
+    engine: str = ""  # version of Transformer Engine; empty: it is not installed
+    engine_problem: str = ""  # why it cannot be imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """What was looked at because GPUs are there or asked for."""
+
+    driver: Answer  # of plain nvidia-smi
+    torch: TorchFacts | Answer | None  # Answer: why there are no facts; None: it lies in a container
+    interfaces: tuple[str, ...] = ()  # of the network
+    infiniband: dict[str, str] = field(default_factory=dict)  # device and port, like mlx5_0/1 -> state and rate
+    shm_bytes: int = 0  # size of /dev/shm
+    memlock_bytes: int | None = None  # what a process may lock; None: no limit
+
+
+def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
+    """On a cluster this machine is a login node: what compute nodes may have all the same is a warning there."""
+    here = profile.kind == "local"
+    if facts.torch is None:
+        pass  # the interpreter has its warning
+    elif isinstance(facts.torch, Answer):
+        yield Check(FAIL, "torch on GPUs", f"cannot be imported: {facts.torch.problem}", "install torch for CUDA there")
+    else:
+        yield from _torch(facts.torch, facts.driver, here=here)
+        yield _engine(facts.torch, here=here)
+    if here:
+        yield _shm(facts.shm_bytes)
+    if profile.nodes > 1:
+        yield from _network(profile, facts)
+
+
+def job_checks(profile: ClusterProfile) -> Iterator[Check]:
+    """What a profile asks of Slurm that often goes wrong."""
+    if not profile.exclusive and profile.cpus_per_task is None:
+        had = "jobs share nodes and ask for no cores, so Slurm gives each of them one, for all its ranks"
+        yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 for every GPU of a job")
+    plugin = next((flag for flag in profile.srun_flags if flag.startswith("--mpi=") and flag != "--mpi=none"), None)
+    if plugin:
+        mend = "write --mpi=none: agents start ranks themselves and use no MPI"
+        yield Check(WARN, "MPI", f"srun {plugin} fails on nodes without that plugin", mend)
+    image = profile.container.image if profile.container and profile.container.runtime == "pyxis" else ""
+    if image and not image.startswith(("/", ".")):
+        mend = f"import it once: enroot import -o IMAGE.sqsh docker://{image}, and name that file"
+        yield Check(WARN, "image", f"{image} is imported from its registry by every job", mend)
+
+
+def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
+    """Image and mounts that are paths, but are not on this machine."""
+    if container.image in missing:
+        yield Check(FAIL, "image", f"{container.image} is not there", "every node must see it: correct container.image")
+    mounts = [mount for mount in container.mounts if mount.partition(":")[0] in missing]
+    if mounts:
+        yield Check(WARN, "mounts", f"not on this machine: {', '.join(mounts)}", "nodes must have each source")
+
+
+def _torch(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[Check]:
+    if torch.cuda is None:
+        yield Check(FAIL, "torch on GPUs", "torch is a build for the CPU", "install one for CUDA there")
+        return
+    found = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", driver.text)
+    most = f"{found[1]}.{found[2]}" if found else ""
+    if most and int(most.partition(".")[0]) < int(torch.cuda.partition(".")[0]):
+        mend = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
+        yield Check(FAIL, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}", mend)
+    elif most:
+        yield Check(OK, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}")
+    if not here:
+        yield Check(OK, "torch on GPUs", f"built for CUDA {torch.cuda}, NCCL {torch.nccl}; no GPU is asked for here")
+    elif not torch.available:
+        mend = "is CUDA_VISIBLE_DEVICES empty? `python -c 'import torch; torch.cuda.init()'` says why"
+        yield Check(FAIL, "torch on GPUs", "torch finds no GPU that it can use", mend)
+    else:
+        yield _kernels(torch)
+
+
+def _kernels(torch: TorchFacts) -> Check:
+    """Machine code for the very processor, or for an older one of its generation, or code that the driver compiles."""
+    lacking = [one for one in torch.capabilities if not any(_runs(kernel, one) for kernel in torch.kernels)]
+    if lacking:
+        had = f"torch has no kernels for {', '.join(lacking)}, only for {', '.join(torch.kernels)}"
+        return Check(FAIL, "torch on GPUs", had, "install a torch that knows this GPU")
+    named = f"{len(torch.devices)}: {torch.devices[0] if torch.devices else ''}"
+    return Check(OK, "torch on GPUs", f"{named}, CUDA {torch.cuda}, NCCL {torch.nccl}")
+
+
+def _runs(kernel: str, capability: str) -> bool:
+    kind, _, version = kernel.rstrip("af").partition("_")
+    ours = capability.removeprefix("sm_")
+    if not version.isdigit():
+        return False
+    return int(version) <= int(ours) and (kind == "compute" or version[:-1] == ours[:-1])
+
+
+def _engine(torch: TorchFacts, *, here: bool) -> Check:
+    name, engine = "TE", "Transformer Engine"
+    if not torch.engine:
+        return Check(WARN, name, f"no {engine}: attention runs on torch's varlen kernels", "install the extra `gpu`")
+    if torch.engine_problem:
+        mend = "reinstall it for this torch and CUDA" if here else "nodes with a driver may import it all the same"
+        return Check(
+            FAIL if here else WARN, name, f"{engine} {torch.engine} does not import: {torch.engine_problem}", mend
+        )
+    return Check(OK, name, f"{engine} {torch.engine}")
+
+
+def _shm(size: int) -> Check:
+    enough = size >= LEAST_SHM_BYTES
+    mend = "" if enough else "NCCL needs 1 GiB between ranks of a node: start the container with more (--shm-size)"
+    return Check(OK if enough else WARN, "/dev/shm", f"{size / (1 << 30):.1f} GiB", mend)
+
+
+def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
+    """What NCCL would use between nodes, as far as this machine is like them."""
+    asked = profile.env.get("NCCL_SOCKET_IFNAME") or ""
+    if asked and not asked.startswith("^"):
+        if any(matches(one, asked) for one in facts.interfaces):
+            yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={asked}")
+        else:
+            had = f"no {asked} on this machine, which has {', '.join(facts.interfaces)}"
+            yield Check(WARN, "NCCL sockets", had, "correct NCCL_SOCKET_IFNAME in env unless nodes differ from here")
+    active = [f"{port} {state}" for port, state in facts.infiniband.items() if "ACTIVE" in state]
+    if active:
+        yield Check(OK, "InfiniBand", "; ".join(active))
+        if facts.memlock_bytes is not None:
+            had = f"processes may lock {facts.memlock_bytes >> 10} KiB"
+            yield Check(WARN, "locked memory", had, "InfiniBand needs `ulimit -l unlimited`, in slurmd's limits too")
+    elif profile.env.get("NCCL_IB_DISABLE") != "1":
+        had = f"no active port on this machine ({', '.join(facts.infiniband) or 'no device'})"
+        yield Check(WARN, "InfiniBand", had, "without any on the nodes NCCL goes over sockets, which is slow")

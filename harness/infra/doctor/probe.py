@@ -1,0 +1,135 @@
+"""Looks at the machine and the cluster for `harness doctor`; checks.py decides what it means."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
+from harness.infra.doctor.facts import Answer
+from harness.infra.doctor.gpu_probe import probe_gpus
+from harness.plan.jobs.cluster import ClusterProfile
+
+PATIENCE_S = 10.0  # for every command
+_PROGRAM = """
+import importlib.util, json, sys
+from importlib.metadata import PackageNotFoundError, version
+def found(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find_spec("harness") is not None,
+                  "versions": {name: found(name) for name in sys.argv[1:]}}))
+"""
+
+
+def probe(profile: ClusterProfile, folder: Path) -> Facts:
+    """Everything the checks of this profile need. Makes no folder; the one file it makes is gone again."""
+    python = None if profile.container else profile.python or sys.executable
+    interpreter = None if python is None else probe_interpreter(python, profile.env)
+    gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
+    found = Facts(interpreter=interpreter, gpus=gpus, folder=probe_folder(folder))
+    if profile.gpus_per_node or (gpus is not None and profile.kind == "local"):
+        found = replace(found, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
+    if profile.kind == "local":
+        return found
+    return replace(
+        found,
+        commands={name: ask([name, "--version"]) for name in COMMANDS},
+        partitions=ask(["sinfo", "-h", "-o", "%R|%G|%l"]),
+        accounts=ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=Account"]),
+        accounting=ask(["sacct", "-n", "-X", "-P", "-o", "JobID"]),
+        srun_help=ask(["srun", "--help"]),
+        apptainer=ask(["apptainer", "--version"]),
+        missing=tuple(path for path in named_paths(profile) if not Path(path).exists()),
+    )
+
+
+def named_paths(profile: ClusterProfile) -> list[str]:
+    """What the profile's container takes from file systems: its image, where that is a path, and sources of mounts."""
+    if profile.container is None:
+        return []
+    sources = [mount.partition(":")[0] for mount in profile.container.mounts]
+    return [one for one in (profile.container.image, *sources) if one.startswith("/")]
+
+
+def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
+    """This machine's environment with that of a profile."""
+    return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+
+
+def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float | None = None) -> Answer:
+    """What a command prints, or why it gives no answer."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience_s,
+            env=env,
+        )
+    except FileNotFoundError:
+        return Answer(problem="not on PATH" if "/" not in argv[0] else "no such file")
+    except subprocess.TimeoutExpired:
+        return Answer(problem=f"no answer within {patience_s:g} s")
+    except OSError as error:
+        return Answer(problem=str(error.strerror))
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        return Answer(problem=f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
+    return Answer(text=done.stdout)
+
+
+def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:
+    """Runs it as a job would, with the profile's environment, and reads package metadata: nothing is imported."""
+    answer = ask([python, "-c", _PROGRAM, *PACKAGES], environment_with(env))
+    if answer.problem:
+        return Interpreter(path=python, problem=answer.problem)
+    try:
+        said = json.loads(answer.text)
+    except ValueError:
+        return Interpreter(path=python, problem="does not answer like a Python")
+    return Interpreter(
+        path=python, python=tuple(said["python"]), harness=said["harness"], versions=dict(said["versions"])
+    )
+
+
+def probe_folder(path: Path) -> RunFolder:
+    """The folder, or the nearest above it that exists: can files be made, on what file system, by which clock."""
+    exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
+    try:
+        with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:
+            before = time.time()
+            stream.write(b"x")
+            stream.flush()
+            skew = os.fstat(stream.fileno()).st_mtime - before
+    except OSError as error:
+        return RunFolder(path=path, exists=exists, problem=str(error.strerror))
+    free = shutil.disk_usage(exists).free
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    kind = filesystem_of(exists, mounts)
+    return RunFolder(path=path, exists=exists, filesystem=kind, free_bytes=free, skew_s=skew)
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Type of the file system that holds an absolute path, from the text of /proc/mounts; the last mount wins."""
+    best, kind = -1, "unknown"
+    for row in mounts.splitlines():
+        _, point, found, *_ = row.split(" ")
+        point = point.replace(r"\040", " ")
+        if path.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), found
+    return kind

@@ -1,0 +1,96 @@
+"""What git knows of a repository's history: which commits lie between two, what they hold and who made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.infra.git import git
+from harness.judge.bisect.search import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """A commit as people speak of it."""
+
+    subject: str
+    author: str
+    date: str  # ISO 8601, when it was committed
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A clone on this machine, bare or not. InfrastructureError when git fails."""
+
+    path: Path
+
+    def history(self, old: str, new: str, *, first_parent: bool = False) -> History:
+        """The commits that `new` reaches and `old` does not, each after its parents."""
+        options = ["--first-parent"] if first_parent else []
+        lines = git.output(
+            self.path, "rev-list", "--topo-order", "--reverse", "--parents", *options, new, f"^{old}"
+        ).splitlines()
+        parents = {commit: tuple(others) for commit, *others in map(str.split, lines)}
+        if first_parent:
+            parents = {commit: others[:1] for commit, others in parents.items()}
+        return History(points=tuple(parents), parents=parents)
+
+    def is_ancestor(self, old: str, new: str) -> bool:
+        return git.run(self.path, "merge-base", "--is-ancestor", old, new).returncode == 0
+
+    def merge_bases(self, one: str, other: str) -> tuple[str, ...]:
+        """The best common ancestors; none when the histories have nothing in common."""
+        return tuple(git.run(self.path, "merge-base", "--all", one, other).stdout.split())
+
+    def between(self, old: str, new: str) -> tuple[int, int]:
+        """How many commits `new` reaches and `old` does not, and the other way round."""
+        removed, added = git.output(self.path, "rev-list", "--left-right", "--count", f"{old}...{new}").split()
+        return int(added), int(removed)
+
+    def about(self, commit: str) -> About:
+        form = "%x00".join(("%s", "%an", "%cI", "%P"))  # no text of a commit can hold NUL, and any can be empty
+        shown = git.output(self.path, "show", "--no-patch", f"--format={form}", commit)
+        subject, author, date, parents = shown.removesuffix("\n").split("\0")
+        return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
+
+    def objects(self, names: Iterable[str]) -> dict[str, str]:
+        """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
+        asked = list(dict.fromkeys(names))
+        answer = git.output(
+            self.path,
+            "cat-file",
+            "--batch-check=%(objectname) %(objecttype)",
+            stdin="".join(f"{name}\n" for name in asked),
+        )
+        known = (line.split()[0] if not line.endswith(" missing") else "" for line in answer.splitlines())
+        return dict(zip(asked, known, strict=True))
+
+    def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+        """What each commit holds at the paths, as one text: equal texts, equal contents."""
+        names = [[f"{commit}:{path}" for path in paths] for commit in commits]
+        known = self.objects(name for of_commit in names for name in of_commit)
+        return {commit: " ".join(known[name] for name in of_commit) for commit, of_commit in zip(commits, names)}
+
+    def changed(self, old: str, new: str) -> tuple[str, ...]:
+        """Paths that differ between two commits; a submodule is one path."""
+        return tuple(git.output(self.path, "diff", "--name-only", "-z", old, new).split("\0")[:-1])
+
+    def submodules(self, commit: str) -> dict[str, str]:
+        """Path -> commit that a commit pins there."""
+        lines = git.output(self.path, "ls-tree", "-r", "-z", commit).split("\0")[:-1]
+        entries = (line.partition("\t") for line in lines if line.startswith("160000 "))
+        return {path: facts.split()[2] for facts, _, path in entries}
+
+    def text(self, commit: str, path: str) -> str:
+        """A file of a commit; empty when it has none there."""
+        done = git.run(self.path, "show", f"{commit}:{path}")
+        return done.stdout if done.returncode == 0 else ""
+
+    def files(self, commit: str, *folders: str) -> tuple[str, ...]:
+        """Paths of a commit's files, of these folders only or of its root; not those below."""
+        return tuple(git.output(self.path, "ls-tree", "-z", "--name-only", commit, *folders).split("\0")[:-1])
+
+    def has(self, commit: str) -> bool:
+        return git.run(self.path, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0

@@ -1,0 +1,267 @@
+"""The history of runs: an SQLite file, and the only file of the harness that touches it (docs/history.md).
+
+On a local disk the journal is a write-ahead log: readers and one writer at a time go on side by side. That log needs
+memory shared between processes, which network file systems do not have; there SQLite's rollback journal is used.
+A writer waits for others and takes the write lock before it reads, so that none has to begin again.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from harness.core.errors import HarnessError, InputError, Problem
+from harness.core.outcomes import Outcome
+from harness.infra.history.file_system import is_network
+from harness.infra.history.queries import Query
+from harness.infra.history.schema import MIGRATIONS
+from harness.judge.history.rows import CellRow, RunRow
+
+WAIT_S = 5.0  # for other writers: a run is recorded at once or not at all, and its verdict does not wait
+
+
+class HistoryError(HarnessError):
+    """The history cannot be written or read, for a reason outside of the harness."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellPast:
+    """What became of a cell before. ERROR and REJECTED decide nothing and are passed over."""
+
+    outcome: str  # of the last run that decided
+    run_id: str
+    started: str
+    version: str
+    since_run: str  # the first run since which every one that decided came out alike, green or red
+    since: str  # when it started
+    since_version: str
+    before_version: str  # of the last run that came out otherwise; empty when none did
+    before_run: str
+    before: str  # when that one started
+
+    @property
+    def green(self) -> bool:
+        return self.outcome != "FAIL"
+
+
+class History:
+    """An open history. Made by `opened`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def record(self, run: RunRow, directory: Path) -> None:
+        """Write the rows of a run in place of those that it had; all of them or none."""
+        with _writing(self.connection):
+            self.connection.execute("DELETE FROM runs WHERE run_id = ?", (_stored(run.run_id),))
+            values = {key: value for key, value in vars(run).items() if key != "cells"}
+            number = _insert(self.connection, "runs", **values, directory=str(directory))
+            for cell in run.cells:
+                self._record_cell(run, number, cell)
+
+    def _record_cell(self, run: RunRow, number: int, cell: CellRow) -> None:
+        identity = tuple(map(_stored, (run.matrix, cell.name, run.device)))
+        self.connection.execute("INSERT OR IGNORE INTO series (matrix, name, device) VALUES (?, ?, ?)", identity)
+        (series,) = self.connection.execute(
+            "SELECT id FROM series WHERE matrix = ? AND name = ? AND device = ?", identity
+        ).fetchone()
+        values = {key: value for key, value in vars(cell).items() if key not in ("name", "findings", "metrics")}
+        row = _insert(self.connection, "cells", run=number, series=series, started=run.started, **values)
+        for position, finding in enumerate(cell.findings):
+            _insert(self.connection, "findings", cell=row, position=position, **vars(finding))
+        self.connection.executemany(
+            "INSERT INTO metrics (cell, name, value) VALUES (?, ?, ?)",
+            [(row, name, None if math.isnan(value) else value) for name, value in cell.metrics.items()],
+        )
+
+    def past(self, matrix: str, device: str, before: str) -> dict[str, CellPast]:
+        """Name of a cell -> what became of it in the runs of a matrix that started before a moment (ISO, UTC)."""
+        rows = self.connection.execute(_PAST, {"matrix": matrix, "device": device, "before": before})
+        return {row["name"]: CellPast(**{key: row[key] or "" for key in CellPast.__dataclass_fields__}) for row in rows}
+
+    def rows(self, query: Query) -> Iterator[dict[str, Any]]:
+        """What a question of queries.py gives, row by row."""
+        for row in self.connection.execute(*query):
+            yield dict(row)
+
+    def previous(self, matrix: str, device: str, before: str) -> tuple[str, str] | None:
+        """Id and start of the newest run of a matrix that started before a moment; None without one."""
+        row = self.connection.execute(
+            """SELECT run_id, started FROM runs WHERE matrix = ? AND device = ? AND started < ?
+            ORDER BY started DESC, id DESC LIMIT 1""",
+            (matrix, device, before),
+        ).fetchone()
+        return row and (row["run_id"], row["started"])
+
+    def directory(self, run_id: str) -> Path | None:
+        """Where a run's directory was; None when the run is not known."""
+        row = self.connection.execute("SELECT directory FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        return Path(row["directory"]) if row else None
+
+    def prune(self, older_than: str | None, keep_last: int, *, dry_run: bool = False) -> list[str]:
+        """Remove runs that started before a moment (None: any) but for the newest of each matrix; their ids."""
+        with _writing(self.connection):
+            found = self.connection.execute(
+                """SELECT id, run_id FROM (
+                  SELECT *, row_number() OVER (PARTITION BY matrix ORDER BY started DESC, id DESC) AS place FROM runs)
+                WHERE place > ? AND started < ? ORDER BY started, id""",
+                (keep_last, older_than or _END_OF_TIME),
+            ).fetchall()
+            if not dry_run:
+                self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in found])
+                self.connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM cells)")
+        if found and not dry_run:
+            with suppress(sqlite3.OperationalError):  # somebody reads: then later rows take the room
+                self.connection.execute("VACUUM")
+        return [row["run_id"] for row in found]
+
+
+_END_OF_TIME = "9999"
+_TABLES = {"runs", "series", "cells", "findings", "metrics"}
+# One look into the index cells_series per question and series, however long the history is.
+_PAST = """
+WITH decided AS (
+  SELECT s.id AS series, s.name AS name,
+    (SELECT c.id FROM cells c WHERE c.series = s.id AND c.started < :before AND c.outcome NOT IN ('ERROR', 'REJECTED')
+     ORDER BY c.started DESC, c.id DESC LIMIT 1) AS last
+  FROM series s WHERE s.matrix = :matrix AND s.device = :device),
+turned AS (
+  SELECT d.name, d.series, c.*, (
+    SELECT o.id FROM cells o WHERE o.series = d.series AND o.started < :before
+      AND o.outcome NOT IN ('ERROR', 'REJECTED') AND (o.outcome = 'FAIL') <> (c.outcome = 'FAIL')
+    ORDER BY o.started DESC, o.id DESC LIMIT 1) AS other
+  FROM decided d JOIN cells c ON c.id = d.last)
+SELECT t.name, t.outcome, r.run_id, t.started, t.version,
+  o.version AS before_version, o.started AS before, br.run_id AS before_run,
+  f.started AS since, f.version AS since_version, fr.run_id AS since_run
+FROM turned t JOIN runs r ON r.id = t.run
+LEFT JOIN cells o ON o.id = t.other
+LEFT JOIN runs br ON br.id = o.run
+JOIN cells f ON f.id = (
+  SELECT n.id FROM cells n WHERE n.series = t.series AND n.outcome NOT IN ('ERROR', 'REJECTED')
+    AND (o.id IS NULL OR n.started > o.started OR (n.started = o.started AND n.id > o.id))
+  ORDER BY n.started, n.id LIMIT 1)
+JOIN runs fr ON fr.id = f.run
+"""
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a history; an empty file is one that its first writer has only just made."""
+    return path.is_file() and path.stat().st_size > 0
+
+
+@contextmanager
+def opened(path: Path, *, write: bool) -> Iterator[History]:
+    """The history in a file. `write` makes it when there is none; else that is an InputError.
+
+    A reader changes nothing in the file, and sees only runs whose date and outcomes are possible ones.
+    HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when it is of a newer harness,
+    or of another program.
+    """
+    if not write and not is_there(path):
+        hint = "runs record themselves at their end; `harness history import RUN...` adds older ones"
+        raise InputError(Problem(message="there is no history", file=str(path), hint=hint))
+    try:
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(_connect(path, write=write)) as connection:
+            _check(connection, path, write=write)
+            if write:
+                _prepare(connection, path)
+            else:
+                connection.executescript(_SOUND)
+            yield History(connection)
+    except (sqlite3.Error, OSError) as error:
+        raise HistoryError(f"history {path}: {error}") from error
+
+
+def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode={'rwc' if write else 'ro'}"
+    connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+# Views of a reader, in place of the tables of the same names.
+_SOUND = "".join(
+    f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
+    f"WHERE strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started{more};"
+    for table, more in (("runs", ""), ("cells", f" AND outcome IN ({', '.join(repr(one.value) for one in Outcome)})"))
+)
+
+
+def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
+    """InputError for a file of another program, and for one of a newer harness."""
+    known = _version(connection)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables >= _TABLES and (tables or known or not write):
+        hint = "name another file with --history"
+        raise InputError(Problem(message="is no history of the harness", file=str(path), hint=hint))
+    if known > len(MIGRATIONS):
+        found = f"tables of version {known}"
+        allowed = f"at most version {len(MIGRATIONS)}"
+        hint = "a newer harness wrote it: use that one, or another file with --history"
+        raise InputError(
+            Problem(message="is of a newer harness", file=str(path), found=found, allowed=allowed, hint=hint)
+        )
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables to this version."""
+    _set_journal(connection, "DELETE" if is_network(path) else "WAL")
+    if _version(connection) < len(MIGRATIONS):
+        with _writing(connection):
+            for script in MIGRATIONS[_version(connection) :]:
+                for statement in script:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
+    """Changing the journal needs the file for itself, and SQLite does not wait for that."""
+    deadline = time.monotonic() + WAIT_S
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != mode.lower():
+        try:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+@contextmanager
+def _writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that holds the write lock from its beginning."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _stored(value: Any) -> Any:
+    """SQLite holds UTF-8: a lone surrogate, which a message may have, is kept as an escape such as \\ud800."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
+    """Insert one row, by names of columns that stand in this file; its number."""
+    columns, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
+    cursor = connection.execute(
+        f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(map(_stored, values.values()))
+    )
+    return int(cursor.lastrowid or 0)

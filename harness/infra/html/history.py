@@ -1,0 +1,154 @@
+"""The page of the history: what fails since when, a calendar of outcomes, trends of times, rates and drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from harness.core.outcomes import Outcome
+from harness.core.text.escaping import clip
+from harness.infra import templating
+from harness.infra.history.database import CellPast, History
+from harness.infra.history.queries import Wanted, calendar, listing, totals, trail
+from harness.infra.html.trend_svg import Spot, trend
+from harness.infra.html.views import OUTCOME_MARKS
+from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
+
+_TEMPLATES = Path(__file__).parent / "templates"
+MOST_LISTED = 300  # cells in the table,
+MOST_DAYS_OF = 80  # in the calendar,
+MOST_DAYS = 120  # the newest
+MOST_TRENDS = 12  # with trends
+_POINTS = 120  # of a trend, the newest
+_ROWS = 15  # of the table under it
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    title: str
+    note: str
+    svg: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    cell: Mapping[str, Any]
+    figures: list[Figure]
+    rows: list[Point]  # the newest first
+    more: int  # points that the table leaves out
+
+
+def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> str:
+    """The page of the last `days` before `now` (ISO, UTC); the same text for the same history.
+
+    The worst cells come first, and only so many of them: `wanted` narrows what is looked at.
+    """
+    until = wanted.until or now
+    since = wanted.since or (datetime.strptime(until, _STAMP) - timedelta(days=days)).strftime(_STAMP)
+    cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
+    shown = [cell["series"] for cell in cells[:MOST_DAYS_OF]]
+    (total,) = history.rows(totals(since))
+    dates = days_between(max(since, total["first"] or since)[:10], until[:10])[-MOST_DAYS:]
+    past = _past(history, cells)
+    environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
+    environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=_clipped)
+    text = environment.get_template("history.html.j2").render(
+        style="".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "history.css")),
+        cells=cells[:MOST_LISTED],
+        hidden=len(cells) - len(cells[:MOST_LISTED]),
+        calendar_hidden=len(cells) - len(shown),
+        trends_hidden=len(cells) - min(len(cells), MOST_TRENDS),
+        total=total,
+        since=since,
+        until=until,
+        dates=dates,
+        calendar=calendar_rows(history.rows(calendar(shown, since)), dates),
+        failing=[(cell, past[cell["series"]]) for cell in cells if cell["last"] == "FAIL" and cell["series"] in past],
+        counts={outcome: sum(cell["last"] == outcome.value for cell in cells) for outcome in Outcome},
+        trends=[_trend(history, cell, since) for cell in cells[:MOST_TRENDS]],
+        narrowed=_narrowed(wanted),
+        marks=OUTCOME_MARKS,
+        outcome=Outcome,
+        days_of=MOST_DAYS_OF,
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellPast]:
+    """Series -> since when, for those that fail now."""
+    failing = {(cell["matrix"], cell["device"]) for cell in cells if cell["last"] == "FAIL"}
+    known = {key: history.past(*key, "9999") for key in failing}
+    found = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
+    return {series: past for series, past in found.items() if past is not None}
+
+
+def _narrowed(wanted: Wanted) -> str:
+    said = [f"{name} {value}" for name, value in vars(wanted).items() if value and name in _FILTERS]
+    return ", ".join(said)
+
+
+_FILTERS = ("matrix", "cell", "stack", "outcome")
+
+
+def _trend(history: History, cell: Mapping[str, Any], since: str) -> Trend:
+    seen = points(history.rows(trail(cell["series"], since, _POINTS)))
+    newest = list(reversed(seen))
+    return Trend(cell=cell, figures=list(_figures(cell["cell"], seen)), rows=newest[:_ROWS], more=len(newest[_ROWS:]))
+
+
+def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
+    for name, title, unit, factor in (
+        ("step_p50_s", "Step time", "ms, median of a run's steps", 1000.0),
+        ("tokens_per_s", "Tokens/s", "real tokens per second and rank", 1.0),
+        ("loss_drift", "Loss drift", "largest relative difference to the reference of a run's steps", 1.0),
+    ):
+        spots = _spots(seen, name, factor)
+        if any(math.isfinite(spot.value) for spot in spots):
+            alt = f"{title} of {clip(cell, 300)} in {len(spots)} runs, {unit}"
+            yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
+
+
+def _spots(seen: Sequence[Point], name: str, factor: float) -> list[Spot]:
+    """The points that have a metric; a version is marked where the first of them has it."""
+    found: list[Spot] = []
+    version = seen[0].version if seen else ""
+    for point in seen:
+        value: float | None = getattr(point, name)
+        if value is None:
+            continue
+        said = ", ".join(_clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
+        title = f"{point.started}: {value * factor:.4g}, {said}"
+        bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
+        found.append(Spot(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
+        version = point.version
+    return found
+
+
+def _short(version: str) -> str:
+    """The part of "megatron-lm main = 0123456789ab" that tells it from others."""
+    return version.split(",")[0].split()[-1] if version.split() else "?"
+
+
+def _mark(outcome: str) -> str:
+    return OUTCOME_MARKS[Outcome(outcome)][0]
+
+
+def _day_title(day: Day) -> str:
+    if not day.outcome:
+        return f"{day.day}: not run"
+    said = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
+    return f"{day.day}: {said}"
+
+
+def _clipped(text: str | None, most: int) -> str:
+    """A column of the history, which may be empty there."""
+    return clip(text or "", most)
+
+
+def _figure_text(value: float | None, factor: float = 1.0) -> str:
+    return "–" if value is None else f"{value * factor:.4g}"  # noqa: RUF001

@@ -1,0 +1,105 @@
+"""Finds and reads the profile of a cluster, by name or by path."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import harness
+from harness.core.errors import InputError, Problem
+from harness.infra.inputs import yaml_file
+from harness.infra.inputs.text_file import expanded, is_file
+from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
+from harness.plan.matrix.load import Matrix
+
+CHECKOUT = Path(harness.__file__).resolve().parent.parent
+TEMPLATES = CHECKOUT / "sbatch_templates"
+FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
+
+
+def cluster_of(matrix: Matrix, asked: str | None = None) -> tuple[ClusterProfile, Path | None]:
+    """The profile that `--cluster` asked for, else the matrix's, with its file (None for the built-in `local`).
+
+    A path in a matrix is relative to the matrix file, one that was asked for to the current folder. InputError when
+    there is none, when it has mistakes, or when the matrix wants more time than it allows.
+    """
+    beside = Path(matrix.file).parent
+    if asked is not None:
+        origin, base = Problem(message="", key="--cluster"), Path()
+    else:
+        origin, base = Problem(message="", file=matrix.file, line=matrix.lines.get(("cluster",)), key="cluster"), beside
+    profile, file = read_cluster(matrix.cluster if asked is None else asked, base, beside, origin)
+    limit = matrix.launch.time_limit_min
+    if profile.kind == "slurm" and limit is not None and limit > profile.time:
+        raise InputError(
+            Problem(
+                message=f"more minutes than cluster {profile.name} allows",
+                file=matrix.file,
+                line=matrix.lines.get(("launch", "time_limit_min")),
+                key="launch.time_limit_min",
+                found=str(limit),
+                allowed=f"at most {profile.time} ({file})",
+            )
+        )
+    return profile, file
+
+
+def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[ClusterProfile, Path | None]:
+    """The profile of this name, or at this path below `base`; `origin` says where the name was written."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = base / expanded(name)
+        if not is_file(path):
+            raise InputError(_problem(origin, "no such profile file", found=repr(str(path))))
+        return read_profile(path), path
+    for folder in folders(beside):
+        path = folder / f"{name}.yaml"
+        if is_file(path):
+            return read_profile(path), path
+    if name == LOCAL.name:
+        return LOCAL, None
+    known = sorted({path.stem for folder in folders(beside) for path in folder.glob("*.yaml")} | {LOCAL.name})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"profiles are looked for in {_listed(folders(beside))}"
+    raise InputError(_problem(origin, "no such cluster profile", found=repr(name), allowed=", ".join(known), hint=hint))
+
+
+def folders(beside: Path) -> list[Path]:
+    """Where profiles are looked for, first match first: HARNESS_CLUSTERS, beside the matrix, here, the checkout."""
+    own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    places = [*own, beside / "clusters", Path("matrices/clusters"), CHECKOUT / "matrices" / "clusters"]
+    return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]
+
+
+def read_profile(path: Path) -> ClusterProfile:
+    """One profile file; InputError with every problem, each with file and line."""
+    source = yaml_file.read(path)
+    return load_profile(source.values, file=source.file, lines=source.lines)
+
+
+def template_of(profile: ClusterProfile, file: Path | None) -> Path:
+    """The profile's template: a path relative to the profile, or the name of a file in sbatch_templates."""
+    if "/" in profile.template or profile.template.endswith(".j2"):
+        path = (file.parent if file else Path()) / expanded(profile.template)
+    else:
+        path = TEMPLATES / f"{profile.template}.sbatch.j2"
+    if not is_file(path):
+        known = ", ".join(sorted(item.name.removesuffix(".sbatch.j2") for item in TEMPLATES.glob("*.sbatch.j2")))
+        problem = Problem(
+            message="no such template",
+            file=str(file) if file else None,
+            key="template",
+            found=repr(profile.template),
+            allowed=f"{known}, or a path beside the profile that ends in .j2",
+        )
+        raise InputError(problem)
+    return path
+
+
+def _listed(places: Sequence[Path]) -> str:
+    return ", ".join(str(place) for place in places)
+
+
+def _problem(origin: Problem, message: str, **details: str | None) -> Problem:
+    return Problem(message=message, file=origin.file, line=origin.line, key=origin.key, **details)

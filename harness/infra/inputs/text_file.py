@@ -1,0 +1,59 @@
+"""Text files that the user, or a file of the user, names: read whole, and only so much of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from harness.core.errors import InputError, Problem
+
+MIB = 2**20
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The text of a regular file in UTF-8; InputError for anything else, and for a file above `most_bytes`.
+
+    A pipe or a device could block for ever or never end, so neither is opened for reading.
+    """
+    try:
+        content = _content(path, most_bytes)
+    except FileNotFoundError:
+        raise InputError(Problem(message="no such file", file=str(path))) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(Problem(message=f"cannot be read: {reason}", file=str(path))) from error
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise InputError(Problem(message="not a text file: it holds a NUL character", file=str(path), line=line))
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = Problem(message=f"not a UTF-8 text file: {error.reason}", file=str(path), line=line)
+        raise InputError(problem) from error
+
+
+def expanded(name: str) -> Path:
+    """A path with `~` and `~user` written out; InputError where the system knows no such user."""
+    try:
+        return Path(name).expanduser()
+    except (RuntimeError, ValueError) as error:
+        hint = "write the path in full, or ./~name for a folder of this name"
+        raise InputError(Problem(message="no such home folder", found=repr(name), hint=hint)) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; of a name that no file can have, false."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
+
+
+def _content(path: Path, most_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError(Problem(message="cannot be read: not a regular file", file=str(path)))
+        content = stream.read(most_bytes + 1)  # not by its size: files of /proc tell none, and a file can grow
+    if len(content) > most_bytes:
+        raise InputError(Problem(message="the file is too large", file=str(path), allowed=f"{most_bytes:,} bytes"))
+    return content

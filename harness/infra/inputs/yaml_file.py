@@ -1,0 +1,175 @@
+"""YAML files to plain values with line numbers, and back. The only importer of the YAML reader.
+
+A file is bounded before anything is made of it: its size, its nodes (an alias counts as all that it repeats), their
+nesting, and the length of every text and number. The reader needs about 0.1 ms per node.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import ScalarEvent
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from harness.core.errors import InputError, Problem
+from harness.infra.inputs.text_file import MIB, read_text
+
+KeyPath = tuple[str | int, ...]
+MOST_BYTES = MIB
+MOST_NODES = 20_000  # keys, values and items
+MOST_DEPTH = 50
+MOST_CHARACTERS = 10_000  # of one text
+MOST_DIGITS = 40  # of one number
+_NUMBERS = (":int", ":float")
+
+
+@dataclass(frozen=True, kw_only=True)
+class YamlFile:
+    """Plain values (dict, list, str, int, float, bool, None, date) and the line (from 1) of every key and item."""
+
+    file: str  # as the user named it
+    values: Any
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+
+def read(path: Path) -> YamlFile:
+    """Read one YAML 1.2 document; InputError with file and line for anything that is not one, or is out of bounds."""
+    file = str(path)
+    text = read_text(path, MOST_BYTES)
+    lines: dict[KeyPath, int] = {}
+    reader = YAML(typ="safe", pure=True)
+    reader.Composer = _BoundedComposer
+    reader.Constructor = _PlacingConstructor
+    try:
+        constructor, _ = reader.get_constructor_parser(text)
+        node = constructor.composer.get_single_node()
+        _count(node, {}, ())
+        _collect_lines(node, (), lines)
+        values = None if node is None else constructor.construct_document(node)
+    except MarkedYAMLError as error:
+        raise InputError(_marked_problem(error, file)) from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not valid YAML: it holds the character U+{error.character:04X}, which YAML does not allow"
+        raise InputError(Problem(message=message, file=file, line=line)) from error
+    except YAMLError as error:
+        raise InputError(Problem(message=f"not valid YAML: {error}", file=file)) from error
+    return YamlFile(file=file, values=values, lines=lines)
+
+
+def dump(values: Any) -> str:
+    """YAML text of plain values, keys in the order given."""
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style = False
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.representer.ignore_aliases = lambda _: True
+    stream = io.StringIO()
+    writer.dump(values, stream)
+    return stream.getvalue()
+
+
+class _OutOfBoundsError(MarkedYAMLError):
+    """The file is YAML, and more of it than is read. `context`: what is allowed."""
+
+    def __init__(self, problem: str, allowed: str, mark: Any) -> None:
+        super().__init__(context=allowed, problem=problem, problem_mark=mark)
+
+
+class _BoundedComposer(Composer):
+    """Stops at the first node out of bounds, before anything is made of the rest."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader=loader)
+        self.warn_double_anchors = False  # YAML allows an anchor to be set anew
+        self._nodes = self._inside = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            raise _OutOfBoundsError("too many values", f"{MOST_NODES:,} keys, values and items", event.start_mark)
+        if self._inside >= MOST_DEPTH:
+            raise _OutOfBoundsError("nested too deeply", f"{MOST_DEPTH} levels", event.start_mark)
+        if isinstance(event, ScalarEvent):
+            _check_text(event)
+        self._inside += 1
+        node = super().compose_node(parent, index)
+        self._inside -= 1
+        if isinstance(node, ScalarNode) and str(node.tag).endswith(_NUMBERS) and len(node.value) > MOST_DIGITS:
+            raise _OutOfBoundsError(
+                f"a number of {len(node.value)} characters", f"{MOST_DIGITS} characters", node.start_mark
+            )
+        return node
+
+
+def _check_text(event: ScalarEvent) -> None:
+    if len(event.value) > MOST_CHARACTERS:
+        found = f"a text of {len(event.value):,} characters"
+        raise _OutOfBoundsError(found, f"{MOST_CHARACTERS:,} characters", event.start_mark)
+    odd = next((char for char in event.value if char == "\0" or "\ud800" <= char <= "\udfff"), None)
+    if odd is not None:  # by an escape: no file, command or report can hold it
+        raise _OutOfBoundsError(f"a text with U+{ord(odd):04X}", "no NUL and no half of a pair", event.start_mark)
+
+
+class _PlacingConstructor(SafeConstructor):
+    """Says where a value stands that cannot be made, e.g. the date 2026-99-99."""
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
+
+
+def _marked_problem(error: MarkedYAMLError, file: str) -> Problem:
+    """The reader's complaint in one line, at the place it complains about."""
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark is not None else None
+    if isinstance(error, _OutOfBoundsError):
+        return Problem(message=str(error.problem), file=file, line=line, allowed=f"at most {error.context}")
+    what = str(error.problem or error.context or error).strip().splitlines()[0]
+    where = f" {error.context}" if error.context and error.problem else ""
+    return Problem(message=f"not valid YAML: {what}{where}", file=file, line=line)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, SequenceNode) else []
+
+
+def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) -> int:
+    """Nodes below and with this one, aliases written out. `inside`: ids of the nodes around it."""
+    if node is None:
+        return 0
+    if id(node) in inside:
+        raise MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
+    if id(node) not in sizes:
+        sizes[id(node)] = 1 + sum(_count(child, sizes, (*inside, id(node))) for child in _children(node))
+        if sizes[id(node)] > MOST_NODES:
+            allowed = f"{MOST_NODES:,} keys, values and items, aliases written out"
+            raise _OutOfBoundsError("too many values", allowed, node.start_mark)
+    return sizes[id(node)]
+
+
+def _collect_lines(node: Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
+    """Line of every key and list item."""
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if key.tag.endswith(":merge"):
+                _collect_lines(value, path, lines)
+                continue
+            lines[(*path, str(key.value))] = key.start_mark.line + 1
+            _collect_lines(value, (*path, str(key.value)), lines)
+    elif isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _collect_lines(item, (*path, index), lines)

@@ -1,0 +1,179 @@
+"""Runs allocations on this machine: one agent process each, watched through its journal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import Journal, RunDir, write_json
+from harness.core.run.run_plan import Allocation
+from harness.core.stack import ReadyStack
+from harness.infra.stacks.interpreters import clean_environment
+from harness.infra.stacks.node_code import agent_environment, copy_node_code
+
+Listener = Callable[[dict[str, Any]], None]
+POLL_S = 0.05
+STOP_GRACE_S = 10.0
+MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_parallel_ranks() -> int:
+    """Ranks that may run at once: two per core, since ranks of small cells mostly wait for each other."""
+    return 2 * cores()
+
+
+def gpus_here(devices: Path = Path("/dev")) -> int:
+    """GPUs of this machine, by the files of NVIDIA's driver."""
+    return len([file for file in devices.glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])
+
+
+def at_once(agents: int, ranks: int, *, turns: bool, gpus: int) -> int:
+    """Agents side by side: each has its own stack and gives its cells GPUs, so that two would give the same ones.
+
+    Cells that take turns need both agents, and one of them waits at a time.
+    """
+    if turns:
+        return max(2, min(agents, cores(), ranks, MOST_AGENTS))
+    return 1 if gpus else max(1, min(agents, cores(), ranks, MOST_AGENTS))
+
+
+def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None) -> list[str]:
+    """`stack`: None for the environment of the harness itself."""
+    python = stack.python if stack else sys.executable
+    return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
+
+
+def write_order(run: RunDir, allocation: Allocation, attempts: Mapping[str, int], *, parallel_ranks: int) -> None:
+    """The agent's order: which cells, which attempt of each (1 where none is named), how many ranks at once."""
+    cells = [{"cell": cell, "attempt": attempts.get(cell, 1)} for cell in allocation.cells]
+    write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
+
+
+def run_allocations(
+    run: RunDir,
+    allocations: Sequence[Allocation],
+    stacks: Mapping[str, ReadyStack],
+    listener: Listener,
+    parallel_ranks: int | None = None,
+    attempts: Mapping[str, int] | None = None,
+) -> None:
+    """Run allocations, each in its stack, and pass on what their agents say until all have ended.
+
+    Two whose cells take turns run first, side by side and alone, so that they are timed on a calm machine. An agent
+    that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped. Where there are
+    GPUs, agents of other stacks run one after another: an agent gives each of its cells GPUs of their own, and two
+    agents would give the same. `attempts`: numbers of the cells' attempts, 1 where none is named.
+    """
+    ranks = parallel_ranks or default_parallel_ranks()
+    if any(allocation.stack in stacks for allocation in allocations):
+        copy_node_code(run.node_code)
+    for turns in (True, False):
+        members = [allocation for allocation in allocations if allocation.turns is turns]
+        beside = at_once(len(members), ranks, turns=turns, gpus=gpus_here())
+        _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {})
+
+
+def _side_by_side(
+    run: RunDir,
+    allocations: Sequence[Allocation],
+    stacks: Mapping[str, ReadyStack],
+    listener: Listener,
+    at_once: int,
+    parallel_ranks: int,
+    attempts: Mapping[str, int],
+) -> None:
+    """`at_once` agents at a time, each with `parallel_ranks` ranks, since one that imports keeps one core busy."""
+    for allocation in allocations:
+        write_order(run, allocation, attempts, parallel_ranks=parallel_ranks)
+    waiting, running = list(allocations), list[_Agent]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                allocation = waiting.pop(0)
+                running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
+            for agent in list(running):
+                ended = agent.process.poll() is not None  # asked first: its last words come before its end
+                for event in agent.journal.new_events():
+                    listener(event)
+                if ended:
+                    running.remove(agent)
+                    agent.close()
+            time.sleep(POLL_S)
+    finally:
+        for agent in running:
+            agent.process.terminate()  # all at once: each takes a moment to end its cells
+        for agent in running:
+            agent.stop()
+
+
+class _Agent:
+    """The agent process of an allocation."""
+
+    def __init__(
+        self, run: RunDir, allocation: Allocation, stack: ReadyStack | None, attempts: Mapping[str, int]
+    ) -> None:
+        self.run, self.allocation, self.attempts = run, allocation, attempts
+        self.log = run.submission(allocation.name, ".log")
+        self.journal = Journal(run.agent_journal(allocation.name, 0))
+        list(self.journal.new_events())  # those of an earlier launch
+        with self.log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                agent_command(run, allocation.name, stack),
+                # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
+                cwd=run.root if stack else None,
+                env=clean_environment(agent_environment(stack, run.node_code)) if stack else None,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    def close(self) -> None:
+        """After the end of an agent that failed: results for the cells that it left without one."""
+        if self.process.returncode:
+            why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{_tail(self.log)}"
+            end_unfinished(self.run, self.allocation, why, self.attempts)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            try:
+                self.process.wait(STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
+    """The result of a cell whose stack could not be made, or is one that the probe cannot run in: ERROR."""
+    _end(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
+
+
+def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:
+    """Results for the cells that an agent which died has left without one."""
+    for cell in allocation.cells:
+        number = attempts.get(cell, 1)
+        if not run.attempt(cell, number).result.exists():
+            _end(run, cell, number, reason)
+
+
+def _end(run: RunDir, cell: str, number: int, reason: str) -> None:
+    now = time.time()
+    result = CellResult(cell=cell, attempt=number, status="error", reason=reason)
+    write_json(run.attempt(cell, number).result, replace(result, started=now, finished=now))
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    if not log.exists():  # the run directory has vanished
+        return "the log is gone"
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,143 @@
+"""Tells somebody about a verdict: a command that reads JSON, or a webhook that it is posted to.
+
+Nothing here raises for what the receiver does: what went wrong is returned in words.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import IO
+from urllib.parse import quote, unquote, urlsplit
+
+from harness.core.text.secrets import HIDDEN, redacted
+
+TIMEOUT_S = 10.0
+_SHOWN = 500  # characters of what a failing receiver said
+_LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
+
+
+def is_url(receiver: str) -> bool:
+    return "://" in receiver.split(" ", 1)[0]
+
+
+def _without(receiver: str, text: str) -> str:
+    """What a receiver or the system said, without parts of the receiver: servers echo the path they were asked for."""
+    words = [receiver, *receiver.split()]
+    if is_url(receiver):
+        parts = urlsplit(receiver)
+        words += [parts.path, *parts.path.split("/"), parts.query, parts.username or "", parts.password or ""]
+    forms = {form for word in words for form in (word, unquote(word), quote(word)) if len(form) >= _LEAST_SECRET}
+    return redacted(text, sorted(forms, key=len, reverse=True))
+
+
+def shown(receiver: str) -> str:
+    """The receiver without what may be a secret: a webhook's path and query, a command's arguments.
+
+    Of a text that `problem_of` has a word about, nothing.
+    """
+    if problem_of(receiver):
+        return HIDDEN
+    if is_url(receiver):
+        parts = urlsplit(receiver)
+        return f"{parts.scheme}://{parts.hostname}/..."
+    return shlex.split(receiver)[0]
+
+
+def problem_of(receiver: str) -> str:
+    """Why this cannot be a receiver; empty when it can."""
+    if is_url(receiver):
+        if not receiver.isprintable() or " " in receiver:
+            return "a URL has neither spaces nor control characters; write a space as %20"
+        parts = urlsplit(receiver)
+        return "" if parts.scheme in ("http", "https") and parts.hostname else "only http and https URLs are posted to"
+    try:
+        return "" if shlex.split(receiver) else "names neither a command nor a URL"
+    except ValueError as error:
+        return f"is not a command: {error}"
+
+
+def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> str:
+    """Hand the JSON text over; what went wrong, or nothing.
+
+    A command runs without a shell, reads the text from its standard input and has the variables. A URL is posted to;
+    redirections are not followed.
+    """
+    if is_url(receiver):
+        return _without(receiver, _post(receiver, text.encode(), timeout_s))
+    program, *arguments = shlex.split(receiver)
+    return _without(" ".join(arguments), _run([program, *arguments], text, variables, timeout_s))
+
+
+def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: float) -> str:
+    """Files, not pipes: so neither a command that reads nothing nor a child it leaves behind can hold us."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(text.encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=given,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"cannot be started: {error}"
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"did not end within {timeout_s:g} s{_tail(said)}"
+        finally:
+            if process.returncode is None:  # else its children stay: mail programs send in the background
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return f"ended with exit code {code}{_tail(said)}" if code else ""
+
+
+def _tail(said: IO[bytes]) -> str:
+    said.seek(0)
+    words = " ".join(said.read().decode("utf-8", errors="replace").split())
+    return f": {words[-_SHOWN:]}" if words else ""
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without the verdict."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> str:
+    """In a thread, since time-outs of sockets are per read: a server that drips would hold us for ever."""
+    answer = [f"no answer within {timeout_s:g} s"]
+    thread = threading.Thread(target=_ask, args=(url, body, timeout_s, answer), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return answer[0]
+
+
+def _ask(url: str, body: bytes, timeout_s: float, answer: list[str]) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": "packing-harness"}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s):
+            answer[0] = ""
+    except urllib.error.HTTPError as error:
+        with error:
+            words = " ".join(error.read(_SHOWN).decode("utf-8", errors="replace").split())
+            answer[0] = f"answered {error.code} {error.reason}{f': {words}' if words else ''}"
+    except TimeoutError:
+        pass
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
+        answer[0] = answer[0] if timed_out else f"cannot be reached: {error}"

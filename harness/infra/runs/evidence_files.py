@@ -1,0 +1,173 @@
+"""Reads the records and results of a run directory. Nothing is unpickled, nothing is executed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from harness.core.cell.config import CellConfig
+from harness.core.errors import InputError, Problem
+from harness.core.run.records import SCHEMA_VERSION, CellResult, RankRecord
+from harness.core.run.run_dir import AttemptDir, RunDir, opened, text_of
+from harness.core.run.run_plan import RunPlan, seal_of
+from harness.core.serialization import from_jsonable, loads
+from harness.core.text.secrets import without_secrets
+from harness.judge.evidence.cell_evidence import CellFound
+from harness.judge.failures.classification import JobEnding, LogTail
+
+LOG_TAIL_BYTES = 4096
+_OTHER_VERSION = "it was written by another version of the harness; judge it with the version that ran it"
+
+
+def read_plan(run: RunDir) -> RunPlan:
+    """The run's plan.json; InputError when it is missing or written by another version."""
+    if not run.plan.exists():
+        raise InputError(Problem(message="is not a run directory: no plan.json", file=str(run.root)))
+    try:
+        values = loads(text_of(run.plan))
+    except (OSError, ValueError, RecursionError) as error:
+        what = "cannot be read" if isinstance(error, OSError) else "is not JSON"
+        raise InputError(Problem(message=f"{what}: {error}", file=str(run.plan))) from error
+    if not isinstance(values, dict):
+        raise InputError(Problem(message="is not a plan: a JSON object is needed", file=str(run.plan)))
+    if values.get("schema_version") != SCHEMA_VERSION:
+        found = str(values.get("schema_version"))
+        message = f"unknown schema_version; {_OTHER_VERSION}"
+        raise InputError(Problem(message=message, file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION)))
+    try:
+        plan = from_jsonable(RunPlan, values, whole=True)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(Problem(message=f"is not a plan: {_why(error)}", file=str(run.plan))) from error
+    if circular := plan.expansion.circular:
+        raise InputError(Problem(message=f"cell {circular} is its own reference", file=str(run.plan)))
+    return plan
+
+
+def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
+    """What is wrong with the run as a whole, whatever its cells came to: then the run is undecided.
+
+    A plan that is not the one the run began with hides cells, and so do folders of cells that it does not name.
+    """
+    problems = []
+    try:
+        stated = loads(text_of(run.plan))["seal"]
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        problems.append(f"plan.json cannot be read, or has no seal: {type(error).__name__}: {error}")
+    else:
+        if stated != (seal := seal_of(without_secrets(plan))):
+            problems.append(f"plan.json was changed after the run began: its seal says {stated!r}, it holds {seal!r}")
+    folder = run.root / "cells"
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    strange = sorted(found - {cell.id for cell in plan.expansion.cells})
+    if strange:
+        problems.append(f"cells/ holds {len(strange)} folders of cells that plan.json does not name, e.g. {strange[0]}")
+    return problems
+
+
+def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
+    """All files of a cell's newest attempt, and the ends of the logs of ranks that failed.
+
+    `jobs`: how the jobs of cells ended. A file that cannot be read is named in `damaged`: it makes this cell an error,
+    and no other.
+    """
+    number, damaged = _attempts(run, cell)
+    attempt = run.attempt(cell, number)
+    records = _records(attempt, damaged)
+    result = _read(attempt.result, CellResult, damaged)
+    return CellFound(
+        records=records,
+        result=result,
+        retried=any(not run.attempt(cell, earlier).interrupted.exists() for earlier in range(1, number)),
+        logs=_log_tails(attempt, records, result),
+        job=jobs.get(cell, JobEnding()),
+        attempt=number,
+        config=_read(attempt.config, CellConfig, damaged),
+        damaged=damaged,
+    )
+
+
+def read_result(run: RunDir, cell: str) -> CellResult | None:
+    """Result of a cell's newest attempt; None while there is none. One that cannot be read is an error, with why."""
+    number = newest(run, cell)
+    damaged: list[str] = []
+    result = _read(run.attempt(cell, number).result, CellResult, damaged)
+    return CellResult(cell=cell, attempt=number, status="error", reason=damaged[0]) if damaged else result
+
+
+def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: CellResult | None) -> dict[int, LogTail]:
+    """Ends of the logs of the ranks that did not complete, of a cell that did not."""
+    if result is not None and result.status == "completed":
+        return {}
+    logs = sorted((attempt.root / "log").glob("rank-*.log"))
+    numbers = [(path.stem.removeprefix("rank-"), path) for path in logs if path.is_file()]
+    ranks = {int(number): path for number, path in numbers if number.isascii() and number.isdigit()}
+    completed = {rank for rank, record in records.items() if record.ended == "completed"}
+    return {rank: _tail(path) for rank, path in ranks.items() if rank not in completed}
+
+
+def _tail(path: Path) -> LogTail:
+    try:
+        stream = opened(path)
+    except OSError as error:
+        return LogTail(text=f"the log cannot be read: {error.strerror}")
+    with stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(size - LOG_TAIL_BYTES, 0))
+        text = stream.read().decode("utf-8", errors="replace")
+        return LogTail(text=text, written=os.fstat(stream.fileno()).st_mtime)
+
+
+def newest(run: RunDir, cell: str) -> int:
+    """Number of a cell's newest attempt, from 1; 1 when there is none yet."""
+    number = 1
+    while run.attempt(cell, number + 1).root.exists():
+        number += 1
+    return number
+
+
+def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
+    """The newest attempt, and what is wrong with the folders of attempts: they are numbered from 1 without a gap."""
+    number = newest(run, cell)
+    folder = run.attempt(cell).root.parent
+    names = {path.name for path in folder.glob("attempt-*")} if folder.is_dir() else set()
+    right = {f"attempt-{one}" for one in range(1, number + 1)}
+    stray, absent = sorted(names - right), sorted(right - names) if names else []
+    gap = absent[0] if absent else f"attempt-{number + 1}"
+    return number, [f"{(stray or sorted(names))[-1]} is there, but no {gap}"] if stray or absent else []
+
+
+def _records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
+    """By rank. A record under the name of another rank is damage: it would take that rank's place."""
+    records: dict[int, RankRecord] = {}
+    for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
+        record = _read(path, RankRecord, damaged)
+        if record is None:
+            continue
+        if path != attempt.record(record.rank):
+            damaged.append(f"{path.name} is the record of rank {record.rank}")
+        else:
+            records[record.rank] = record
+    return records
+
+
+T = TypeVar("T", RankRecord, CellResult, CellConfig)
+
+
+def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
+    """A file of evidence; None when it is not there, or when it cannot be read, which `damaged` then says."""
+    try:
+        return from_jsonable(kind, loads(text_of(path)), whole=True)
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        damaged.append(f"{path.name} cannot be read: {_why(error)}")
+        return None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file. Its writer writes every field, so another set of fields is another version's."""
+    text = str(error)
+    fields = isinstance(error, TypeError) and (text.endswith(" is missing") or ": unknown field " in text)
+    return f"{text}; unless the file was changed, {_OTHER_VERSION}" if fields else text

@@ -1,0 +1,62 @@
+"""One launcher at a time for a run: two that follow it would both submit, or run, what was lost."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_dir import RunDir, opened
+from harness.infra import screen
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -o flock, NFS without lockd
+
+
+def unlocked(folder: Path) -> str:
+    """What to say where the file system of a folder has no locks."""
+    return (
+        f"warning: the file system of {folder} has no locks (flock), so nothing stops a second harness from using "
+        "it at the same time; do not start one"
+    )
+
+
+def launcher_of(run: RunDir) -> str | None:
+    """The process that holds the run's lock, e.g. "pid 12 on host"; None when its launcher has ended in any way."""
+    try:
+        with opened(run.root / "launcher.lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().decode("utf-8", "replace").strip() or "unknown"
+    except OSError:
+        pass
+    return None
+
+
+@contextmanager
+def only_launcher(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock, which the kernel frees when this process ends; InputError when another process holds it."""
+    run.root.mkdir(parents=True, exist_ok=True)
+    with (run.root / "launcher.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            hint = "harness status shows how far it is; end that launcher to follow the run from here"
+            raise InputError(
+                Problem(message=f"another launcher follows this run: {holder}", file=str(run.root), hint=hint)
+            ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            screen.err(f"harness: {unlocked(run.root)}")
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield

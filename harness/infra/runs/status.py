@@ -1,0 +1,48 @@
+"""How far a run is, as text: from its journal, its results and, on a cluster, one question to Slurm."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.run_plan import RunPlan
+from harness.infra.runs.evidence_files import read_result
+from harness.infra.runs.lock import launcher_of
+from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.follower import queue_text
+from harness.infra.slurm.submit import submitted
+
+
+def status_text(run: RunDir, plan: RunPlan) -> str:
+    """Cells by what became of them, those that run now, and jobs by state."""
+    cells = [cell.id for cell in plan.expansion.cells]
+    results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
+    counts = Counter(result.status for result in results.values())
+    started = {event["cell"] for event in _agents(run, plan) if event["event"] == "cell_started"}
+    running = [cell for cell in cells if cell in started and cell not in results]
+    lines = [f"{plan.run_id}: {len(results)} of {len(cells)} cells have ended"]
+    lines += [f"  {status}: {count}" for status, count in sorted(counts.items())]
+    followed = launcher_of(run)
+    jobs = submitted(run)
+    word = "running" if followed or jobs else "cut off"
+    lines += [f"  {word}: {cell}" for cell in running]
+    if followed:
+        lines.append(f"Launcher: {followed}")
+    elif len(results) < len(cells):
+        lines.append(f"Launcher: none, it has ended; go on with: harness resume {run.root}")
+    if jobs:
+        client = SlurmClient()
+        known = client.states(list(jobs.values()))
+        states = Counter(state.state for state in known.values())
+        lines.append("Jobs: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+        queue = queue_text(client.pending([job for job, state in known.items() if state.state == "PENDING"]))
+        lines += [queue] if queue else []
+    if run.cancelled.exists():
+        lines.append("The run was cancelled: nothing more is submitted; harness resume --errors takes that back")
+    return "\n".join(lines)
+
+
+def _agents(run: RunDir, plan: RunPlan) -> list[dict[str, str]]:
+    return [
+        event for one in plan.allocations for event in read_events(run.agent_journal(run.newest_order(one.name), 0))
+    ]

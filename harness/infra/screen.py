@@ -1,0 +1,65 @@
+"""Everything that the harness prints. Text is for people: no control sequence, no secret, no command of a CI system.
+
+Values for programs (JSON, CSV, a schema) go out as they are, through `data`; secrets are removed where they are made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO, cast
+
+from harness.core.text.escaping import ci_log, visible
+from harness.core.text.secrets import redacted, secret_values
+
+# What says that lines are read by a runner: GitHub, GitLab, Azure, and what most others set.
+_CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
+
+
+def out(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print text for people, on stdout unless another stream is given."""
+    print(shown(text), file=guarded(stream or sys.stdout), end=end)
+
+
+def err(text: str) -> None:
+    """Print text for people on stderr."""
+    out(text, sys.stderr)
+
+
+def data(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print what a program reads."""
+    print(text, file=stream or sys.stdout, end=end)
+
+
+def shown(text: str) -> str:
+    """A text as a person may see it: what would steer the terminal is visible, secrets are not."""
+    return visible(redacted(text, environment_secrets()))
+
+
+def guarded(stream: TextIO) -> TextIO:
+    """The stream; in a CI job one that lets no line through as a command. To be asked last, when lines are laid out."""
+    return cast(TextIO, _Guarded(stream)) if in_ci(os.environ) else stream
+
+
+def in_ci(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(name, "").lower() not in ("", "0", "false") for name in _CI_VARIABLES)
+
+
+def environment_secrets() -> tuple[str, ...]:
+    """Values of this process's environment that are secret by the name of their variable."""
+    return secret_values(os.environ)
+
+
+class _Guarded:
+    """A text stream whose `write` passes through `ci_log`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(ci_log(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

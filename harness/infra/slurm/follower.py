@@ -1,0 +1,191 @@
+"""Follows the jobs of a run until they end: their agents' journals and heartbeats, and what Slurm says of them.
+
+Truth is what the agents write. Slurm is asked, in one call for all jobs and ever more seldom, only whether a job that
+has not said that it finished may still do so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.core.run.run_dir import Journal, RunDir
+from harness.core.run.run_plan import Allocation
+from harness.infra.slurm.client import JobState, Pending, SlurmClient
+
+Listener = Callable[[dict[str, Any]], None]
+LOOK_S = 0.2  # between looks at the journals
+LOOK_PER_JOB_S = 0.005  # more of it for many jobs: a shared file system answers every look at every journal
+DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
+FIRST_ASK_S = 8.0  # else, growing while no cell begins or ends
+LONGEST_ASK_S = 30.0
+SURE_AFTER_S = (
+    4.0  # a job seen as ended twice, so far apart, has ended: one being requeued shows its old end for a moment
+)
+SILENT_S = 10.0  # without a heartbeat: accounting alone is not believed any more, it may have missed the end
+LOST_AFTER_S = 45.0  # Slurm knows nothing of the job and its agent is silent
+
+
+@dataclass
+class Following:
+    """An allocation that has been submitted and has not ended. Times are of the follower's clock, seconds."""
+
+    allocation: Allocation
+    job: str  # Slurm's id, "12" or "12_3"; of the job that has claimed the allocation, once one has
+    journal: Journal  # of its newest start
+    last_known: float  # when Slurm last said that it has not ended
+    last_word: float  # of its leading agent, a heartbeat or an event
+    claims: int = 0  # starts that have claimed the allocation
+    state: JobState = field(default_factory=JobState)
+    first_ended: float | None = None  # when Slurm first said that it had ended
+    last_event: float = 0.0
+    last_beat: int = 0  # modification time of the leading agent's heartbeat, ns
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an allocation ended; `finished`: its leading agent said so itself."""
+
+    allocation: Allocation
+    job: str
+    state: JobState
+    finished: bool
+
+
+class Follower:
+    """Waits for jobs and says how each ended; jobs may be added while it does.
+
+    `show_queue` is told what Slurm says of the jobs that wait, "" when none does. `clock` and `sleep` in seconds.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        listener: Listener,
+        client: SlurmClient,
+        show_queue: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.run, self.listener, self.show_queue, self.clock, self.sleep = run, listener, show_queue, clock, sleep
+        self.waiting: list[Following] = []
+        self.questions = _Questions(client, clock)
+
+    def add(self, allocations: Iterable[Allocation], ids: Mapping[str, str]) -> None:
+        """Follow these too; `ids` holds Slurm's job id by allocation."""
+        now = self.clock()
+        for one in allocations:
+            journal = Journal(self.run.agent_journal(one.name, 0))
+            self.waiting.append(Following(one, ids[one.name], journal, last_known=now, last_word=now))
+
+    def ended(self) -> Iterator[Ended]:
+        """Pass on the agents' events; every allocation as soon as it has ended, until none is left."""
+        while self.waiting:
+            for one in list(self.waiting):
+                finished = self._pass_on(one)
+                if finished or _is_over(one, self.clock()):
+                    self.waiting.remove(one)
+                    yield Ended(one.allocation, one.job, one.state, finished)
+            if self.questions.go_on(self.waiting):
+                self.show_queue(queue_text(self.questions.pending))
+            self.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
+
+    def _pass_on(self, one: Following) -> bool:
+        """New events to the listener; whether the leading agent of the newest start says that it has finished."""
+        finished = self._new_events(one)
+        while (claim := self.run.read_claim(one.allocation.name, one.claims + 1)) is not None:
+            one.claims += 1
+            one.job = claim.job
+            journal = self.run.agent_journal(claim.order, 0)
+            if journal != one.journal.path:  # Slurm has started the job again: what an earlier start says is over
+                one.journal, one.first_ended, one.state, one.last_beat = Journal(journal), None, JobState(), 0
+            one.last_word = self.clock()
+            finished = self._new_events(one)
+        beat = _beat(one.journal.path.with_suffix(".heartbeat"))
+        if beat and beat != one.last_beat:
+            one.last_beat, one.last_word = beat, self.clock()
+        return finished
+
+    def _new_events(self, one: Following) -> bool:
+        finished = False
+        for event in one.journal.new_events():
+            one.last_word = one.last_event = self.clock()
+            finished |= event["event"] == "finished"
+            self.listener(event)
+        return finished
+
+
+class _Questions:
+    """Asks Slurm about all jobs at once, in a thread: an answer that takes long holds up no journal."""
+
+    def __init__(self, client: SlurmClient, clock: Callable[[], float]) -> None:
+        self.client, self.clock = client, clock
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.asked: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
+        self.pending: dict[str, Pending] = {}  # of the last answer
+        self.pause_s = FIRST_ASK_S
+        # The first question comes at once: a job may have ended before we came.
+        self.last_asked = clock() - FIRST_ASK_S
+
+    def go_on(self, waiting: Sequence[Following]) -> bool:
+        """Take an answer that has come, or ask again when it is time; whether there was an answer."""
+        now = self.clock()
+        silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
+        if self.asked is None:
+            doubtful = any(one.first_ended is not None or (one.job in silent and one.last_beat) for one in waiting)
+            if waiting and now >= self.last_asked + (DOUBT_ASK_S if doubtful else self.pause_s):
+                self.asked = self.thread.submit(self._ask, [one.job for one in waiting], silent)
+            return False
+        if not self.asked.done():
+            return False
+        (states, self.pending), self.asked = self.asked.result(), None
+        for one in waiting:
+            if one.job in states:  # others are followed only since Slurm was asked
+                _take(one, states[one.job], now)
+        moved = any(one.last_event >= self.last_asked for one in waiting)
+        self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
+        self.last_asked = now
+        return True
+
+    def _ask(self, jobs: Sequence[str], silent: frozenset[str]) -> tuple[dict[str, JobState], dict[str, Pending]]:
+        states = self.client.states(jobs, silent)
+        return states, self.client.pending([job for job in jobs if states[job].state == "PENDING"])
+
+
+def queue_text(pending: Mapping[str, Pending]) -> str:
+    """E.g. "3 jobs wait in the queue: Resources (2), Priority (1); first start expected at 2027-01-31T12:00:00"."""
+    if not pending:
+        return ""
+    reasons = Counter(one.reason for one in pending.values())
+    listed = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
+    start = min((one.start for one in pending.values() if one.start), default="")
+    jobs = "1 job waits" if len(pending) == 1 else f"{len(pending)} jobs wait"
+    return f"{jobs} in the queue: {listed}" + (f"; first start expected at {start}" if start else "")
+
+
+def _beat(heartbeat: Path) -> int:
+    try:
+        return heartbeat.stat().st_mtime_ns
+    except OSError:  # none yet, or being replaced
+        return 0
+
+
+def _take(one: Following, state: JobState, now: float) -> None:
+    one.state = state if state.state != "UNKNOWN" else one.state
+    if not state.ended:
+        one.first_ended = None
+    elif one.first_ended is None:
+        one.first_ended = now
+    waits = not state.answered and one.last_beat == 0  # perhaps in the queue of a controller that is away
+    if waits or state.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
+        one.last_known = now
+
+
+def _is_over(one: Following, now: float) -> bool:
+    sure = one.first_ended is not None and now > one.first_ended + SURE_AFTER_S
+    return sure or now > max(one.last_word, one.last_known) + LOST_AFTER_S

@@ -1,0 +1,113 @@
+"""Second attempts of cells that the cluster ended: only for infrastructure causes that Slurm itself states, bounded.
+
+A full disk is one, which agents tell by their exit code: such a run goes on, with `resume`, once there is room.
+
+Every attempt is kept. A cell that passes on a later one is FLAKY, and its earlier attempts say why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from harness.core.cell.config import CellConfig
+from harness.core.run.job_start import was_cut_off
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir, append_line, read_events, text_of, write_atomic, write_json
+from harness.core.run.run_plan import Allocation, RunPlan
+from harness.core.serialization import from_jsonable, loads
+from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.follower import Ended
+from harness.infra.slurm.sbatch_template import Job, job_name
+from harness.infra.slurm.submissions import read_order, render, write_order
+from harness.plan.jobs.cluster import ClusterProfile
+
+RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
+
+
+def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
+    """The planned allocations and those of retries that were made so far."""
+    retries = [event["allocation"] for event in read_events(run.events) if event["event"] == "retry"]
+    return [*plan.allocations, *(from_jsonable(Allocation, values) for values in retries)]
+
+
+def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
+    """The allocation, written and recorded but not submitted, for the cells that infrastructure cut off; if any."""
+    cells = _cut_off(run, one, plan.max_attempts)
+    name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
+    known = {allocation.name for allocation in allocations_of(run, plan)}
+    # A launcher that was killed may have made it already; and a cancelled run starts nothing.
+    if not cells or name in known or run.cancelled.exists():
+        return []
+    why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
+    why += ": the run directory's disk was full" if one.state.disk_full else ""
+    return [_write(run, plan, one.allocation, name, cells, why, _failed_nodes(one, client))]
+
+
+def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
+    """Cancel a job that is given up and that Slurm may start again, or may still run without saying so."""
+    if not one.finished and (one.state.state in RETRIED or not one.state.ended):
+        client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
+
+
+def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocation]:
+    """Allocations, written and recorded but not submitted, for cells that the user wants to run once more.
+
+    Only those whose newest attempt is over; however many attempts they have had.
+    """
+    made = []
+    left = set(wanted)
+    for allocation in reversed(allocations_of(run, plan)):  # a retry comes after the allocation that it repeats
+        order = read_order(run, allocation.name)
+        over = (cell for cell in order if cell in left and run.attempt(cell, order[cell]).result.exists())
+        cells = {cell: order[cell] + 1 for cell in over}
+        left -= set(order)
+        if cells:
+            name = f"{allocation.name}-again{max(cells.values())}"
+            made.append(_write(run, plan, allocation, name, cells, "asked for by hand"))
+    return made
+
+
+def _failed_nodes(one: Ended, client: SlurmClient) -> tuple[str, ...]:
+    """Nodes to keep away from: the one of a job that had one; of several, those that Slurm does not use now."""
+    if one.state.state not in ("NODE_FAIL", "BOOT_FAIL") or not one.state.nodes:
+        return ()
+    nodes = one.state.nodes if one.allocation.nodes == 1 else client.unusable(one.state.nodes)
+    return (nodes,) if nodes else ()
+
+
+def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
+    """Cells to run again with the number of their next attempt; none unless Slurm states an infrastructure cause."""
+    if one.finished or not (one.state.state in RETRIED or one.state.disk_full):
+        return {}
+    again = {}
+    for cell, attempt in read_order(run, one.allocation.name).items():
+        path = run.attempt(cell, attempt).result
+        result = from_jsonable(CellResult, loads(text_of(path))) if path.exists() else None
+        if (result is None or was_cut_off(result)) and attempt < most:
+            again[cell] = attempt + 1
+    return again
+
+
+def _write(
+    run: RunDir,
+    plan: RunPlan,
+    earlier: Allocation,
+    name: str,
+    cells: dict[str, int],
+    why: str,
+    exclude: tuple[str, ...] = (),
+) -> Allocation:
+    allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
+    profile = from_jsonable(ClusterProfile, loads(text_of(run.root / "cluster.json")))
+    for cell, attempt in cells.items():
+        config = loads(text_of(run.attempt(cell, 1).config))
+        write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))
+    order = loads(text_of(run.submission(earlier.name)))
+    write_order(run, allocation, cells, parallel_ranks=order["parallel_ranks"])
+    job = Job(name=name, allocations=(allocation,), exclude=exclude)
+    text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")
+    write_atomic(run.submission(name, ".sbatch"), text)
+    append_line(run.events, {"time": time.time(), "event": "retry", "why": why, "allocation": allocation})
+    return allocation

@@ -1,0 +1,247 @@
+"""Renders job files. Nothing of a matrix, a profile or a path reaches a shell unquoted.
+
+A template prints ready lines (`Ready`), which this file quoted, or plain values, which are quoted for the shell as
+they are printed. Documented in docs/clusters.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.core.errors import InputError
+from harness.core.hardware.environment import AGENT, DETERMINISM, WITHOUT
+from harness.core.run.run_dir import RunDir, safe_name
+from harness.core.run.run_plan import Allocation
+from harness.infra import templating
+from harness.plan.jobs.cluster import ClusterProfile, Container, has_control
+
+# What determinism takes beside this is set by the ranks of untimed cells; a profile may overrule it (docs/clusters.md).
+DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
+_JOB_NAME = 64  # characters
+_ARRAY_NAME = 40  # of them, so that the run's time and hex digits have room
+
+
+class Ready(str):
+    """Text that is quoted already."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One submission: an array of allocations of one shape, or a single allocation."""
+
+    name: str  # of its files: submissions/<name>.sbatch
+    allocations: tuple[Allocation, ...]
+    throttle: int = 64  # members that may run at once
+    exclude: tuple[str, ...] = ()  # nodes, beside those of the profile
+
+    @property
+    def is_array(self) -> bool:
+        return len(self.allocations) > 1
+
+
+def render_job(
+    job: Job,
+    profile: ClusterProfile,
+    *,
+    run: RunDir,
+    run_id: str,
+    command: Sequence[str],
+    python: str,
+    template: Path,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """The whole text that sbatch gets. `command`: the harness command that made it; `python`: interpreter on the nodes.
+
+    `env`: variables of agents in a stack of its own; None in the harness's environment.
+
+    The same text for the same arguments. InputError for a template with mistakes, and for a value that cannot be
+    written safely.
+    """
+    first = job.allocations[0]
+    members = f"array {first.array} of {len(job.allocations)} jobs" if job.is_array else f"allocation {first.name}"
+    header = (
+        f"packing-harness {harness.__version__}, run {run_id}, {members}, cluster {profile.name}",
+        f"Command: {shlex.join(command)}",
+    )
+    values = {
+        "header": [Ready(f"# {_visible(line)}") for line in header],
+        "sbatch": [Ready(f"#SBATCH {flag}") for flag in _sbatch_flags(job, profile, run, run_id)],
+        "environment": [Ready(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
+        "setup": [Ready(_safe(line, "setup")) for line in profile.setup],
+        "srun": Ready(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
+        "payload": Ready(shlex.quote(_payload(job, run, python, env, profile))),
+        "job": job,
+        "profile": profile,
+        "run_id": run_id,
+        "run_dir": str(run.root),
+    }
+    return templating.render_user_template(template, values, finalize=_quoted)
+
+
+def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
+    """Environment of the job: defaults first, overruled or taken away by the profile's own."""
+    without = [name for name in DETERMINISM if name in profile.env and profile.env[name] is None]
+    merged: dict[str, str | None] = {**DEFAULTS, **profile.env, **({WITHOUT: ",".join(without)} if without else {})}
+    return [(name, _safe(value, f"env.{name}")) for name, value in merged.items() if value is not None]
+
+
+def job_name(run_id: str, array: str) -> str:
+    """The one name of a submission, by which it is found again: at most 64 characters.
+
+    The run's time and hex digits, which tell runs apart, are kept; of a long array the end is replaced by a digest.
+    """
+    if len(array) > _ARRAY_NAME:
+        array = f"{array[: _ARRAY_NAME - 17]}-{hashlib.sha256(array.encode()).hexdigest()[:16]}"
+    return f"{run_id}.{array}"[-_JOB_NAME:].lstrip("._-")
+
+
+def array_indices(indices: Sequence[int]) -> str:
+    """Members as sbatch --array takes them: 0-3,7."""
+    spans: list[list[int]] = []
+    for index in sorted(indices):
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    return ",".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in spans)
+
+
+def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -> list[str]:
+    first = job.allocations[0]
+    log = f"{_no_expansion(run.submission(job.name, ''))}.{'%A_%a' if job.is_array else '%j'}"
+    asked: dict[str, str | int | None] = {
+        "job-name": job_name(run_id, first.array),
+        "comment": f"packing-harness:{run_id}",
+        "partition": profile.partition,
+        "account": profile.account,
+        "qos": profile.qos,
+        "reservation": profile.reservation,
+        "constraint": profile.constraint,
+        "exclude": ",".join((*profile.exclude, *job.exclude)) or None,
+        "nodes": first.nodes,
+        "ntasks-per-node": 1,  # one agent, which forks the ranks
+        "cpus-per-task": profile.cpus_per_task,
+        **_gpus(profile, first.ranks_per_node),
+        "mem": profile.mem,
+        "time": first.time_limit_min or profile.time,
+        "array": _array(job) if job.is_array else None,
+        "output": f"{log}.out",
+        "error": f"{log}.err",
+        "open-mode": "append",
+        "signal": profile.signal,
+    }
+    flags = [f"--{name}={_sbatch_value(str(value), name)}" for name, value in asked.items() if value is not None]
+    flags += ["--exclusive"] if profile.exclusive else []
+    flags.append("--requeue" if profile.requeue else "--no-requeue")
+    return flags + [_own_flag(flag) for flag in profile.sbatch_flags]
+
+
+def _gpus(profile: ClusterProfile, ranks_per_node: int) -> dict[str, str | int | None]:
+    count = profile.gpus_of(ranks_per_node)
+    if not count or profile.gpu_flag == "none":
+        return {}
+    return {"gres": f"{profile.gres}:{count}"} if profile.gpu_flag == "gres" else {"gpus-per-node": count}
+
+
+def _array(job: Job) -> str:
+    indices = array_indices([allocation.index for allocation in job.allocations])
+    return f"{indices}%{min(job.throttle, len(job.allocations))}"
+
+
+def _srun(profile: ClusterProfile, run: RunDir) -> list[str]:
+    """srun with its flags, one word each.
+
+    --kill-on-bad-exit=1: when an agent dies, those of the other nodes would wait for it in every cell that follows,
+    until each cell's deadline. Ended at once, the job's remaining cells can run again elsewhere.
+    --cpu-bind=none: the ranks are forked by the one task of a node and need all its cores.
+    --cpus-per-task is repeated because srun does not take it over from sbatch (Slurm 22.05 and later).
+    """
+    words = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
+    if profile.cpus_per_task:
+        words.append(f"--cpus-per-task={profile.cpus_per_task}")
+    words += profile.srun_flags
+    if profile.container:
+        words += _container(profile.container, run.root, with_gpus=profile.gpus_per_node > 0)
+    return [_safe(word, "srun") for word in words]
+
+
+def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]:
+    """How srun starts its task in a container: flags of the pyxis plugin, or a command before the task's own."""
+    mounts = ",".join((f"{_mountable(run)}:{run}", *container.mounts))
+    if container.runtime == "pyxis":
+        words = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
+        return words + ([f"--container-workdir={container.workdir}"] if container.workdir else [])
+    words = ["apptainer", "exec", *(["--nv"] if with_gpus else []), f"--bind={mounts}"]
+    return words + ([f"--pwd={container.workdir}"] if container.workdir else []) + [container.image]
+
+
+def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
+    """What bash runs on every node; the SLURM variables are expanded there, not in the batch script.
+
+    Variables are set here, inside a container, whose image's own would win over the job's. A stack of its own runs in
+    the run directory, since `python -m` looks for modules in the current folder first.
+    """
+    first = job.allocations[0]
+    inside = dict(environment_of(profile)) if profile.container else {}
+    pairs = [f"{name}={value}" for name, value in {**inside, **(env or {})}.items()]
+    begin = ["env", *(["-u", "PYTHONHOME"] if env is not None else []), *pairs] if pairs or env is not None else []
+    argv = (*begin, python, "-m", "harness.node.agent", str(run.root))
+    words = [shlex.quote(_safe(word, "payload")) for word in argv]
+    folder = "" if env is None else f"cd {shlex.quote(str(run.root))} && "
+    member = f'{safe_name(first.array)}-"$SLURM_ARRAY_TASK_ID"' if job.is_array else safe_name(first.name)
+    return folder + " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
+
+
+def _own_flag(flag: str) -> str:
+    name, equals, value = flag.partition("=")
+    return f"{name}={_sbatch_value(value, name)}" if equals else _safe(name, "sbatch_flags")
+
+
+def _sbatch_value(text: str, name: str) -> str:
+    """A value on an #SBATCH line: sbatch splits at blanks and knows double quotes with backslash escapes."""
+    _safe(text, f"sbatch --{name.lstrip('-')}")
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _no_expansion(path: Path) -> str:
+    """A path in which sbatch replaces nothing: %% stands for %; a backslash would switch replacement off."""
+    text = str(path)
+    if "\\" in text:
+        raise InputError(
+            f"{text!r}: sbatch cannot write logs below a folder with a backslash; choose another --run-dir"
+        )
+    return text.replace("%", "%%")
+
+
+def _mountable(path: Path) -> Path:
+    if re.search(r"[,:]", str(path)):
+        raise InputError(f"{str(path)!r}: a container cannot mount a path with ',' or ':'; choose another --run-dir")
+    return path
+
+
+def _safe(text: str, where: str) -> str:
+    if has_control(text):
+        raise InputError(f"{where}: {text!r} holds a control character, which a job file must not")
+    return text
+
+
+def _visible(text: str) -> str:
+    """One line for a comment, whatever the text holds."""
+    return "".join(char.encode("unicode_escape").decode() if has_control(char) else char for char in text)
+
+
+def _quoted(value: Any) -> Any:
+    """What a template prints: a ready line as it is, anything else quoted for the shell."""
+    return value if isinstance(value, Ready) else shlex.quote(_safe(str(value), "template"))

@@ -1,0 +1,110 @@
+"""Writes what is submitted to Slurm into the run directory: a job file per array, an order per allocation."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
+from harness.core.run.run_plan import Allocation, RunPlan
+from harness.core.serialization import loads
+from harness.core.stack import ReadyStack
+from harness.infra.slurm.sbatch_template import Job, render_job
+from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.plan.jobs.allocations import arrays
+from harness.plan.jobs.cluster import ClusterProfile, Container
+from harness.plan.schema.sections import Launch
+
+
+def jobs_of(plan: RunPlan, launch: Launch) -> list[Job]:
+    """The submissions of a plan: one per array."""
+    return [
+        Job(name=name, allocations=members, throttle=launch.throttle)
+        for name, members in arrays(plan.allocations).items()
+    ]
+
+
+def write_submissions(
+    run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
+) -> list[Path]:
+    """Orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
+    jobs = jobs_of(plan, launch)
+    texts = [render(run, plan, job, profile, template) for job in jobs]
+    write_json(run.root / "cluster.json", profile, indent=2)
+    write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
+    if plan.stacks:
+        copy_node_code(run.node_code)
+    for allocation in plan.allocations:
+        ranks = parallel_ranks(allocation, profile, launch)
+        write_order(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
+    for job, text in zip(jobs, texts):
+        write_atomic(run.submission(job.name, ".sbatch"), text)
+    return [run.submission(job.name, ".sbatch") for job in jobs]
+
+
+def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
+    """The text of one job file of a plan. A stack of its own runs in the profile's container only if it is one."""
+    own = "python3" if profile.container else sys.executable
+    stack = plan.stacks.get(job.allocations[0].stack)
+    if stack is not None:
+        return render_job(
+            job,
+            _in_container(profile, stack),
+            run=run,
+            run_id=plan.run_id,
+            command=plan.command,
+            python=stack.python,
+            template=template,
+            env=agent_environment(stack, run.node_code),
+        )
+    return render_job(
+        job,
+        profile,
+        run=run,
+        run_id=plan.run_id,
+        command=plan.command,
+        python=profile.python or own,
+        template=template,
+    )
+
+
+def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
+    """The profile with the container of a stack: its image, and the worktrees beside the profile's own mounts."""
+    if not stack.asked.container:
+        return replace(profile, container=None)
+    own = profile.container or Container(image="")
+    trees = dict.fromkeys(folder for home in stack.homes for folder in home.folders)
+    mounts = (*own.mounts, *(f"{tree}:{tree}" for tree in trees))
+    return replace(profile, container=replace(own, image=stack.asked.container, mounts=mounts))
+
+
+def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:
+    """The order that an allocation's agents read: the cells in turn, each with the number of its attempt."""
+    order = {
+        "cells": [{"cell": cell, "attempt": attempt} for cell, attempt in attempts.items()],
+        "parallel_ranks": parallel_ranks,
+        "nodes": allocation.nodes,
+        "ranks_per_node": allocation.ranks_per_node,
+    }
+    write_json(run.submission(allocation.name), order)
+
+
+def read_order(run: RunDir, allocation: str) -> dict[str, int]:
+    """The cells that the newest start of an allocation's job runs, with the number of their attempt."""
+    order = loads(text_of(run.submission(run.newest_order(allocation))))
+    return {item["cell"]: item["attempt"] for item in order["cells"]}
+
+
+def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
+    """Ranks of a node that run at once: one cell at a time over several nodes, else as the node takes.
+
+    On GPUs as many as the job has, and the agent gives each cell its own; a job for part of a node has those of one
+    cell. `launch.parallel_ranks` may say fewer.
+    """
+    if allocation.nodes > 1:
+        return allocation.ranks_per_node
+    if profile.gpus_per_node:
+        there = profile.gpus_of(allocation.ranks_per_node)
+        return max(min(launch.parallel_ranks or there, there), allocation.ranks_per_node)
+    return max(launch.parallel_ranks or profile.ranks_per_node, allocation.ranks_per_node)

@@ -1,0 +1,182 @@
+"""Submits job files, each once: a submission is known by its job name, which no other submission has.
+
+The intent is written to events.jsonl before sbatch is called and the job's number after it. When it is not clear what
+became of a call, Slurm is asked for the name, with patience, before sbatch is called again. Should there be two jobs
+of one name all the same, the later one is cancelled; and only one of them can claim its cells (job_start.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.core.errors import DiskFullError, InfrastructureError
+from harness.core.run.run_dir import RunDir, append_line, read_events, text_of
+from harness.core.run.run_plan import Allocation
+from harness.infra.slurm.client import ControllerAwayError, NamedJob, SlurmClient
+from harness.infra.slurm.sbatch_template import Job, job_name
+from harness.infra.slurm.submitit_executor import submit
+from harness.plan.jobs.allocations import arrays
+
+CANCELLED = "the run was cancelled before this job was submitted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long an unclear submission is looked into, seconds."""
+
+    away_s: float = 300.0  # for a controller that does not answer; then the launcher ends, and resume goes on
+    grace_s: float = 15.0  # from its first answer: a request under way may still become a job
+    ask_s: float = 2.0  # between questions
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def jobs_of(allocations: Iterable[Allocation]) -> list[Job]:
+    """The submissions of allocations, as their job files were written."""
+    return [Job(name=name, allocations=members) for name, members in arrays(allocations).items()]
+
+
+def submitted(run: RunDir) -> dict[str, str]:
+    """Slurm's job id of every allocation that was submitted."""
+    ids: dict[str, str] = {}
+    for event in read_events(run.events):
+        if event["event"] == "submitted":
+            ids |= event["allocations"]
+    return ids
+
+
+def unclear_submissions(run: RunDir) -> set[str]:
+    """Submissions that were begun, and of which it is not noted what became of them."""
+    begun = set()
+    for event in read_events(run.events):
+        if event["event"] == "submitting":
+            begun.add(event["job"])
+        elif event["event"] in ("submitted", "not_submitted"):
+            begun.discard(event["job"])
+    return begun
+
+
+class Submitter:
+    """Submits the jobs of a run. `say` is told what a user should know: duplicates, waiting for the controller."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        run_id: str,
+        client: SlurmClient,
+        say: Callable[[str], None],
+        patience: Patience | None = None,
+    ) -> None:
+        self.run, self.run_id, self.client, self.say = run, run_id, client, say
+        self.patience = patience or Patience()
+
+    def submit_all(self, jobs: Iterable[Job]) -> tuple[dict[str, str], dict[str, str]]:
+        """Submit the rendered job files that were not submitted before; Slurm's job id by allocation, and of the
+        allocations that were not submitted, the reason: what sbatch said, or that the run was cancelled.
+
+        InfrastructureError when sbatch accepts nothing at all; ControllerAwayError when Slurm cannot be reached, since
+        to submit again without asking could make two jobs.
+        """
+        ids = submitted(self.run)
+        unclear = unclear_submissions(self.run)
+        refused: dict[str, str] = {}
+        for job in jobs:
+            if job.allocations[0].name in ids:
+                continue
+            number = None
+            try:
+                number = self._number(job, begun=job.name in unclear)
+            except (DiskFullError, ControllerAwayError):  # not this job's fault: another launcher may go on from here
+                raise
+            except InfrastructureError as error:
+                refused |= dict.fromkeys((one.name for one in job.allocations), str(error))
+                self._note("not_submitted", job=job.name, why=str(error))
+            if number is None:
+                refused |= {one.name: CANCELLED for one in job.allocations if one.name not in refused}
+                continue
+            members = {one.name: f"{number}_{one.index}" if job.is_array else number for one in job.allocations}
+            self._note("submitted", job=job.name, allocations=members)
+            ids |= members
+            if self.run.cancelled.exists():  # while sbatch was at work
+                self.client.cancel(self._name(job), [number])
+        if refused and not ids and not self.run.cancelled.exists():
+            raise InfrastructureError(next(iter(refused.values())))
+        return ids, refused
+
+    def end_duplicates(self, allocations: Sequence[Allocation]) -> None:
+        """Cancel the jobs of this run that nobody follows: a submission that became a job only after it was repeated.
+
+        To be called when the jobs that are followed have ended. A controller that does not answer is left alone.
+        """
+        names = list({job_name(self.run_id, one.array): None for one in allocations})
+        noted = submitted(self.run)
+        claimed = {one.name: claims[-1].job for one in allocations if (claims := self.run.claims(one.name))}
+        known = {job.partition("_")[0] for job in {**noted, **claimed}.values()}
+        try:
+            found = self.client.named(names)
+        except ControllerAwayError:
+            return
+        self._cancel_others([job for job in found if job.number not in known], keep=None)
+
+    def _number(self, job: Job, *, begun: bool) -> str | None:
+        """The number of a submission's job, which is made unless there is one; None when the run was cancelled."""
+        name = self._name(job)
+        text = text_of(self.run.submission(job.name, ".sbatch"))
+        until = self.patience.clock() + self.patience.away_s
+        unclear = begun
+        while True:
+            if unclear and (number := self._find(job, name, until)) is not None:
+                return number
+            if self.run.cancelled.exists():
+                return None
+            self._note("submitting", job=job.name, name=name)
+            try:
+                return submit(text, self.run.root / "submissions" / "submitit")
+            except ControllerAwayError as error:
+                if self.patience.clock() >= until:
+                    raise
+                self.say(f"{error}; looking for job {name}")
+                unclear = True
+
+    def _find(self, job: Job, name: str, until: float) -> str | None:
+        """Number of the job of that name; None when Slurm has answered for the grace period that there is none."""
+        answered: float | None = None
+        while True:
+            try:
+                found = self.client.named([name])
+            except ControllerAwayError as error:
+                if self.patience.clock() >= until:
+                    raise ControllerAwayError(
+                        f"cannot ask Slurm whether it has job {name}; resume later: {error}"
+                    ) from error
+                found = []
+            else:
+                answered = self.patience.clock() if answered is None else answered
+            if found:
+                return self._choose(job, found)
+            if answered is not None and self.patience.clock() >= answered + self.patience.grace_s:
+                return self.client.accounted(name)
+            self.patience.sleep(self.patience.ask_s)
+
+    def _choose(self, job: Job, found: Sequence[NamedJob]) -> str:
+        """The job that has claimed its cells, else one that has not ended, else the first; the others are cancelled."""
+        claims = [claim.job.partition("_")[0] for one in job.allocations for claim in self.run.claims(one.name)]
+        claimed = [one for one in found if one.number in claims]
+        kept = (claimed or [one for one in found if not one.ended] or list(found))[0]
+        self._cancel_others(found, keep=kept)
+        return kept.number
+
+    def _cancel_others(self, found: Sequence[NamedJob], keep: NamedJob | None) -> None:
+        kept = keep.number if keep else None
+        for number, one in {one.number: one for one in found if not one.ended and one.number != kept}.items():
+            self.client.cancel(one.name, [number])
+            self._note("duplicate", name=one.name, job=number, kept=kept)
+            self.say(f"job {number} is a second job of the name {one.name}: cancelled")
+
+    def _name(self, job: Job) -> str:
+        return job_name(self.run_id, job.allocations[0].array)
+
+    def _note(self, event: str, **facts: object) -> None:
+        append_line(self.run.events, {"time": time.time(), "event": event, **facts})

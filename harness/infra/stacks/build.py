@@ -1,0 +1,162 @@
+"""Environments made of packages with uv: kept by the content of the request, built once, never half.
+
+An environment is made under a temporary name beside its place and moved there when it is whole. Whoever comes while
+another process makes it waits for the lock and then finds it done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.core.errors import InfrastructureError, InputError
+from harness.core.run.run_dir import write_json
+from harness.core.serialization import dumps
+from harness.infra.stacks import interpreters, transformer_engine
+from harness.infra.stacks.artifact_store import folder, locked
+from harness.infra.stacks.interpreters import Interpreter
+from harness.plan.stacks.section import EnvironmentRequest
+
+FORMAT = 1  # of the environments; a new number makes all of them anew
+STAMP = "made-of.json"
+LOG_LINES = 20
+Say = Callable[[str], None]
+
+
+def place_of(request: EnvironmentRequest, python: str) -> Path:
+    """Where the environment of a request lies, or would lie. `python`: version, e.g. "3.12"."""
+    return folder() / "environments" / key_of(request, python)
+
+
+def key_of(request: EnvironmentRequest, python: str) -> str:
+    """Readable, and different for every request, Python version and platform."""
+    made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), _libc())
+    digest = hashlib.sha256(dumps(made_of).encode()).hexdigest()
+    return f"py{python}-{digest[:16]}"
+
+
+def _libc() -> str:
+    return "-".join(platform.libc_ver())
+
+
+def is_built(place: Path) -> bool:
+    return (place / STAMP).exists()
+
+
+def python_of(place: Path) -> Path:
+    return place / "bin" / "python"
+
+
+def build(request: EnvironmentRequest, say: Say) -> Interpreter:
+    """The environment of a request, made unless it is there and runs.
+
+    InfrastructureError with the end of uv's output when it cannot be made, NotBuildableError when this machine cannot
+    compile a part of it. Nothing is kept then: the next call tries again.
+    """
+    python, version = interpreters.find(request.pythons)
+    place = place_of(request, version)
+    if is_built(place) and (found := _asked(place)):
+        return found
+    with locked(place):
+        found = _asked(place) if is_built(place) else None  # another process may just have made it
+        if found is None:
+            say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
+            _build(request, python, place, say)
+            found = interpreters.ask(str(python_of(place)))
+    return found
+
+
+def _asked(place: Path) -> Interpreter | None:
+    """None when the interpreter that the environment was made with is gone."""
+    try:
+        return interpreters.ask(str(python_of(place)))
+    except InfrastructureError:
+        return None
+
+
+def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> None:
+    _remove_left(place)  # by a maker that was killed
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        _make(request, python, temporary, say)
+        write_json(temporary / STAMP, {"request": request, "python": python})
+        if place.exists():  # its interpreter no longer runs; aside first, since a removal may be cut short
+            place.rename(place.with_name(f".{place.name}.{os.getpid()}.old.tmp"))
+        temporary.rename(place)
+    finally:
+        _remove_left(place)
+
+
+def _remove_left(place: Path) -> None:
+    """What a build sets aside or has not finished; the caller holds the lock."""
+    for left in place.parent.glob(f".{place.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> None:
+    # Relocatable, since it is moved to its place.
+    _uv(["venv", "--quiet", "--relocatable", "--python", python, str(target)], target)
+    install = ["pip", "install", "--quiet", "--python", str(python_of(target))]
+
+    def add(packages: Sequence[str]) -> None:
+        _uv([*install, *packages], target)
+
+    if request.packages:
+        add(request.packages)
+    alone = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
+    if alone:
+        add(["--no-deps", *alone])
+    for item in request.no_deps:
+        if transformer_engine.is_wanted(item):
+            wheel = transformer_engine.wheel(item, python_of(target), add, say)
+            add(["--no-deps", str(wheel)])
+
+
+def _uv(arguments: list[str], target: Path) -> None:
+    """Run uv. Beside the environment, so that no project file of the caller's folder has a say."""
+    argv = [find_uv(), *arguments]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        argv,
+        cwd=target.parent,
+        env=uv_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode:
+        end = "\n".join(done.stdout.strip().splitlines()[-LOG_LINES:])
+        raise InfrastructureError(f"uv {' '.join(arguments[:2])} ended with exit code {done.returncode}:\n{end}")
+
+
+def find_uv() -> str:
+    """uv of this environment, else of PATH, else of the checkout's own setup; InputError without one."""
+    beside = Path(sys.executable).parent / "uv"
+    own = Path(__file__).resolve().parents[3] / ".venv-tools" / "uv" / "bin" / "uv"
+    for candidate in (str(beside), shutil.which("uv"), str(own)):
+        if candidate and _runs(candidate):
+            return candidate
+    raise InputError("uv is not there, and stacks of packages are made with it; install it: pip install uv")
+
+
+def _runs(uv: str) -> bool:
+    try:
+        return subprocess.run([uv, "--version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def uv_environment() -> dict[str, str]:
+    """The caller's, which holds the index and the cache; an empty cache variable breaks uv."""
+    env = interpreters.clean_environment()
+    if not env.get("UV_CACHE_DIR"):
+        env.pop("UV_CACHE_DIR", None)
+    return env

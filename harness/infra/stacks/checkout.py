@@ -1,0 +1,254 @@
+"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, never half, never changed.
+
+A worktree with commits reverted has the commit itself as its HEAD and the reverts as staged changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.errors import InfrastructureError, InputError, NotRevertibleError, Problem
+from harness.core.stack import Checkout
+from harness.infra.git import git
+from harness.infra.stacks.artifact_store import folder, locked
+from harness.infra.stacks.build import Say
+from harness.infra.stacks.worktree_users import note_user
+from harness.plan.stacks.section import is_url
+
+
+def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
+    """The repository itself, or this machine's mirror of a URL. `fetch`: make the mirror, or bring it up to date."""
+    if not is_url(checkout.repository):
+        path = Path(checkout.repository)
+        if not path.exists():
+            raise InputError(f"no git repository at {path}")
+        return path
+    mirror = _mirror_place(checkout)
+    if fetch:
+        with locked(mirror):
+            _mirror(checkout, mirror)
+    return mirror
+
+
+def remote_of(checkout: Checkout) -> str:
+    """The URL that a repository was cloned from, through clones of this machine too; empty when there is none.
+
+    Without credentials, which a clone may keep in it.
+    """
+    place, known = checkout.repository, set[str]()
+    while place and not is_url(place) and place not in known:
+        known.add(place)
+        done = git.run(Path(place), "remote", "get-url", "origin")
+        place = done.stdout.strip() if done.returncode == 0 else ""
+    return git.without_credentials(place) if is_url(place) else ""
+
+
+def repository_place(checkout: Checkout) -> Path | None:
+    """Where the mirror of a URL lies, or would lie; None for a repository of this machine."""
+    return _mirror_place(checkout) if is_url(checkout.repository) else None
+
+
+def _mirror_place(checkout: Checkout) -> Path:
+    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:16]
+    return folder() / "mirrors" / f"{checkout.package}-{digest}.git"
+
+
+def _mirror(checkout: Checkout, mirror: Path) -> None:
+    if mirror.exists():
+        if None in [_commit(mirror, ref) for ref in (checkout.ref, *checkout.revert)]:
+            git.output(mirror, "fetch", "--quiet", "--prune", "--tags", "origin")
+        return
+    temporary = mirror.with_name(f".{mirror.name}.{os.getpid()}.tmp")
+    try:
+        git.output(mirror.parent, "clone", "--quiet", "--mirror", "--", checkout.repository, str(temporary))
+        temporary.rename(mirror)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def commit_of(checkout: Checkout, *, fetch: bool) -> str:
+    """The full hash of the commit; InputError when the repository has no such ref, or is not there."""
+    repository = repository_of(checkout, fetch=fetch)
+    commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
+    if commit is None:
+        raise InputError(f"{checkout.repository} has no commit, tag or branch {checkout.ref or 'HEAD'!r}")
+    return commit
+
+
+def _commit(repository: Path, ref: str) -> str | None:
+    for name in (ref, f"refs/remotes/origin/{ref}"):
+        done = git.run(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.strip().splitlines()[-1]
+    return None
+
+
+def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
+    """The full hashes of the commits to revert at `commit`; InputError naming each that cannot be meant."""
+    repository = repository_of(checkout, fetch=False)
+    found: list[str] = []
+    problems = []
+    for ref in checkout.revert:
+        one = _commit(repository, ref)
+        if one is None:
+            problems.append(Problem(message=f"{checkout.repository} has no commit {ref!r} to revert"))
+        elif problem := _why_not(repository, checkout.ref, one, commit, found):
+            problems.append(replace(problem, message=f"cannot revert {ref}: {problem.message}"))
+        else:
+            found.append(one)
+    if problems:
+        raise InputError(problems)
+    return tuple(found)
+
+
+def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str]) -> Problem | None:
+    """Why `one` cannot be reverted at `commit`, which `ref` names; None when nothing is known yet."""
+    if one in before:
+        return Problem(message="it is listed twice")
+    if git.run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
+        hint = "a commit that was picked onto a branch has another hash there"
+        return Problem(message=f"it is not in the history of {ref}", hint=hint)
+    if len(git.output(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
+        return Problem(message="it is a merge", hint="name the commits that it brought in, the newest first")
+    return None
+
+
+def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path:
+    """Where the worktree of a commit lies, or would lie; another repository or reverts have a place of their own."""
+    if not checkout.ref:
+        return Path(checkout.repository)
+    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:8]
+    without = hashlib.sha256(" ".join(reverted).encode()).hexdigest()[:12]
+    name = f"{checkout.package}-{commit[:12]}-{digest}{f'-revert-{without}' if reverted else ''}"
+    if checkout.setup:
+        name += f"-setup-{hashlib.sha256(checkout.setup.encode()).hexdigest()[:12]}"
+    return folder() / "checkouts" / name
+
+
+def is_made(place: Path) -> bool:
+    return (place / ".git").exists()
+
+
+def changes_of(place: Path) -> str:
+    """Eight hex digits of how the files of a working tree differ from its commit; empty where they do not.
+
+    Files that git does not know are left out: a folder of data may be any size.
+    """
+    if not git.output(place, "status", "--porcelain", "--untracked-files=no").strip():
+        return ""
+    changed = git.output(
+        place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary", "HEAD"
+    )
+    return hashlib.sha256(changed.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def code_at(checkout: Checkout, commit: str, place: Path) -> str:
+    """The commit; for a working tree used in place, also a digest of its changes: "<hash>+changes.1a2b3c4d"."""
+    changes = "" if checkout.ref else changes_of(place)
+    return f"{commit}+changes.{changes}" if changes else commit
+
+
+def named(checkout: Checkout) -> str:
+    """The checkout as people know it."""
+    without = f" without {', '.join(checkout.revert)}" if checkout.revert else ""
+    return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} as it lies there"
+
+
+def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
+    """The worktree of a commit with others reverted, full hashes, made unless it is there.
+
+    `user`: who needs it for a while and then lets go of it (worktree_users.release); empty: it is to be kept.
+
+    NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
+    """
+    place = place_of(checkout, commit, reverted)
+    if not checkout.ref:
+        return place
+    with locked(place):
+        note_user(place, user, is_new=not is_made(place))
+        if not is_made(place):
+            say(f"checking out {named(checkout)} ({commit[:12]})")
+            repository = repository_of(checkout, fetch=False)
+            try:
+                _add(repository, commit, reverted, place)
+            except NotRevertibleError as error:
+                git.output(repository, "worktree", "prune")
+                raise NotRevertibleError(f"{named(checkout)}: {error}") from error
+    _check_unchanged(place, commit)
+    return place
+
+
+def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
+    """Run the checkout's setup command in its worktree, once; InfrastructureError with the end of what it said."""
+    stamp = Path(git.output(place, "rev-parse", "--absolute-git-dir").strip()) / "harness-set-up"
+    with locked(place):
+        if stamp.exists():
+            return
+        say(f"setting up {named(checkout)}: {checkout.setup}")
+        path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", os.defpath)))
+        done = subprocess.run(
+            ["sh", "-c", checkout.setup],
+            cwd=place,
+            env={**git.environment(), "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if done.returncode:
+            told = f"setup of {named(checkout)} ended with exit code {done.returncode}"
+            raise InfrastructureError(f"{told}: {checkout.setup}\n{git.end_of(done)}")
+        stamp.touch()
+
+
+def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
+    """Under a temporary name and moved there, so that a worktree at its place is whole."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a maker that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        git.output(repository, "worktree", "prune")
+        git.output(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
+        for one in reverted:
+            _revert(temporary, one)
+        if reverted:
+            _tree_file(place).write_text(git.output(temporary, "write-tree"), encoding="utf-8")
+        git.output(repository, "worktree", "move", str(temporary), str(place))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _revert(worktree: Path, commit: str) -> None:
+    """Take one commit back and commit nothing: so git asks for no name, and keeps no note of a conflict (rerere)."""
+    before = git.output(worktree, "write-tree")
+    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
+    if done.returncode:
+        files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
+        if not files:
+            raise InfrastructureError(f"git revert {commit} failed:\n{git.end_of(done)}")
+        told = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
+        raise NotRevertibleError(f"{told}; revert first what was built on it, the newest first")
+    if git.output(worktree, "write-tree") == before:
+        raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has taken it back")
+    git.output(worktree, "revert", "--quit")
+
+
+def _tree_file(place: Path) -> Path:
+    """Beside a worktree with reverts: the hash of the tree that it shall hold."""
+    return place.with_name(f"{place.name}.tree")
+
+
+def _check_unchanged(place: Path, commit: str) -> None:
+    head = git.output(place, "rev-parse", "HEAD").strip()
+    tree = _tree_file(place)
+    expected = tree.read_text(encoding="utf-8").strip() if tree.exists() else commit
+    changed = git.output(place, "diff", "--name-only", expected).strip()
+    if head != commit or changed:
+        what = f"its commit is {head}" if head != commit else f"files differ:\n{changed[:500]}"
+        raise InfrastructureError(f"{place} is no longer commit {commit}: {what}\nRemove it: rm -r {place}")

@@ -1,0 +1,132 @@
+"""What preparing the stacks of a matrix would do on this machine, for `harness plan` and `--dry-run`. Makes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.errors import HarnessError, InfrastructureError
+from harness.core.stack import Checkout, ReadyStack, Stack
+from harness.infra.stacks import build as stack_build
+from harness.infra.stacks import checkout as stack_checkout
+from harness.infra.stacks import interpreters
+from harness.infra.stacks.prepare import ready_stack, torch_version
+from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request
+
+KEPT, TO_MAKE, IMPOSSIBLE = "kept", "to make", "impossible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A layer that has to be there before agents can start."""
+
+    what: str
+    where: str
+    state: str  # kept | to make | impossible
+    why: str = ""  # it is impossible
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of an environment that is kept
+    asked: tuple[str, ...] = ()  # requirements of the environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    stack: str
+    parts: tuple[Part, ...]
+    ready: ReadyStack | None = None  # as it would be; None when something about it cannot be known yet
+
+    def lines(self) -> list[str]:
+        """One per part; of a kept environment also the versions that its requirements came to."""
+        lines = []
+        for part in self.parts:
+            lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
+            named = {distribution(item) for item in part.asked}
+            held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
+            lines += [f"  holds {', '.join(held)}, and {len(part.packages) - len(held)} more"] if held else []
+        return lines
+
+
+def forecasts(stacks: Iterable[Stack]) -> list[Forecast]:
+    return [_forecast(stack) for stack in stacks]
+
+
+def _forecast(stack: Stack) -> Forecast:
+    checkouts = {item.package: _checkout(item) for item in stack.checkouts}
+    parts = [part for part, _, _ in checkouts.values()]
+    commits = {package: commit for package, (_, commit, _) in checkouts.items() if commit}
+    reverted = {package: hashes for package, (_, _, hashes) in checkouts.items()}
+    request = environment_request(stack, torch_version())
+    if stack.container:
+        base, python = Part(what=f"container {stack.container}", where="the cluster", state=KEPT), "python3"
+    elif request is None:
+        base, python = _interpreter(stack.interpreter)
+    else:
+        base, python = _environment(request)
+    parts.append(base)
+    known = python and len(commits) == len(checkouts)
+    worktrees = {
+        item.package: stack_checkout.place_of(item, commits[item.package], reverted[item.package])
+        for item in stack.checkouts
+        if known
+    }
+    ready = ready_stack(stack, python, worktrees, commits, reverted) if known else None
+    return Forecast(stack=stack.name, parts=tuple(parts), ready=ready)
+
+
+def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
+    """The part, the commit and those reverted; an empty commit where it cannot be known without fetching.
+
+    Whether a revert conflicts shows only when it is made.
+    """
+    what = f"{stack_checkout.named(checkout)} of {checkout.repository}"
+    mirror = stack_checkout.repository_place(checkout)
+    if mirror is not None and not mirror.exists():
+        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), "", ()
+    try:
+        commit = stack_checkout.commit_of(checkout, fetch=False)
+        reverted = stack_checkout.reverted_of(checkout, commit)
+    except HarnessError as error:
+        if mirror is not None:  # it may be there after a fetch
+            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), "", ()
+        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), "", ()
+    place = stack_checkout.place_of(checkout, commit, reverted)
+    state = KEPT if stack_checkout.is_made(place) else TO_MAKE
+    return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit, reverted
+
+
+def _interpreter(interpreter: str) -> tuple[Part, str]:
+    what = f"interpreter {interpreter}"
+    try:
+        found = interpreters.ask(shutil.which(interpreter) or interpreter)
+    except InfrastructureError as error:
+        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
+    return Part(what=f"{what} (Python {found.version})", where=found.prefix, state=KEPT), found.executable
+
+
+def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
+    packages = ", ".join((*request.packages, *request.no_deps))
+    try:
+        _, version = interpreters.find(request.pythons)
+        place = stack_build.place_of(request, version)
+        state = KEPT if stack_build.is_built(place) else TO_MAKE
+        if state == TO_MAKE:
+            stack_build.find_uv()
+    except HarnessError as error:
+        return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
+    part = Part(
+        what=f"environment of {packages} with Python {version}",
+        where=str(place),
+        state=state,
+        packages=_held(place) if state == KEPT else {},
+        asked=(*request.packages, *request.no_deps),
+    )
+    return part, str(stack_build.python_of(place))
+
+
+def _held(place: Path) -> dict[str, str]:
+    """What a kept environment holds; nothing when its interpreter is gone and it will be made anew."""
+    try:
+        return dict(sorted(interpreters.ask(str(stack_build.python_of(place))).packages.items()))
+    except InfrastructureError:
+        return {}

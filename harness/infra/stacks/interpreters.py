@@ -1,0 +1,121 @@
+"""Interpreters of this machine, found by running them: a version manager's `python3.12` can be a stub that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.errors import InfrastructureError
+from harness.core.stack import HEADS
+
+_PROBE = """
+import json, sys, sysconfig
+from importlib.metadata import distributions
+from importlib.util import find_spec
+def home(name):
+    try:
+        spec = find_spec(name)
+    except Exception:
+        return None
+    places = [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
+    return places[0] if places else None
+names = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+found = {name: home(name) for name in sys.argv[1:]}
+print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "executable": sys.executable,
+    "packages": names, "modules": {name: place for name, place in found.items() if place}}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """What an interpreter says of itself when nothing of the caller's environment reaches it."""
+
+    executable: str
+    version: str
+    prefix: str
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version
+    modules: dict[str, str] = field(default_factory=dict)  # those of HEADS that it has -> file
+
+
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what would change where another interpreter looks for modules."""
+    kept = {name: value for name, value in os.environ.items() if name not in _LEADS_ELSEWHERE}
+    return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1", **(more or {})}
+
+
+_LEADS_ELSEWHERE = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
+
+
+def ask(python: str) -> Interpreter:
+    """Run an interpreter and ask it; InfrastructureError when it does not run."""
+    argv = [python, "-I", "-c", _PROBE, *HEADS]
+    try:
+        done = subprocess.run(
+            argv, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureError(f"{python} does not run: {error}") from error
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise InfrastructureError(f"{python} does not run: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    try:
+        return Interpreter(**json.loads(lines[-1]))
+    except (TypeError, ValueError) as error:
+        raise InfrastructureError(f"{python} is no Python: it says {lines[-1][:200]!r}") from error
+
+
+def find(versions: tuple[str, ...]) -> tuple[str, str]:
+    """An interpreter of the first of the versions that any here has, and that version.
+
+    InfrastructureError naming what was tried.
+    """
+    tried = []
+    for version in versions:
+        for python in candidates(version):
+            if runs(python, version):
+                return python, version
+            tried.append(python)
+    raise InfrastructureError(
+        f"no Python {' or '.join(versions)} that runs here; tried {', '.join(tried) or 'nothing'}; install one, "
+        "e.g. with `uv python install`"
+    )
+
+
+def candidates(version: str) -> Iterator[str]:
+    """Where a Python of a version may lie; only what exists."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        yield sys.executable
+    if found := shutil.which(f"python{version}"):
+        yield found
+    home = Path.home()
+    roots = dict.fromkeys([os.environ.get("PYENV_ROOT") or str(home / ".pyenv"), str(home / ".pyenv")])
+    uv_pythons = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or home / ".local/share/uv/python")
+    for folder in (*(Path(root) / "versions" for root in roots), uv_pythons):
+        pattern = f"*{version}.*/bin/python3"
+        yield from map(str, sorted(folder.glob(pattern), reverse=True))
+    for place in ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"):
+        if (Path(place) / f"python{version}").exists():
+            yield f"{place}/python{version}"
+
+
+def runs(python: str, version: str) -> bool:
+    """Whether it really runs, with the modules that packages need, and is of that version."""
+    check = f"import sys, ssl, ctypes, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", check],
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

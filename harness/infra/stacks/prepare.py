@@ -1,0 +1,212 @@
+"""From the stacks that a matrix asks for to stacks that agents can be started in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from harness.core.errors import InfrastructureError, InputError, Problem
+from harness.core.stack import ModuleHome, ReadyStack, Stack
+from harness.infra.stacks import build as stack_build
+from harness.infra.stacks import checkout as stack_checkout
+from harness.infra.stacks import interpreters
+from harness.infra.stacks.artifact_store import locked
+from harness.infra.stacks.build import Say
+from harness.infra.stacks.interpreters import Interpreter
+from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.plan.stacks.projects import PROJECTS
+from harness.plan.stacks.section import EnvironmentRequest, environment_request
+
+_COMPILED = "import harness.node.agent; from harness.node.load import load; load()"
+
+
+OLDEST_PYTHON = (3, 10)
+
+
+COMPILE_TIMEOUT_S = 600.0
+
+
+def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
+    """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
+
+    `once`: its worktrees will be imported a single time, so compiling them ahead would cost more than it saves.
+    `user`: who lets go of its worktrees later (worktree_users.release); empty: they are kept.
+
+    InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there, a commit
+    that cannot be meant under `revert`; and when uv is missing. Problems are keyed stacks.<name>.
+    """
+    stacks = list(stacks)
+    _check(stacks)
+    ready = {}
+    for stack in stacks:
+        try:
+            ready[stack.name] = _prepare(stack, say, once, user)
+        except InfrastructureError as error:
+            say(f"stack {stack.name} cannot be made: {error}")
+            ready[stack.name] = ReadyStack(asked=stack, error=str(error))
+    return ready
+
+
+def _check(stacks: Iterable[Stack]) -> None:
+    problems: list[Problem] = []
+    for stack in stacks:
+        try:
+            for checkout in stack.checkouts:
+                stack_checkout.reverted_of(checkout, stack_checkout.commit_of(checkout, fetch=True))
+            request = environment_request(stack, torch_version())
+            if request is not None and not stack_build.is_built(_place_of(request)):
+                stack_build.find_uv()
+        except InputError as error:
+            problems += [replace(problem, key=f"stacks.{stack.name}") for problem in error.problems]
+        except InfrastructureError:
+            pass  # preparing it meets and tells it
+    if problems:
+        raise InputError(problems)
+
+
+def _place_of(request: EnvironmentRequest) -> Path:
+    return stack_build.place_of(request, interpreters.find(request.pythons)[1])
+
+
+def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
+    named = {item.package: item for item in stack.checkouts}
+    commits = {name: stack_checkout.commit_of(item, fetch=True) for name, item in named.items()}
+    reverted = {name: stack_checkout.reverted_of(item, commits[name]) for name, item in named.items()}
+    worktrees = {
+        name: stack_checkout.make(item, commits[name], say, reverted[name], user) for name, item in named.items()
+    }
+    own = [name for name, item in named.items() if not item.ref]
+    commits = {name: stack_checkout.code_at(item, commits[name], worktrees[name]) for name, item in named.items()}
+    if stack.container:
+        return ready_stack(stack, "python3", worktrees, commits, reverted)
+    request = environment_request(stack, torch_version())
+    if request is None:
+        found = interpreters.ask(shutil.which(stack.interpreter) or stack.interpreter)
+        homes = _homes_of(found)
+    else:
+        found = stack_build.build(request, say)
+        homes = (ModuleHome(prefix="", folders=(found.prefix,)),)
+    for name, item in named.items():
+        if item.setup:
+            stack_checkout.set_up(item, worktrees[name], found.executable, say)
+    over = ready_stack(stack, found.executable, worktrees, commits, reverted)
+    ready = replace(
+        over,
+        homes=(*over.homes, *homes),
+        python_version=found.version,
+        packages=dict(sorted(found.packages.items())),
+        error=_lacking(found, {home.prefix for home in over.homes}),
+    )
+    if ready.error:
+        say(f"stack {stack.name} cannot be used: {ready.error}")
+    elif request is not None and not own:
+        _compile(ready, Path(found.prefix), once)
+    return ready
+
+
+def ready_stack(
+    stack: Stack,
+    python: str,
+    worktrees: dict[str, Path],
+    commits: dict[str, str],
+    reverted: dict[str, tuple[str, ...]],
+) -> ReadyStack:
+    """A stack whose interpreter and worktrees are where they shall be, without what the environment holds."""
+    homes = [
+        ModuleHome(prefix=name, folders=(str(tree),))
+        for project, tree in worktrees.items()
+        for name in PROJECTS[project].modules
+    ]
+    return ReadyStack(
+        asked=stack,
+        python=python,
+        paths=_paths(worktrees),
+        homes=tuple(homes),
+        commits=commits,
+        reverted={name: hashes for name, hashes in reverted.items() if hashes},
+    )
+
+
+def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
+    """One sentence for each working tree whose code has changed since the run began.
+
+    Only working trees used in place can change: a commit gets its own worktree, and an environment is made once.
+    """
+    found = []
+    for stack in stacks.values():
+        for item in stack.asked.checkouts:
+            before = stack.commits.get(item.package, "")
+            if item.ref or not before:
+                continue
+            place = Path(item.repository)
+            now = stack_checkout.code_at(item, stack_checkout.commit_of(item, fetch=False), place)
+            if now != before:
+                found.append(f"stack {stack.asked.name}: {item.package} in {place} was {before}, and is {now}")
+    return found
+
+
+def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
+    """What the checkouts put on the module search path, the upper layer first."""
+    return tuple(
+        str(tree / folder) if folder else str(tree)
+        for project, tree in worktrees.items()
+        for folder in PROJECTS[project].folders
+    )
+
+
+def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
+    """Where a ready environment itself finds the modules, be it beside its packages or by an editable install."""
+    named = tuple(ModuleHome(prefix=name, folders=(str(Path(file).parent),)) for name, file in found.modules.items())
+    return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
+
+
+def _lacking(found: Interpreter, checked_out: set[str]) -> str:
+    """Why the probe cannot run in an environment; empty when it can."""
+    release = tuple(int(part) for part in found.version.split(".")[:2])
+    if release < OLDEST_PYTHON:
+        needed = ".".join(map(str, OLDEST_PYTHON))
+        return f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
+    for name in ("torch", "megatron.core"):
+        if name not in found.modules and name not in checked_out:
+            return f"{found.executable} has no {name}; name it under `packages`, or take an interpreter that has it"
+    return ""
+
+
+def torch_version() -> str:
+    """The version of torch beside the harness, without its build; empty when there is none."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
+    """Import once what runs import, with bytecode caching on, which some machines switch off: half of an import's time.
+
+    Once for every combination of environment and checkouts, with `once` for the environment alone. A failure is not
+    told here: the agent's own import meets it too, and says it in the cells' results.
+    """
+    digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
+    stamp = environment / f"compiled-{digest}"
+    with locked(environment):
+        if stamp.exists() or (once and any(environment.glob("compiled-*"))):
+            return
+        with tempfile.TemporaryDirectory(prefix="harness-compile-") as folder:
+            env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
+            env.pop("PYTHONDONTWRITEBYTECODE", None)
+            subprocess.run(
+                [stack.python, "-W", "ignore", "-c", _COMPILED],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMPILE_TIMEOUT_S,
+            )
+        stamp.touch()

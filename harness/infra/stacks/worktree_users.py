@@ -1,0 +1,102 @@
+"""Worktrees that were made for a while, such as those of the commits that a bisection judges.
+
+Beside such a worktree lies a note of who uses it; it goes when its last user lets go of it. One without a note stays:
+somebody has asked for it to be kept. A note is read and written under the lock of the worktree's maker, and outlives
+the process that wrote it, since the jobs of a cluster do so too.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.core.run.run_dir import write_atomic
+from harness.infra.stacks.artifact_store import folder, locked
+
+FORGOTTEN_S = 30 * 86400.0  # after so long a user that never came back holds a worktree no longer
+_NOTE = ".users"
+
+
+def note_user(place: Path, user: str, *, is_new: bool) -> None:
+    """Note a user, or with an empty one that the worktree is to be kept. The caller holds the lock of `place`.
+
+    One that is there already, without a note, stays as it is.
+    """
+    note = _note(place)
+    if not user:
+        note.unlink(missing_ok=True)
+    elif is_new or note.exists():
+        _write(note, (*_users(note), user))
+
+
+def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
+    """Let go of the worktrees that `user` holds, of these projects only; those that nobody else uses are removed.
+
+    Those removed, with others that were forgotten, are the answer.
+    """
+    removed = []
+    for note in sorted((folder() / "checkouts").glob(f".*{_NOTE}")):
+        place = note.with_name(note.name[1 : -len(_NOTE)])
+        wanted = packages is None or any(
+            re.match(rf"{re.escape(name)}-[0-9a-f]{{12}}-", place.name) for name in packages
+        )
+        if wanted and (user in _users(note) or _is_forgotten(note)):
+            with locked(place):
+                removed += [place] if _let_go(place, user) else []
+    return removed
+
+
+def _let_go(place: Path, user: str) -> bool:
+    """Whether the worktree was removed. The caller holds its lock."""
+    note = _note(place)
+    users = _users(note)
+    if not users:  # in the meantime somebody has asked for it to be kept
+        return False
+    left = [one for one in users if one != user]
+    if left and not _is_forgotten(note):
+        _write(note, left)
+        return False
+    _remove(place)
+    note.unlink()
+    return True
+
+
+def _remove(place: Path) -> None:
+    """Aside first, so that nothing half removed is ever at the place; then what the repository knows of it."""
+    link = place / ".git"
+    if not link.exists():
+        return
+    known = place / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+    aside = place.with_name(f".{place.name}.removed.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    place.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    place.with_name(f"{place.name}.tree").unlink(missing_ok=True)  # see stack_checkout
+    if known.parent.name == "worktrees":
+        shutil.rmtree(known, ignore_errors=True)
+
+
+def _note(place: Path) -> Path:
+    return place.with_name(f".{place.name}{_NOTE}")
+
+
+def _users(note: Path) -> list[str]:
+    """Nobody where there is no note."""
+    try:
+        return note.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _write(note: Path, users: Iterable[str]) -> None:
+    write_atomic(note, "".join(f"{one}\n" for one in dict.fromkeys(users)))
+
+
+def _is_forgotten(note: Path) -> bool:
+    try:
+        return time.time() - note.stat().st_mtime > FORGOTTEN_S
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,155 @@
+"""What a bisection found: a value that result.json holds, and that every text about it is made of. Pure.
+
+Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and
+skipped when neither can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
+from harness.judge.report.model import Report
+
+GOOD, BAD, SKIPPED = "good", "bad", "skipped"
+INTRODUCED, FIXED = "introduced", "fixed"
+COMMIT, RELEASE = "commit", "release"
+SCHEMA_VERSION = 1
+IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; says nothing about what the code would compute
+FINDINGS = 20  # kept of a cell
+_PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedCell:
+    """A chosen cell at a point."""
+
+    id: str  # in its run; its name there ends in the name of the point's stack
+    name: str  # the same at every point, e.g. "tp2-pp4-cp1-sft"
+    outcome: Outcome
+    findings: tuple[Finding, ...] = ()  # most telling first: lane, check, message, where (the place), measured, bound
+    reason: str = ""  # of ERROR and REJECTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A commit or a release that was judged."""
+
+    name: str  # full hash, or version
+    state: str  # good | bad | skipped
+    stack: str  # its name in the run's matrix
+    cells: tuple[JudgedCell, ...]
+    run: str  # run directory that shows it
+    reason: str = ""  # of skipped: why it could not be judged
+    kept: bool = False  # whether an earlier bisection judged it
+    seconds: float = 0.0  # of its round, by the points of the round; 0 when kept
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the failed cells."""
+        return tuple(item for cell in self.cells if cell.outcome is Outcome.FAIL for item in cell.findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """A point just before another: a parent commit, or the release before."""
+
+    name: str
+    state: str  # good | bad | skipped | implied good | implied bad (by a later point that was judged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A point in words: what changed there. Of releases only the name, parents and, where the index tells it, date."""
+
+    name: str
+    subject: str = ""
+    author: str = ""
+    date: str = ""  # ISO
+    parents: tuple[Parent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """One end of the history that was searched."""
+
+    asked: str  # as --good or --bad named it
+    name: str  # full hash, or version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """The outcome. `found` is None when skipped points leave several `candidates`."""
+
+    find: str  # introduced | fixed
+    kind: str  # commit | release
+    project: str  # a key of harness.plan.stacks.projects.PROJECTS, or a distribution
+    repository: str  # absolute path of the clone; empty for releases
+    good: End
+    bad: End
+    found: Change | None
+    candidates: tuple[Change, ...]  # oldest first; those that the change can be, `found` alone when it is known
+    cells: tuple[str, ...]  # names of the chosen cells, without their stack
+    findings: tuple[Finding, ...]  # evidence: of the found point, with `fixed` of the last bad point before it
+    evidence: Point | None  # the point that has these findings
+    points: tuple[Point, ...]  # all that were judged, in the order of the history
+    matrix: str  # the matrix file as the user named it
+    reproduce_matrix: str  # that matrix with its stacks at the bad point of `evidence`
+    contrast_matrix: str  # the same at the good point beside it
+    reproduce: str  # the command that runs the failed cells of reproduce_matrix
+    command: str  # the command of the bisection itself
+    notes: tuple[str, ...] = field(default=())  # what the reader should know, a sentence each
+    nested: Bisection | None = None  # the change inside the dependency that the found point only moved
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def skipped(self) -> tuple[Point, ...]:
+        return tuple(point for point in self.points if point.state == SKIPPED)
+
+    @property
+    def title(self) -> str:
+        """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Subject"; "fixed in release 0.18.0 of megatron-core"."""
+        what = f"first {GOOD if self.find == FIXED else BAD} {self.kind} of {self.project}"
+        if self.found is None:
+            return f"{what}: one of {len(self.candidates)}"
+        return f"{what}: {short(self.found.name, self.kind)} {self.found.subject}".rstrip()
+
+
+def short(name: str, kind: str) -> str:
+    """A name as people write it: a hash abbreviated."""
+    return name[:12] if kind == COMMIT else name
+
+
+def judged(report: Report, cell: str, name: str) -> JudgedCell:
+    """A cell of a run's report as a bisection takes it: code that does not import fails nothing."""
+    found = next((one for one in report.cells if one.id == cell), None)
+    if found is None:
+        reason = next(one.reason for one in report.rejected if one.id == cell)
+        return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
+    failed = found.outcome is Outcome.FAIL
+    undecided = failed or found.outcome is Outcome.ERROR
+    if undecided and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
+        reason = f"does not import: {found.failure.message}"
+        return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
+    findings = tuple(found.findings[:FINDINGS]) if failed else ()
+    return JudgedCell(id=cell, name=name, outcome=found.outcome, findings=findings, reason=found.reason)
+
+
+def state_of(cells: Sequence[JudgedCell]) -> tuple[str, str]:
+    """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
+    if any(cell.outcome is Outcome.FAIL for cell in cells):
+        return BAD, ""
+    undecided = next((cell for cell in cells if cell.outcome not in _PASSED), None)
+    return (SKIPPED, f"{undecided.name}: {undecided.reason}") if undecided else (GOOD, "")
+
+
+def git_exit_code(report: Report, planned: Collection[str]) -> int:
+    """What `git bisect run` takes as good, bad, and not to be judged. `planned`: ids of the cells that were to run.
+
+    References do not count: what fails with them cannot be judged.
+    """
+    ids = [cell.id for cell in report.cells if cell.role == "cell"]
+    ids += [cell.id for cell in report.rejected if cell.id in planned]
+    state, _ = state_of([judged(report, name, name) for name in ids])
+    return {GOOD: EXIT_PASS, BAD: EXIT_FAIL, SKIPPED: EXIT_SKIP}[state]

@@ -1,0 +1,86 @@
+"""Canary determinism: step 0 once more gives the same activations, losses and gradients; needs no reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import Fingerprint
+from harness.core.tolerances import Bound
+from harness.judge.checks.canaries.shared import moved, same_kernels
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.leg_evidence import LegEvidence
+from harness.judge.stats.distance import beyond, bound_text, finite, stated
+from harness.judge.stats.distance import fingerprint_distance as apart
+
+_Difference = tuple[str, dict[str, Any], float, Bound]
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    leg = evidence.legs.get("determinism")
+    if leg is None or not evidence.fingerprinted:
+        return []
+    differences = [*_activations(evidence, leg), *_losses(evidence, leg), *_gradients(evidence, leg)]
+    if not differences:
+        return []
+    what, where, off, bound = differences[0]
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="determinism",
+            fault_class=fault_classes.DETERMINISM,
+            message=f"{what} is another when step 0 runs again with the same weights and documents, off by {off:.3g} > "
+            f"{bound_text(bound)}; {len(differences)} values differ",
+            where=where,
+            measured=off,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
+    bound = same_kernels(evidence, evidence.tolerances.activation, same_tokens=True)
+    found = []
+    for rank, record in evidence.records.items():
+        again = {item.layer: item.documents for item in leg.seen[rank].activations}
+        for seen in record.activations:
+            for document, old in seen.documents.items():
+                new = again.get(seen.layer, {}).get(document)
+                off = _apart(new, old, bound)
+                if off:
+                    what = f"the activation of document {document} after layer {seen.layer} on rank {rank}"
+                    found.append((seen.layer, what, leg.at_rank(rank, layer=seen.layer, document=document), off))
+    for _, what, where, off in sorted(found, key=lambda item: item[0]):
+        yield what, where, off, bound
+
+
+def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
+    bound = same_kernels(evidence, evidence.tolerances.document_loss, same_tokens=True)
+    for document, off in moved(evidence, leg, bound).items():
+        where = leg.seats[document].where("determinism", evidence.last_stage) | {"document": document}
+        yield f"the loss of document {document}", where, off, bound
+
+
+def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
+    bound = same_kernels(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
+    for rank, record in evidence.records.items():
+        again = {item.name: item.gradient for item in leg.seen[rank].parameters}
+        for seen in record.parameters:
+            off = _apart(again.get(seen.name), seen.gradient, bound)
+            if off:
+                yield f"the gradient of {seen.name} on rank {rank}", leg.at_rank(rank, parameter=seen.name), off, bound
+
+
+def _apart(new: Fingerprint | None, old: Fingerprint, bound: Bound) -> float:
+    """Distance beyond the bound, else 0; 0 as well for what is not there or not finite, which other checks have.
+
+    Two fingerprints that differ anywhere are of two tensors, though the estimate of the distance may round to 0.
+    """
+    if new is None or not finite(new) or not finite(old):
+        return 0.0
+    off = apart(new, old)
+    if bound.value == 0:
+        return off or 5e-324 if new != old else 0.0
+    return off if beyond(off, bound) else 0.0

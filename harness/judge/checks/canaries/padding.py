@@ -1,0 +1,56 @@
+"""Canary padding: other token ids in the padding change no document's loss and count nowhere; needs no reference."""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.canaries.shared import change_text, moved, same_kernels
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.leg_evidence import LegEvidence
+from harness.judge.stats.distance import bound_text, exactly, stated
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    leg = evidence.legs.get("padding")
+    return (_moved(evidence, leg) or _counted(evidence, leg)) if leg else []
+
+
+def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+    bound = same_kernels(evidence, evidence.tolerances.document_loss)
+    wrong = moved(evidence, leg, bound)
+    if not wrong:
+        return []
+    document, off = next(iter(wrong.items()))
+    seat = leg.seats[document]
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="padding",
+            fault_class=fault_classes.PADDING,
+            message=f"only the token ids of padding slots were changed, and of document {document}, number "
+            f"{seat.number} of micro-batch {seat.micro_batch} (replica {seat.dp}), "
+            f"{change_text(evidence, leg, document)}, off by {off:.3g} > {bound_text(bound)}; {len(wrong)} of "
+            f"{len(leg.seats)} documents moved",
+            where=seat.where("padding", evidence.last_stage) | {"document": document, "documents": list(wrong)},
+            measured=off,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+    right = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
+    if leg.token_count == right:
+        return []
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="padding",
+            fault_class=fault_classes.PADDING,
+            message=f"only the token ids of padding slots were changed, and now {leg.token_count} tokens count in the "
+            f"loss, expected {right}: what is padding is told by its token id",
+            where={"stage": evidence.last_stage, "leg": "padding", "step": 0},
+            measured=leg.token_count,
+            bound=exactly(right, "the packing plan"),
+        )
+    ]

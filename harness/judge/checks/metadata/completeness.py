@@ -1,0 +1,47 @@
+"""Every rank left a record and came through the metadata leg.
+
+A data path that raises or hangs while it only hands out batches is wrong as a data path, so that is a metadata
+finding; `ended` has the legs with the model. Causes that do not blame the code are warnings: verdict.py makes them
+ERROR, not FAIL.
+"""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane, Severity
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import TRAINED
+from harness.judge.failures import patterns as table
+from harness.judge.locations import counted, where_of
+
+_NOT_THE_CODE = {table.HARNESS: fault_classes.HARNESS, table.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    cause = evidence.cause
+    if cause is None:
+        return []
+    ending = cause.ending
+    if cause.blames_code and ending.progress.leg in TRAINED:
+        return []
+    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
+    crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
+    progress = ending.progress
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="completeness",
+            severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
+            fault_class=crash if cause.blames_code else _NOT_THE_CODE.get(cause.domain, fault_classes.UNKNOWN),
+            message=f"{cause.message}{others}",
+            where=where_of(
+                ending.place,
+                rank=ending.rank,
+                leg=progress.leg,
+                step=progress.step,
+                micro_batch=progress.micro_batch,
+            ),
+            measured=ending.ended,
+            bound="completed",
+        )
+    ]

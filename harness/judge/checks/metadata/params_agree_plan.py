@@ -1,0 +1,118 @@
+"""Every value of the packed params equals the plan of the data path, on every rank, layer and micro-batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import SeenParams
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence, Truth
+from harness.judge.evidence.packed_params import (
+    LONGEST,
+    OFFSETS,
+    PADDED,
+    Wrong,
+    ghosts,
+    missing_class,
+    pairing,
+    problems_of,
+    structure,
+)
+from harness.judge.locations import RankLocation, fold, listed, reach
+
+GROUPS = (OFFSETS, PADDED, LONGEST)  # one finding per group: q and kv go wrong together
+
+
+class _Seen(NamedTuple):
+    place: RankLocation
+    problem: Wrong
+    truth: Truth
+    params: SeenParams
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    wrong: dict[tuple[str, ...], list[_Seen]] = {}
+    for item in evidence.params_seen:
+        problems = problems_of(item)
+        for group in GROUPS:
+            found = next((problem for problem in problems if problem.field in group), None)
+            if found is not None:
+                wrong.setdefault(group, []).extend(
+                    _Seen(place, found, item.truth, item.params) for place in item.places
+                )
+    return [_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
+
+
+def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> Finding:
+    places = [item.place for item in wrong]
+    first, where = fold(places)
+    seen = next(item for item in wrong if item.place == first)
+    problem = seen.problem
+    stale = _other_micro_batch(evidence, first, problem)
+    notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, seen)
+    fault_class = fault_classes.STALE if stale is not None else _fault_class(seen, missing_class(evidence, places))
+    return Finding(
+        lane=Lane.METADATA,
+        check="params_agree_plan",
+        fault_class=fault_class,
+        message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
+        f"{reach(where)}{''.join('; ' + note for note in notes)}",
+        where={**where, "field": problem.field},
+        measured=problem.measured,
+        bound=problem.expected,
+    )
+
+
+def _shown(value: object) -> str:
+    return f"[{listed(value, 16)}]" if isinstance(value, list) else str(value)
+
+
+def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: Wrong) -> int | None:
+    """Number of another micro-batch of the step whose plan has the measured offsets."""
+    if not isinstance(problem.measured, list):
+        return None
+    for number, truth in enumerate(evidence.plan[place.step][place.at.dp]):
+        expected = getattr(truth.params, problem.field, None)
+        if number != place.micro_batch and expected is not None and list(expected) == problem.measured:
+            return number
+    return None
+
+
+def _notes(evidence: CellEvidence, seen: _Seen) -> list[str]:
+    """What is wrong with the offsets as such, and between real and padded ones."""
+    problem, truth = seen.problem, seen.truth
+    if not isinstance(problem.measured, list):
+        return []
+    if count := _ghosts(problem):
+        return [f"{count} empty segment{'s' if count > 1 else ''} that no document has"]
+    style, notes = evidence.cell.config.style, []
+    physical = problem.field in PADDED or (truth.params and truth.params.cu_seqlens_q_padded) is None
+    if physical:
+        notes += structure(problem.measured, length=truth.batch.slots, multiple=style.document_multiple)
+    for kind in ("q", "kv"):
+        real, padded = getattr(seen.params, f"cu_seqlens_{kind}"), getattr(seen.params, f"cu_seqlens_{kind}_padded")
+        if problem.field.startswith(f"cu_seqlens_{kind}") and real is not None and padded is not None:
+            notes += pairing(real, padded)
+    return notes
+
+
+def _ghosts(problem: Wrong) -> int:
+    both = isinstance(problem.measured, list) and isinstance(problem.expected, list)
+    return ghosts(problem.measured, problem.expected) if both else 0
+
+
+def _fault_class(seen: _Seen, missing: str) -> str:
+    """`missing` is the class of offsets that are not there."""
+    problem, params = seen.problem, seen.truth.params
+    if _ghosts(problem):
+        return fault_classes.GHOSTS
+    if problem.field in OFFSETS and problem.measured is None:
+        return missing
+    if problem.field in LONGEST or params is None:
+        return fault_classes.MAX_SEQLEN
+    real, padded = params.cu_seqlens_q, params.cu_seqlens_q_padded
+    if padded is None:
+        return fault_classes.CU_SEQLENS
+    swapped = problem.measured == list(padded if problem.field in OFFSETS else real)
+    return fault_classes.REAL_PADDED if swapped else fault_classes.CU_SEQLENS

@@ -1,0 +1,59 @@
+"""Packed params have the form that kernels read, and unpacked runs have none.
+
+Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd.
+"""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.packed_params import Wrong, form_problems
+from harness.judge.locations import RankLocation, fold, reach
+
+_NAMES = {"max_seqlen_type": "type of max_seqlen"}
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if not evidence.packed:
+        return _unpacked(evidence)
+    wrong: dict[str, list[tuple[RankLocation, Wrong]]] = {}
+    for item in evidence.params_seen:
+        for problem in form_problems(item.params, evidence.cell.config.style, item.device):
+            wrong.setdefault(problem.field, []).extend((place, problem) for place in item.places)
+    return [_finding(field, places) for field, places in wrong.items()]
+
+
+def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> Finding:
+    first, where = fold([place for place, _ in wrong])
+    problem = next(problem for place, problem in wrong if place == first)
+    name = f"{field} of {problem.tensor}" if problem.tensor else _NAMES.get(field, field)
+    more = sorted({item.tensor for place, item in wrong if place == first} - {problem.tensor, ""})
+    name += f" (and of {', '.join(more)})" if more else ""
+    return Finding(
+        lane=Lane.METADATA,
+        check="params_form",
+        fault_class=fault_classes.FORM,
+        message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{reach(where)}",
+        where={**where, "field": field, **({"tensor": problem.tensor} if problem.tensor else {})},
+        measured=problem.measured,
+        bound=problem.expected,
+    )
+
+
+def _unpacked(evidence: CellEvidence) -> list[Finding]:
+    places = [observation.place for observation in evidence.observations if observation.params is not None]
+    if not places:
+        return []
+    first, where = fold(places)
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="params_form",
+            fault_class=fault_classes.PARAMS_UNPACKED,
+            message=f"packed params in an unpacked run at {first}{reach(where)}",
+            where=where,
+            measured="packed params",
+            bound="none",
+        )
+    ]

@@ -1,0 +1,77 @@
+"""Packed cells: packed params reach every layer of every chunk of every stage, for every micro-batch, in both legs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import TRAINED, Ending
+from harness.judge.evidence.packed_params import missing_class
+from harness.judge.locations import RankLocation, fold, reach
+
+_Key = tuple[int, str, int, int, int, int | None]  # rank, leg, step, micro-batch, chunk, layer
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if not evidence.packed:
+        return []
+    present: set[_Key] = set()
+    missing: dict[_Key, None] = {}
+    for place, params, _ in evidence.observations:
+        if params is None:
+            missing[_key(place)] = None
+        else:
+            present.add(_key(place))
+    for ending in evidence.endings:
+        missing |= dict.fromkeys(key for key in _expected(evidence, ending) if key not in present)
+    if not missing:
+        return []
+    places = [RankLocation(key[0], evidence.layout.coordinates(key[0]), *key[1:]) for key in missing]
+    first, where = fold(places)
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="params_present",
+            fault_class=missing_class(evidence, places),
+            message=f"no packed params at {first}{reach(where)}",
+            where=where,
+            measured=None,
+            bound="packed params present",
+        )
+    ]
+
+
+def _key(place: RankLocation) -> _Key:
+    """A place without the coordinates, which the rank tells."""
+    return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
+
+
+def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
+    """Places that a rank which came this far must have recorded."""
+    layout, at, rank = evidence.layout, ending.place, ending.rank
+    if rank not in evidence.records:
+        return
+    completed = ending.ended == "completed"
+    if completed or ending.progress.leg in (*TRAINED, "end"):
+        for micro_batch in range(len(evidence.plan[0][at.dp])):
+            for chunk in range(layout.vpp):
+                yield rank, "metadata", 0, micro_batch, chunk, None
+    if not completed:
+        return
+    ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
+    for step in evidence.steps:
+        # Of micro-batches that were not run, `micro_batch_count` tells.
+        for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
+            for chunk in range(layout.vpp):
+                for layer in _layers(evidence, at.pp, chunk):
+                    yield rank, "training", step, micro_batch, chunk, layer
+
+
+def _layers(evidence: CellEvidence, stage: int, chunk: int) -> list[int]:
+    """Numbers of the chunk's layers; prediction layers follow the last."""
+    model, layout = evidence.cell.config.model, evidence.layout
+    layers = list(layout.layers(model.layers, stage, chunk))
+    if model.mtp and stage == evidence.last_stage and chunk == layout.vpp - 1:
+        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
+    return layers

@@ -1,0 +1,41 @@
+"""Upstream refuses the forbidden combination of a `rules` cell, and its message names the rule that is broken."""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import Refusal
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    forbidden = evidence.cell.config.forbidden
+    refusals = [record.refusal for record in evidence.records.values() if record.refusal is not None]
+    if not forbidden or not refusals:
+        return []  # `completeness` tells of a rank that did not come so far
+    [refusal] = refusals
+    problem = _problem(refusal, forbidden)
+    if not problem:
+        return []
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="refused",
+            fault_class=fault_classes.NOT_REFUSED,
+            message=problem,
+            where={"forbidden": forbidden},
+            measured=refusal.message or "accepted",
+            bound=f"refused, with a message like: {refusal.wanted}",
+        )
+    ]
+
+
+def _problem(refusal: Refusal, forbidden: str) -> str:
+    if refusal.allowed_refused is not None:
+        return f"{refusal.validator} refuses even the nearest allowed combination: {refusal.allowed_refused}"
+    if refusal.type is None:
+        return f"{refusal.validator} accepts the forbidden combination {forbidden}"
+    if not refusal.clear:
+        said = f"{refusal.type}: {refusal.message}"
+        return f"{refusal.validator} refuses {forbidden} without naming the rule that is broken: {said}"
+    return ""

@@ -1,0 +1,146 @@
+"""Tokens and positions on the first stage, labels and loss mask on the last, each equal to the plan's content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import BatchSeen, TensorSeen
+from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import Ending
+from harness.judge.locations import RankLocation, fold, listed, reach
+
+FIRST_STAGE = ("tokens", "position_ids")
+LAST_STAGE = ("labels", "loss_mask")
+FIELDS = FIRST_STAGE + LAST_STAGE
+RETURNED = "log_probs"  # of data paths that unpack them: where a value was computed, by slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wrong:
+    place: RankLocation
+    field: str
+    seen: TensorSeen | None
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    missing: list[_Wrong] = []
+    content: list[_Wrong] = []
+    extra: list[_Wrong] = []
+    for ending in evidence.endings:
+        record = evidence.records.get(ending.rank)
+        for batch in record.batches if record else ():
+            _sort(evidence, ending, batch, missing, content, extra)
+        missing += _absent(evidence, ending)
+    findings = [
+        _content(evidence, field, content)
+        for field in (*FIELDS, RETURNED)
+        if any(item.field == field for item in content)
+    ]
+    if missing:
+        findings.insert(0, _folded(missing, Severity.ERROR, "missing", "present"))
+    if extra:
+        findings.append(_folded(extra, Severity.WARNING, "given to a stage that does not use it", "absent"))
+    return findings
+
+
+def _needed(evidence: CellEvidence, stage: int, chunk: int) -> tuple[str, ...]:
+    layout = evidence.layout
+    last = stage == evidence.last_stage and chunk == layout.vpp - 1
+    embeds = (stage == 0 and chunk == 0) or (last and evidence.cell.config.model.mtp is not None)
+    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
+
+
+def _sort(
+    evidence: CellEvidence,
+    ending: Ending,
+    batch: BatchSeen,
+    missing: list[_Wrong],
+    content: list[_Wrong],
+    extra: list[_Wrong],
+) -> None:
+    place = _place(ending, batch.chunk, batch.micro_batch)
+    stage, chunks = ending.place.pp, range(evidence.layout.vpp)
+    needed = _needed(evidence, stage, batch.chunk)
+    # Judged by rank, not by chunk: a data path reads once per rank, and what a chunk does not use costs nothing more.
+    useful = {field for chunk in chunks for field in _needed(evidence, stage, chunk)}
+    for field in FIELDS:
+        seen: TensorSeen | None = getattr(batch, field)
+        if seen is None:
+            missing += [_Wrong(place=place, field=field, seen=None)] if field in needed else []
+        elif seen.mismatches:
+            content.append(_Wrong(place=place, field=field, seen=seen))
+        elif field not in useful:
+            extra.append(_Wrong(place=place, field=field, seen=seen))
+    if batch.log_probs is not None and batch.log_probs.mismatches:
+        content.append(_Wrong(place=place, field=RETURNED, seen=batch.log_probs))
+
+
+def _place(ending: Ending, chunk: int, micro_batch: int) -> RankLocation:
+    return RankLocation(rank=ending.rank, at=ending.place, leg="metadata", step=0, micro_batch=micro_batch, chunk=chunk)
+
+
+def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
+    """Unpacked batches that a completed rank never recorded; for packed ones `params_present` says so."""
+    record = evidence.records.get(ending.rank)
+    if record is None or evidence.packed or ending.ended != "completed":
+        return []
+    seen = {(batch.chunk, batch.micro_batch) for batch in record.batches}
+    return [
+        _Wrong(place=_place(ending, chunk, micro_batch), field=field, seen=None)
+        for micro_batch in range(len(evidence.plan[0][ending.place.dp]))
+        for chunk in range(evidence.layout.vpp)
+        if (chunk, micro_batch) not in seen
+        for field in _needed(evidence, ending.place.pp, chunk)
+    ]
+
+
+def _folded(wrong: list[_Wrong], severity: Severity, verb: str, bound: str) -> Finding:
+    first, where = fold([item.place for item in wrong])
+    fields = [field for field in FIELDS if any(item.field == field for item in wrong)]
+    return Finding(
+        lane=Lane.METADATA,
+        check="tokens_placed",
+        severity=severity,
+        fault_class=fault_classes.TOKEN_CONTENT,
+        message=f"{listed(fields)} {verb} at {first}{reach(where)}",
+        where={**where, "field": fields[0]},
+        measured=verb,
+        bound=bound,
+    )
+
+
+def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Finding:
+    wrong = [item for item in content if item.field == field]
+    first, where = fold([item.place for item in wrong])
+    seen = next(item.seen for item in wrong if item.place == first)
+    assert seen is not None  # content holds only batches that have the field
+    named = seen.first
+    where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
+    lies = boundaries.NOTHING
+    if named and field != RETURNED:  # of log-probabilities `named` holds slots
+        batch = evidence.plan[0][first.at.dp][first.micro_batch].batch
+        lies = boundaries.of_token(batch, evidence.layout, named[0], named[1])
+    if named:
+        whose = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
+        detail = f": {whose} {named[1]} is {named[3]}, expected {named[2]}"
+    else:
+        detail = f": its shape is {seen.shape}"
+    return Finding(
+        lane=Lane.METADATA,
+        check="tokens_placed",
+        fault_class=_fault_class(evidence, first, named),
+        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{lies.text}{reach(where)}",
+        where=lies.keys | where,  # the rank that saw it goes before the one that should hold it
+        measured=named[3] if named else seen.mismatches,
+        bound=named[2] if named else 0,
+    )
+
+
+def _fault_class(evidence: CellEvidence, place: RankLocation, named: list[int] | None) -> str:
+    home = evidence.homes[0].get(named[0]) if named else None
+    if home is not None and home.truncated:
+        return fault_classes.TRUNCATION
+    return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.TOKEN_CONTENT

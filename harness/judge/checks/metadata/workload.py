@@ -1,0 +1,67 @@
+"""What the data path counts of a step's work is the plan's: micro-batches, sum of lengths, sum of squared lengths.
+
+The schedule runs the number of micro-batches, and FLOPs are computed from the sums, which no number of model chunks
+may change. Data paths that count nothing have nothing to compare.
+"""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.packing.workload import Workload, workloads
+from harness.core.run.records import RankRecord, WorkloadSeen
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import counted, where_of
+
+NAMES = {
+    "micro_batches": "the number of micro-batches",
+    "tokens": "the sum of lengths",
+    "squares": "the sum of squared lengths",
+}
+_EXACT = 1e-9
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if not any(record.workloads for record in evidence.records.values()):
+        return []
+    steps = [[[truth.batch for truth in replica] for replica in step] for step in evidence.plan]
+    truths = [workloads(step) for step in steps]
+    return [finding for field in NAMES for finding in _of_field(evidence, field, truths)]
+
+
+def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) -> list[Finding]:
+    wrong: list[tuple[RankRecord, WorkloadSeen, float, float]] = []
+    for rank in sorted(evidence.records):
+        record = evidence.records[rank]
+        for seen in record.workloads:
+            found, expected = getattr(seen, field), getattr(truths[seen.step][record.place.dp], field)
+            if found != expected:
+                wrong.append((record, seen, found, expected))
+    if not wrong:
+        return []
+    record, seen, found, expected = wrong[0]
+    ranks = sorted({item[0].rank for item in wrong})
+    return [
+        Finding(
+            lane=Lane.METADATA,
+            check="workload",
+            fault_class=fault_classes.WORKLOAD,
+            message=f"{NAMES[field]} of step {seen.step} is {found:g} on rank {record.rank} ({record.place}), expected "
+            f"{expected:g}{_note(evidence, seen.step, field, found, expected)}; wrong on {counted('rank', ranks)}",
+            where=where_of(record.place, rank=record.rank, leg=seen.leg, step=seen.step)
+            | {"field": field, "ranks": ranks},
+            measured=found,
+            bound=expected,
+        )
+    ]
+
+
+def _note(evidence: CellEvidence, step: int, field: str, found: float, expected: float) -> str:
+    """What the wrong number is, where that can be told."""
+    packs = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
+    whole = {"tokens": sum(packs), "squares": sum(slots**2 for slots in packs)}.get(field)
+    if evidence.packed and found == whole:
+        return ", as if every pack were one document"
+    name = ratio_name(found / expected, factors_of(evidence, step), _EXACT) if expected else None
+    return f" ({name})" if name else ""

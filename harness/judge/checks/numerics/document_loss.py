@@ -1,0 +1,107 @@
+"""The loss of every document equals the reference's; at step 0 the first token that differs is named."""
+
+from __future__ import annotations
+
+import math
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import DocumentLoss
+from harness.core.tolerances import Bound, looser
+from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.diagnosis.boundaries import Boundaries
+from harness.judge.diagnosis.document_patterns import documents_pattern
+from harness.judge.diagnosis.localise import first_layer_off, first_token_off, token_boundaries
+from harness.judge.diagnosis.ratios import DOCUMENTS, common_ratio, factors_of
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, distance, stated
+
+_NONE = DocumentLoss(loss_sum=0.0, tokens=0)
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if evidence.reference is None:
+        return []
+    for step in evidence.finished_steps:
+        if step not in evidence.reference.document_losses:
+            continue
+        if step and not evidence.same_rows:
+            break  # other gradients have moved the weights
+        bound = _bound(evidence, step)
+        off = _off(evidence, evidence.reference, step, bound)
+        wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+        if wrong:
+            return [_finding(evidence, evidence.reference, step, wrong, off, bound)]
+    return []
+
+
+def _bound(evidence: CellEvidence, step: int) -> Bound:
+    """Weights have moved after step 0, so the looser of the document's and the step's bound holds there."""
+    at_step = evidence.bound("document_loss", step)
+    return at_step if step == 0 else looser(at_step, evidence.bound("step_loss", step))
+
+
+def _losses(evidence: CellEvidence, reference: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
+    """Document -> (loss sum, the reference's); 0 where there is none."""
+    losses, right = evidence.document_losses[step], reference.document_losses[step]
+    return {
+        document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
+        for document in sorted({*losses, *right})
+    }
+
+
+def _off(evidence: CellEvidence, reference: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
+    """Document -> distance from the reference; values that are not finite are left to `finiteness`."""
+    return {
+        document: distance(measured, expected, bound)
+        for document, (measured, expected) in _losses(evidence, reference, step).items()
+        if math.isfinite(measured)
+    }
+
+
+def _finding(
+    evidence: CellEvidence, reference: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
+) -> Finding:
+    document = wrong[0]
+    found, right = _losses(evidence, reference, step)[document]
+    home = evidence.homes[step].get(document)
+    place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
+    token = first_token_off(evidence, reference, document) if step == 0 else None
+    ratio = _ratio(evidence, reference, step)
+    # A factor that all share says nothing about one token.
+    lies = _boundaries(evidence, reference, document, None if ratio else token) if step == 0 else boundaries.NOTHING
+    where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
+    where |= {"token": token} if token is not None else {}
+    if home is not None:
+        where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    at = f", from token {token} on" if token is not None else ""
+    named = f"; the ratio is {ratio} on all" if ratio else ""
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="document_loss",
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
+        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, reference {right:.9g}, off by "
+        f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ{lies.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
+        measured=off[document],
+        bound=stated(bound),
+    )
+
+
+def _boundaries(evidence: CellEvidence, reference: CellEvidence, document: int, token: int | None) -> Boundaries:
+    """What lies at the token; and the output layer, when no layer before it is off."""
+    through = evidence.fingerprinted and first_layer_off(evidence, reference) is None
+    lies = boundaries.of_output() if through else boundaries.NOTHING
+    return lies + token_boundaries(evidence, document, token)
+
+
+def _ratio(evidence: CellEvidence, reference: CellEvidence, step: int) -> str | None:
+    """The factor that all documents' losses are off by, if there is one; documents per pack are each document's own."""
+    common = factors_of(evidence, step)
+    pairs = []
+    for document, (found, right) in _losses(evidence, reference, step).items():
+        home = evidence.homes[step].get(document)
+        if right and math.isfinite(found) and home is not None:
+            members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1
+            own = {name: size for name, size in common.items() if name != DOCUMENTS}
+            pairs.append((found / right, own | ({DOCUMENTS: float(members)} if members > 1 else {})))
+    return common_ratio(pairs, evidence.tolerances.ratio_screen)

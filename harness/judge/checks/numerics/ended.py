@@ -1,0 +1,43 @@
+"""The training leg and the canary legs came to their end on every rank: no exception, no native crash, no hang."""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import TRAINED
+from harness.judge.failures.out_of_memory import memory_text, out_of_memory
+from harness.judge.locations import counted, where_of
+from harness.judge.stats.distance import exactly
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    cause = evidence.cause
+    if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
+        return []
+    ending = cause.ending
+    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
+    progress = ending.progress
+    fault_class, message = fault_classes.CRASH, cause.message
+    if ending.ended == "deadline":
+        fault_class = fault_classes.HANG
+    elif out_of_memory(ending.failure):
+        fault_class = fault_classes.OUT_OF_MEMORY
+        message = f"{memory_text(evidence.records[ending.rank])}: {message}"
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="ended",
+            fault_class=fault_class,
+            message=f"{message}{others}",
+            where=where_of(
+                ending.place,
+                rank=ending.rank,
+                leg=progress.leg,
+                step=progress.step,
+                micro_batch=progress.micro_batch,
+            ),
+            measured=ending.ended,
+            bound=exactly("completed", "every rank comes to its end"),
+        )
+    ]

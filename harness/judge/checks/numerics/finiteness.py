@@ -1,0 +1,32 @@
+"""No NaN or infinity in any number that a rank computed, in any leg; later checks leave such values out.
+
+Asked of every rank by itself: a sum over ranks, or the copy of another rank, would hide whose number it is.
+"""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import counted
+from harness.judge.stats.distance import exactly
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    bad = [(odd, rank) for rank, found in evidence.scans.items() for odd in found.not_finite]
+    if not bad:
+        return []
+    first, rank = min(bad, key=lambda item: (item[0].order, item[1]))
+    ranks = sorted({item[1] for item in bad})
+    more = f"; {len(bad) - 1} further values on {counted('rank', ranks)} are not finite" if len(bad) > 1 else ""
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="finiteness",
+            fault_class=fault_classes.NON_FINITE,
+            message=f"{first.what} is {first.value} on rank {rank}{more}",
+            where=first.where | {"ranks": ranks},
+            measured=first.value,
+            bound=exactly("finite", "sums of finite numbers are finite"),
+        )
+    ]

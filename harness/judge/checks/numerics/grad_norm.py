@@ -1,0 +1,73 @@
+"""The gradient norm before clipping equals the reference's, on every rank; a telling ratio is named.
+
+A reference with other rows in its micro-batches has other gradients. Then no bound can be stated between the two, and
+the ranks are compared with each other: the norm is that of all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if evidence.reference is None:
+        return []
+    wrong = []
+    other, whose = (evidence.reference, "reference") if evidence.same_rows else (evidence, "the first rank's")
+    for step, right in grad_norms(other).items():
+        seen_any, bound = False, evidence.bound("grad_norm", step)
+        for record, seen in evidence.step_records(step):
+            found = seen.grad_norm
+            seen_any |= found is not None
+            if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):
+                wrong.append((step, record.rank, record.place.pp, found, right))
+        if step in evidence.finished_steps and not seen_any:
+            return [_missing(step)]
+    if not wrong:
+        return []
+    step, rank, stage, found, right = wrong[0]
+    bound = evidence.bound("grad_norm", step)
+    steps = sorted({item[0] for item in wrong})
+    ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen) if right else None
+    measured = distance(found, right, bound)
+    named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}" if right else ""
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="grad_norm",
+            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
+            message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, {whose} {right:.9g}, off by "
+            f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
+            where={"stage": stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
+            measured=measured,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _missing(step: int) -> Finding:
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="grad_norm",
+        fault_class=fault_classes.UNKNOWN,
+        message=f"no rank recorded a gradient norm in step {step}",
+        where={"step": step},
+        measured=None,
+        bound=exactly("recorded", "every finished step has one"),
+    )
+
+
+def grad_norms(evidence: CellEvidence) -> dict[int, float]:
+    """Step -> gradient norm, as the first rank that recorded it has it."""
+    norms: dict[int, float] = {}
+    for step in evidence.finished_steps:
+        for _, seen in evidence.step_records(step):
+            if seen.grad_norm is not None:
+                norms.setdefault(step, seen.grad_norm)
+    return norms

@@ -1,0 +1,112 @@
+"""Multi-token prediction at step 0: the tokens that count per document and depth, and their loss as in the reference.
+
+At depth d a document of n labels has n - d that count, since the last d have no token so far ahead in the document.
+"""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import DocumentLoss
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, distance
+
+_NONE = DocumentLoss(loss_sum=0.0, tokens=0)
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    mtp = evidence.cell.config.model.mtp
+    if mtp is None or not evidence.first_step_whole:
+        return []
+    for depth in range(1, mtp.layers + 1):
+        found = mtp_losses(evidence, depth)
+        wrong = {
+            document: tokens
+            for document, tokens in _tokens(evidence, depth).items()
+            if found.get(document, _NONE).tokens != tokens
+        }
+        if wrong:
+            return [_tokens_finding(evidence, depth, found, wrong)]
+        if evidence.reference is not None:
+            findings = _against(evidence, evidence.reference, depth, found)
+            if findings:
+                return findings
+    return []
+
+
+def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
+    """Document (or PAD) -> loss over all ranks; tp ranks see the same tokens, and the first speaks for all."""
+    whole: dict[int, DocumentLoss] = {}
+    for _, record in sorted(evidence.records.items()):
+        if record.place.tp:
+            continue
+        for seen in record.mtp:
+            for document, part in seen.documents.items() if seen.depth == depth else ():
+                old = whole.get(document, _NONE)
+                whole[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
+    return whole
+
+
+def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
+    """Document -> tokens that must count; PAD: none."""
+    placed = (item for replica in evidence.plan[0] for truth in replica for item in truth.batch.placed)
+    counts = {
+        item.document.index: 0 if item.document.masked else max(item.document.length - depth, 0) for item in placed
+    }
+    return {PAD: 0, **counts}
+
+
+def _tokens_finding(
+    evidence: CellEvidence, depth: int, found: dict[int, DocumentLoss], wrong: dict[int, int]
+) -> Finding:
+    document = min(wrong, key=lambda item: (item == PAD, item))
+    count, right = found.get(document, _NONE).tokens, wrong[document]
+    whose = "slots of no document" if document == PAD else f"tokens of document {document}"
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="mtp_loss",
+        fault_class=fault_classes.PREDICTION,
+        message=f"{count} {whose} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
+        where=_where(evidence, depth, document, sorted(wrong)),
+        measured=count,
+        bound=right,
+    )
+
+
+def _against(
+    evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
+) -> list[Finding]:
+    bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
+    off = {
+        document: distance(part.loss_sum, right.get(document, _NONE).loss_sum, bound)
+        for document, part in found.items()
+    }
+    wrong = sorted(document for document, value in off.items() if beyond(value, bound))
+    if not wrong:
+        return []
+    document = wrong[0]
+    message = (
+        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, reference "
+        f"{right.get(document, _NONE).loss_sum:.9g}, off by {off[document]:.3g} > {bound_text(bound)}; "
+        f"{len(wrong)} of {len(off)} documents differ"
+    )
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="mtp_loss",
+            fault_class=fault_classes.PREDICTION,
+            message=message,
+            where=_where(evidence, depth, document, wrong),
+            measured=off[document],
+            bound=bound.value,
+        )
+    ]
+
+
+def _where(evidence: CellEvidence, depth: int, document: int, documents: list[int]) -> dict[str, object]:
+    where: dict[str, object] = {"stage": evidence.last_stage, "step": 0, "depth": depth, "document": document}
+    home = evidence.homes[0].get(document)
+    if home is not None:
+        where |= {"dp": home.dp, "micro_batch": home.micro_batch}
+    return where | {"documents": documents}

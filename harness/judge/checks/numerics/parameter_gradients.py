@@ -1,0 +1,93 @@
+"""Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import boundaries, fault_classes
+from harness.judge.diagnosis.localise import shards_off
+from harness.judge.diagnosis.ratios import factors_of, ratio_name, scale_of
+from harness.judge.evidence.assemble import ParameterGradient
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    if evidence.reference is None or not evidence.same_rows or not evidence.fingerprinted:
+        return []
+    measured, expected = evidence.gradients, evidence.reference.gradients
+    bound = evidence.tolerances.parameter_gradient
+    off: dict[str, float] = {}
+    for name, right in expected.items():  # in model order, as the reference's one rank lists them
+        found = measured.get(name)
+        if found is None:
+            off[name] = math.inf
+        elif finite(found.fingerprint):
+            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint, bound)
+    wrong = [name for name, value in off.items() if beyond(value, bound)]
+    # Tied embeddings: stages other than the first hold a copy under the output layer's name.
+    tied = evidence.cell.config.model.tied
+    extra = [name for name in measured if name not in expected and not (tied and name.startswith("output_layer."))]
+    if not wrong and not extra and expected:
+        return []
+    if not wrong:
+        return [_unmatched(extra)]
+    return [_finding(evidence, evidence.reference, wrong, off)]
+
+
+def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], off: dict[str, float]) -> Finding:
+    measured, expected, bound = evidence.gradients, reference.gradients, evidence.tolerances.parameter_gradient
+    name = wrong[0]
+    ratio = _common_ratio(evidence, wrong, measured, expected)
+    shards = shards_off(measured[name], expected[name], bound) if name in measured else None
+    lies = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.layers, name, shards)
+    lies = boundaries.NOTHING if ratio else lies  # a factor that all share says nothing about one place
+    where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
+    value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
+    named = f"; the ratio is {ratio} on all that differ" if ratio else ""
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="parameter_gradients",
+        fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
+        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{lies.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
+        measured=off[name],
+        bound=stated(bound),
+    )
+
+
+def _unmatched(extra: list[str]) -> Finding:
+    message = f"gradient of {extra[0]}, which the reference does not have" if extra else "no gradients to compare with"
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="parameter_gradients",
+        fault_class=fault_classes.UNKNOWN,
+        message=message,
+        where={"parameter": extra[0], "step": 0} if extra else {"step": 0},
+        measured=len(extra),
+        bound=exactly("the parameters of the reference", "the same model"),
+    )
+
+
+def _where(measured: Mapping[str, ParameterGradient], name: str) -> dict[str, int]:
+    where = {"stage": measured[name].stage} if name in measured else {}
+    layer = boundaries.layer_of(name)
+    return where | ({"layer": layer} if layer else {})
+
+
+def _common_ratio(
+    evidence: CellEvidence,
+    wrong: list[str],
+    measured: Mapping[str, ParameterGradient],
+    expected: Mapping[str, ParameterGradient],
+) -> str | None:
+    """The layout factor that the gradients which differ are off by, if it is one and their direction is right."""
+    if any(name not in measured for name in wrong):
+        return None
+    tolerances = evidence.tolerances
+    pairs = [(measured[name].fingerprint, expected[name].fingerprint) for name in wrong]
+    screen = max(tolerances.ratio_screen, tolerances.parameter_gradient.value)
+    scale = scale_of(pairs, screen)
+    return None if scale is None else ratio_name(scale, factors_of(evidence, 0), tolerances.ratio_screen)

@@ -1,0 +1,42 @@
+"""Copies of a gradient agree: over cp and dp after the reduction, over tp where the parameter is not sharded."""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import Fingerprint, RankRecord
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.locations import counted, where_of
+from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    bound = evidence.tolerances.parameter_gradient
+    first: dict[tuple[str, int, int], tuple[int, Fingerprint]] = {}
+    wrong: list[tuple[str, RankRecord, int, float]] = []
+    for rank in sorted(evidence.records):
+        record = evidence.records[rank]
+        for seen in record.parameters:
+            key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
+            other, copy = first.setdefault(key, (rank, seen.gradient))
+            if seen.gradient != copy and finite(copy) and finite(seen.gradient):
+                off = fingerprint_distance(seen.gradient, copy, bound)
+                if beyond(off, bound):
+                    wrong.append((seen.name, record, other, off))
+    if not wrong:
+        return []
+    name, record, other, off = wrong[0]
+    names = list(dict.fromkeys(item[0] for item in wrong))
+    ranks = sorted({item[1].rank for item in wrong})
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="replica_gradients",
+            fault_class=fault_classes.GRADIENT_REDUCTION,
+            message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
+            f"by {off:.3g} > {bound_text(bound)}; in all {counted('parameter', names)} on {counted('rank', ranks)}",
+            where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
+            measured=off,
+            bound=stated(bound),
+        )
+    ]

@@ -1,0 +1,49 @@
+"""How many real tokens went to each expert of each layer (step 0), as in the reference: exact."""
+
+from __future__ import annotations
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.moe_router import RouterWhole, both, routers
+from harness.judge.locations import listed
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    reference = evidence.reference
+    if reference is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
+        return []
+    found, right = _per_layer(routers(evidence)), _per_layer(routers(reference))
+    if not evidence.same_rows:  # the last tokens of a document have other ones ahead, if any: prediction layers differ
+        right = {layer: item for layer, item in right.items() if layer <= evidence.cell.config.model.layers}
+    for layer, (stage, expected) in right.items():
+        measured = found.get(layer, (stage, []))[1]
+        if measured != expected:
+            return [_finding(layer, found.get(layer, (stage, []))[0], measured, expected)]
+    return []
+
+
+def _per_layer(wholes: list[RouterWhole]) -> dict[int, tuple[int, list[int]]]:
+    """Layer -> (stage, real tokens per expert over all micro-batches)."""
+    layers: dict[int, tuple[int, list[int]]] = {}
+    for router in wholes:
+        share = router.real[0]
+        for row in router.real[1:]:
+            share = both(share, row)
+        _, known = layers.get(router.layer, (0, [0] * len(share.counts)))
+        layers[router.layer] = (router.stage, [a + b for a, b in zip(known, share.counts)])
+    return layers
+
+
+def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -> Finding:
+    experts = [n for n, pair in enumerate(zip(measured, expected)) if pair[0] != pair[1]]
+    found = listed(measured) if measured else "not recorded"
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="router_tokens",
+        fault_class=fault_classes.ROUTER,
+        message=f"real tokens per expert in layer {layer}: {found}; reference {listed(expected)}",
+        where={"stage": stage, "layer": layer, "step": 0, "experts": experts},
+        measured=measured,
+        bound=expected,
+    )

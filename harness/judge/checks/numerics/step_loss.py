@@ -1,0 +1,64 @@
+"""The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
+
+from __future__ import annotations
+
+import math
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import beyond, bound_text, distance, stated
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    wrong = []
+    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
+        if step and not evidence.same_rows:
+            break  # other gradients have moved the weights
+        bound = evidence.bound("step_loss", step)
+        for rank, found in _recorded(evidence, step):
+            if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
+                wrong.append((step, rank, found, right))
+    if not wrong:
+        return []
+    step, rank, found, right = wrong[0]
+    bound = evidence.bound("step_loss", step)
+    steps = sorted({item[0] for item in wrong})
+    ratio = None
+    if found is not None and right:
+        ratio = ratio_name(found / right, factors_of(evidence, step), evidence.tolerances.ratio_screen)
+    measured = math.nan if found is None else distance(found, right, bound)
+    named = f"; the ratio is {ratio}" if ratio else ""
+    return [
+        Finding(
+            lane=Lane.NUMERICS,
+            check="step_loss",
+            fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
+            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, reference {right:.9g}, off by "
+            f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
+            where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
+            measured=measured,
+            bound=stated(bound),
+        )
+    ]
+
+
+def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
+    """(rank, loss sum) of the last stage's ranks that recorded one; the first with None when none did."""
+    seen = [(record.rank, item.loss_sum) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    return [item for item in seen if item[1] is not None] or seen[:1]
+
+
+def _text(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.9g}"
+
+
+def step_losses(evidence: CellEvidence) -> dict[int, float]:
+    """Step -> loss sum, as the first rank of the last stage has it; not recorded ones left out."""
+    losses: dict[int, float] = {}
+    for step in evidence.finished_steps:
+        for _, seen in evidence.step_records(step, pp=evidence.last_stage):
+            if seen.loss_sum is not None:
+                losses.setdefault(step, seen.loss_sum)
+    return losses

@@ -1,0 +1,90 @@
+"""Exact: the tokens that count in the loss, per step and document, also of canary legs. They are its denominator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.core.outcomes import Finding, Lane
+from harness.core.run.records import DocumentLoss
+from harness.judge.diagnosis import fault_classes
+from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.leg_evidence import LegEvidence
+from harness.judge.stats.distance import exactly
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    for step in evidence.finished_steps:
+        findings = _documents(evidence, step) + _step(evidence, step)
+        if findings:
+            return findings  # the first step tells; later ones repeat it
+    legs = (leg for leg in evidence.legs.values() if leg.leg.model)
+    return next((findings for leg in legs if (findings := _leg(evidence, leg))), [])
+
+
+def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+    """Documents of a canary leg; tokens that no document owns are the canary's own affair."""
+    for item in leg.leg.documents:
+        right, seen = 0 if item.masked else item.length, leg.losses.get(item.index)
+        found = seen.tokens if seen else 0
+        if found != right:
+            where = leg.seats[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
+            fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
+            message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
+            return [_finding(message, fault_class, where, found, right)]
+    return []
+
+
+def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
+    losses = evidence.document_losses[step]
+    expected = {
+        item.document.index: 0 if item.document.masked else item.document.length
+        for replica in evidence.plan[step]
+        for truth in replica
+        for item in truth.batch.placed
+    }
+    none = DocumentLoss(loss_sum=0.0, tokens=0)
+    wrong = [
+        document
+        for document in sorted({*expected, *losses})
+        if losses.get(document, none).tokens != expected.get(document, 0)
+    ]
+    if not wrong:
+        return []
+    document = wrong[0]
+    found, right = losses.get(document, none).tokens, expected.get(document, 0)
+    more = f"; {len(wrong)} of {len(expected)} documents are wrong" if len(wrong) > 1 else ""
+    home = evidence.homes[step].get(document)
+    truncated = home is not None and home.truncated and len(wrong) == 1
+    name = f"loss tokens of document {document} in step {step}"
+    where = {"stage": evidence.last_stage, "document": document, "step": step}
+    fault_class = fault_classes.TRUNCATION if truncated else _fault_class(evidence, step, found, right)
+    return [_finding(f"{name}: {found}, expected {right} by the packing plan{more}", fault_class, where, found, right)]
+
+
+def _step(evidence: CellEvidence, step: int) -> list[Finding]:
+    right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
+    seen = [(record.rank, item.token_count) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
+    for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
+        if found != right:
+            where = {"stage": evidence.last_stage, "rank": rank, "step": step}
+            message = f"loss tokens of step {step} on rank {rank}: {found}, expected {right} by the packing plan"
+            return [_finding(message, _fault_class(evidence, step, found, right), where, found, right)]
+    return []
+
+
+def _fault_class(evidence: CellEvidence, step: int, found: int | None, right: int) -> str:
+    name = ratio_name(found / right, factors_of(evidence, step), screen=0.0) if found and right else None
+    return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
+
+
+def _finding(message: str, fault_class: str, where: dict[str, Any], found: int | None, right: int) -> Finding:
+    return Finding(
+        lane=Lane.NUMERICS,
+        check="token_count",
+        fault_class=fault_class,
+        message=message,
+        where=where,
+        measured=found,
+        bound=exactly(right, "the packing plan"),
+    )

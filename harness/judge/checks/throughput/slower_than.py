@@ -1,0 +1,34 @@
+"""A cell is no slower than the same cell in the base stack, with which it took turns."""
+
+from __future__ import annotations
+
+import statistics
+
+from harness.core.outcomes import Finding, Lane
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.timings import not_timed, turns_of
+from harness.judge.stats.distance import bound_text
+from harness.judge.stats.paired import paired_ratio, ratio_text
+
+
+def check(evidence: CellEvidence) -> list[Finding]:
+    bound = evidence.tolerances.slower_than
+    ours, theirs = turns_of(evidence)
+    ratio = paired_ratio(ours, theirs)
+    if ratio is None or evidence.base is None or not ratio.above(bound.value):
+        return not_timed(evidence, "slower_than", ("turn",))
+    base = evidence.base.cell.config.stack
+    medians = [1000 * statistics.median(times) for times in (ours, theirs)]
+    return [
+        Finding(
+            lane=Lane.THROUGHPUT,
+            check="slower_than",
+            fault_class=fault_classes.SLOWER_STACK,
+            message=f"forward and backward of a step take {ratio_text(ratio)} as long as in stack {base}, in turns, "
+            f"bound {bound_text(bound)}; {medians[0]:.3g} ms, in {base} {medians[1]:.3g} ms",
+            where={"leg": "timing", "base": base},
+            measured=ratio.median,
+            bound=bound.value,
+        )
+    ]

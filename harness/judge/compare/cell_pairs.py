@@ -1,0 +1,106 @@
+"""Which cell of one run is which of another, and what became of it.
+
+A cell is the same in both runs when its id is (layout, data path, model, documents, training, stack). What is
+left is matched by its readable name, then by all axes but the stack, where just one on each side fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.outcomes import Outcome
+from harness.core.stack import DEFAULT
+from harness.judge.report.model import Report, ReportCell, ReportRejected
+
+SOUND = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)  # its numbers are right
+GOOD = (*SOUND, Outcome.XFAIL)
+NEWLY_FAILING, STILL_FAILING, FIXED = "newly failing", "still failing", "fixed"
+UNJUDGED = "failing, not judged before"
+# In the order that reports show them.
+CHANGES = (
+    NEWLY_FAILING,
+    UNJUDGED,
+    STILL_FAILING,
+    "undecided",
+    "flaky",
+    "known failure",
+    "no longer run",
+    FIXED,
+    "new",
+    "gone",
+    "unchanged",
+)
+Cell = ReportCell | ReportRejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """None: that run does not have the cell."""
+
+    before: Cell | None
+    after: Cell | None
+    matched: str = ""  # how, when not by id
+
+
+def pairs(before: Report, after: Report) -> list[Pair]:
+    """Every cell of either run once, in the order of the later run; cells of the earlier run alone come last."""
+    ways: tuple[tuple[str, Callable[[Cell], Any]], ...] = (
+        ("", lambda cell: cell.id),
+        ("by its name: its configuration differs", lambda cell: cell.id.rpartition("-")[0]),
+        ("by its axes: its stack has another name", lambda cell: _without_stack(cell.axes)),
+    )
+    old: list[Cell] = [*before.cells, *before.rejected]
+    later: list[Cell] = [*after.cells, *after.rejected]
+    found: dict[str, Pair] = {}  # by the id in the later run
+    new = later
+    for matched, key in ways:
+        earlier, ours = _alone(old, key), _alone(new, key)
+        for name in earlier.keys() & ours.keys():
+            found[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)
+        taken = {pair.before.id for pair in found.values() if pair.before}
+        old = [cell for cell in old if cell.id not in taken]
+        new = [cell for cell in new if cell.id not in found]
+    return [
+        *(found.get(cell.id, Pair(before=None, after=cell)) for cell in later),
+        *(Pair(before=cell, after=None) for cell in old),
+    ]
+
+
+def _alone(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell]:
+    """Cells by key, those left out that share theirs with another."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return {name: members[0] for name, members in groups.items() if len(members) == 1}
+
+
+def _without_stack(axes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, str(value)) for name, value in axes.items() if name != "stack"))
+
+
+def stack_of(cell: Cell) -> str:
+    return str(cell.axes.get("stack", DEFAULT))
+
+
+def change(before: Outcome | None, after: Outcome | None) -> str:
+    """One of CHANGES, from the outcomes of a cell in the earlier and the later run; None: the run does not have it."""
+    if before is None or after is None:
+        return "new" if before is None else "gone"
+    if after is Outcome.FAIL:
+        if before is Outcome.FAIL:
+            return STILL_FAILING
+        return NEWLY_FAILING if before in GOOD else UNJUDGED
+    if after is Outcome.REJECTED:
+        return "unchanged" if before is Outcome.REJECTED else "no longer run"
+    if after is Outcome.XFAIL:
+        return "unchanged" if before is Outcome.XFAIL else "known failure"
+    named = {Outcome.ERROR: "undecided", Outcome.FLAKY: "flaky"}
+    return named.get(after) or (FIXED if before in (Outcome.FAIL, Outcome.XFAIL) else "unchanged")
+
+
+def outcome_of(cell: Cell | None) -> Outcome | None:
+    if cell is None:
+        return None
+    return cell.outcome if isinstance(cell, ReportCell) else Outcome.REJECTED

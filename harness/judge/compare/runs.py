@@ -1,0 +1,285 @@
+"""Two runs side by side: what became of each cell, how far its numbers drifted, what became slower, and what differs
+between the stacks. Pure: reports in, a comparison out.
+
+A regression is one of:
+
+- a cell that passed and fails, or a lane that passed and fails in a cell that failed already;
+- a time, or a ratio of times, of a cell that passes: beyond the bound with all of its interval;
+- numbers of a cell that passes in the same stack: drifted beyond the bound that the cell is judged by.
+
+Numbers of another stack are told; the run itself judges them against its own control.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from harness.core.outcomes import Finding, LaneVerdict, Outcome, Severity
+from harness.core.run.records import SCHEMA_VERSION
+from harness.core.tolerances import Bound
+from harness.judge.compare.cell_pairs import (
+    CHANGES,
+    GOOD,
+    NEWLY_FAILING,
+    SOUND,
+    STILL_FAILING,
+    Pair,
+    change,
+    outcome_of,
+    pairs,
+    stack_of,
+)
+from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, time_changes
+from harness.judge.compare.stack_changes import Counts, Difference, counted, differences, stack_facts
+from harness.judge.report.model import LossCurve, Report, ReportCell
+
+REGRESSION, UNDECIDED, NO_REGRESSION = "regression", "undecided", "no regression"
+JUDGED = (*GOOD, Outcome.FAIL)
+_MOST_LOST = 5  # that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two runs."""
+
+    run_id: str
+    matrix: str
+    verdict: str
+    started: str
+    harness: str  # version and commit
+    hardware: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellChange:
+    id: str  # of the later run, where it has the cell
+    change: str  # one of CHANGES
+    before: Outcome | None  # None: the run does not have the cell
+    after: Outcome | None
+    stack: str
+    matched: str = ""  # how, when not by id
+    findings: list[Finding] = field(default_factory=list)  # errors that the earlier run did not have
+    lanes: list[str] = field(default_factory=list)  # that passed and fail
+    drifts: list[Drift] = field(default_factory=list)
+    times: list[TimeChange] = field(default_factory=list)
+    rates: tuple[float | None, float | None] = (None, None)  # real tokens/s per rank, before and after
+    regressions: list[str] = field(default_factory=list)  # why it counts as one
+    reason: str = ""  # of the later run
+    reproduce: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackChange:
+    stack: str  # "old -> new" where cells were matched across stacks
+    differences: list[Difference]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    before: Side
+    after: Side
+    cells: list[CellChange]
+    stacks: list[StackChange]  # every stack that a cell of both runs uses; no differences: identical
+    counts: dict[str, int]  # of the changes
+    verdict: str  # regression | undecided (no cell was judged in both runs) | no regression
+    notes: list[str]
+    lost: list[str] = field(default_factory=list)  # cells that the earlier run judged and the later one does not
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def regressions(self) -> list[CellChange]:
+        return [cell for cell in self.cells if cell.regressions]
+
+
+def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Comparison:
+    """`slower`: the factor from which on a time, or a ratio of times, counts as slower."""
+    sides = _side(before), _side(after)
+    why_not = "" if sides[0].hardware == sides[1].hardware else "other hardware"
+    on_cpu = "cpu" in sides[1].hardware["devices"]
+    matched = pairs(before, after)
+    trained = [(one.before, one.after) for one in matched]
+    used = dict.fromkeys(
+        (stack_of(old), stack_of(new))
+        for old, new in trained
+        if isinstance(old, ReportCell) and isinstance(new, ReportCell)
+    )
+    stacks = {
+        (old, new): differences(stack_facts(before.provenance, old), stack_facts(after.provenance, new))
+        for old, new in used
+    }
+    bounds = _bounds(after)
+
+    def change_of(pair: Pair) -> CellChange:
+        old, new = pair.before, pair.after
+        if not (isinstance(old, ReportCell) and isinstance(new, ReportCell)):
+            return _outcomes(pair)
+        names = stack_of(old), stack_of(new)
+        times = time_changes(old.throughput, new.throughput, why_not=why_not, on_cpu=on_cpu, bound=slower)
+        same = not pair.matched and not stacks[names]
+        return _whole(old, new, pair.matched, drifts(old, new, bounds(new)), times, judge_drift=same)
+
+    cells = [change_of(pair) for pair in matched]
+    cells.sort(key=lambda cell: (not cell.regressions, CHANGES.index(cell.change)))
+    seen = Counter(cell.change for cell in cells)
+    return Comparison(
+        before=sides[0],
+        after=sides[1],
+        cells=cells,
+        stacks=[
+            StackChange(stack=old if old == new else f"{old} -> {new}", differences=found)
+            for (old, new), found in stacks.items()
+        ],
+        counts={change: seen[change] for change in CHANGES if seen[change]},
+        verdict=_verdict(cells),
+        notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides)],
+        lost=[cell.id for cell in cells if _is_lost(cell)],
+    )
+
+
+def _verdict(cells: Sequence[CellChange]) -> str:
+    if any(cell.regressions for cell in cells):
+        return REGRESSION
+    both = any(cell.before in JUDGED and cell.after in JUDGED for cell in cells)
+    return NO_REGRESSION if both else UNDECIDED
+
+
+def _is_lost(cell: CellChange) -> bool:
+    return cell.before in JUDGED and cell.after not in JUDGED
+
+
+def _coverage(cells: Sequence[CellChange]) -> list[str]:
+    """Whether the later run judges less than the earlier one, and whether the two can be compared at all."""
+    lost = [cell for cell in cells if _is_lost(cell)]
+    notes = []
+    if not any(cell.before in JUDGED and cell.after in JUDGED for cell in cells):
+        notes.append("nothing was compared: no cell was judged in both runs")
+    if lost:
+        now = Counter(cell.after.value if cell.after else "gone" for cell in lost)
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(now.items()))
+        names = ", ".join(cell.id for cell in lost[:_MOST_LOST])
+        more = f" and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
+        notes.append(f"coverage lost: cells judged before and not any more: {counts} ({names}{more})")
+    return notes
+
+
+def _order(sides: tuple[Side, Side]) -> list[str]:
+    try:
+        started = [datetime.fromisoformat(side.started.replace("Z", "+00:00")) for side in sides]
+        if started[0] <= started[1]:
+            return []
+    except (ValueError, TypeError):  # no date, or only one of them with a time zone
+        return []
+    return ["the run given first is the later one, so new and fixed are the wrong way round: swap the two"]
+
+
+def with_commits(comparison: Comparison, counts: Counts) -> Comparison:
+    """The comparison with how many commits lie between those that differ, where somebody could count them."""
+    stacks = [replace(stack, differences=counted(stack.differences, counts)) for stack in comparison.stacks]
+    return replace(comparison, stacks=stacks)
+
+
+def _side(report: Report) -> Side:
+    known = report.provenance
+    return Side(
+        run_id=report.run_id,
+        matrix=report.matrix,
+        verdict=report.verdict,
+        started=str(known.get("started", "")),
+        harness=" ".join(str(known[key]) for key in ("harness", "harness_commit") if key in known),
+        hardware={
+            "devices": ", ".join(map(str, known.get("devices", []))) or "unknown",
+            "cores": str(known.get("cores", "unknown")),
+            "system": str(known.get("system", "unknown")),
+        },
+    )
+
+
+def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]:
+    notes = []
+    if before.matrix != after.matrix:
+        notes.append(f"two matrices: {before.matrix} and {after.matrix}")
+    for what, old in sides[0].hardware.items():
+        if old != sides[1].hardware[what]:
+            notes.append(f"other hardware, so seconds are not judged: {what} {old} -> {sides[1].hardware[what]}")
+    if sides[0].harness != sides[1].harness:
+        notes.append(f"another harness: {sides[0].harness} -> {sides[1].harness}")
+    return notes
+
+
+def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:
+    """The curve that carries a cell's bounds: its own, and for a control that of a cell that is held against it."""
+    held = {cell.reference: cell.curve for cell in report.cells if cell.reference and cell.curve.loss_bound}
+    return lambda cell: cell.curve if cell.curve.loss_bound else held.get(cell.id, cell.curve)
+
+
+def _outcomes(pair: Pair) -> CellChange:
+    """Where one of the runs did not train the cell."""
+    old, new = pair.before, pair.after
+    cell = new or old
+    assert cell is not None
+    before, after = outcome_of(old), outcome_of(new)
+    return CellChange(
+        id=cell.id,
+        change=change(before, after),
+        before=before,
+        after=after,
+        stack=stack_of(cell),
+        matched=pair.matched,
+        findings=_new_findings((), new.findings) if isinstance(new, ReportCell) else [],
+        reason=new.reason if new else "",
+        reproduce=new.reproduce if isinstance(new, ReportCell) else "",
+    )
+
+
+def _whole(
+    old: ReportCell,
+    new: ReportCell,
+    matched: str,
+    moved: list[Drift],
+    times: list[TimeChange],
+    *,
+    judge_drift: bool,
+) -> CellChange:
+    lanes = [
+        lane.value
+        for lane, verdict in new.lanes.items()
+        if verdict is LaneVerdict.FAIL and old.lanes.get(lane) is LaneVerdict.PASS
+    ]
+    what = change(old.outcome, new.outcome)
+    why = [NEWLY_FAILING] if what == NEWLY_FAILING else []
+    if what == STILL_FAILING:
+        why += [f"{lane} passed and fails" for lane in lanes]
+    if old.outcome in SOUND and new.outcome in SOUND:
+        why += [item.text for item in times if item.slower]
+        why += [f"in the same stack, {item.text}" for item in moved if judge_drift and item.beyond]
+    return CellChange(
+        id=new.id,
+        change=what,
+        before=old.outcome,
+        after=new.outcome,
+        stack=stack_of(new),
+        matched=matched,
+        findings=_new_findings(old.findings, new.findings),
+        lanes=lanes,
+        drifts=moved,
+        times=times,
+        rates=(old.throughput.real_tokens_per_s, new.throughput.real_tokens_per_s),
+        regressions=why,
+        reason=new.reason,
+        reproduce=new.reproduce,
+    )
+
+
+def _new_findings(before: Sequence[Finding], after: Sequence[Finding]) -> list[Finding]:
+    """Errors whose lane, check and place the earlier run did not have."""
+    known = {_key(finding) for finding in before}
+    return [item for item in after if item.severity is Severity.ERROR and _key(item) not in known]
+
+
+def _key(finding: Finding) -> tuple[Any, ...]:
+    place = {name: str(value) for name, value in finding.where.items() if not isinstance(value, (list, dict, float))}
+    return finding.lane, finding.check, tuple(sorted(place.items()))

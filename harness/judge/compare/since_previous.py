@@ -1,0 +1,146 @@
+"""What changed since the previous run: the verdicts of a report beside what the history knew when the run ended.
+
+What the history said is kept in the run directory (previous.json), so that a report can be made again from files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.core.outcomes import Outcome
+from harness.core.run.records import SCHEMA_VERSION
+from harness.judge.compare.cell_pairs import FIXED, GOOD, NEWLY_FAILING, STILL_FAILING, UNJUDGED, stack_of
+from harness.judge.compare.stack_changes import Counts, Facts, Moved, counted, differences, stack_facts
+from harness.judge.history.rows import RunRow
+from harness.judge.report.model import CellSince, Report, ReportCell, Since
+
+_MOST = 8  # differences of a stack that are told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One earlier run of a cell."""
+
+    run_id: str
+    started: str  # ISO, UTC
+    version: str  # of its stack, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """A cell before this run. Runs that decided nothing about it are passed over."""
+
+    green: bool  # in the last run
+    last: Point
+    first: Point  # since which every run came out alike
+    before: Point | None  # the last that came out otherwise
+
+    @property
+    def points(self) -> list[Point]:
+        """The runs whose stacks tell what moved."""
+        return [self.last] if self.green else [self.last, self.first, *([self.before] if self.before else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitCount:
+    before: str
+    after: str
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Previous:
+    """What the history knew: previous.json."""
+
+    run_id: str  # of the previous run of the matrix
+    started: str
+    cells: dict[str, Past]  # by the name that the history follows a cell by
+    stacks: dict[str, dict[str, dict[str, str]]]  # run id -> stack -> facts, of runs whose files were still there
+    commits: list[CommitCount] = field(default_factory=list)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def counts(self) -> Counts:
+        return {(one.before, one.after): Moved(one.added, one.removed) for one in self.commits}
+
+
+def since(report: Report, row: RunRow, previous: Previous) -> Since:
+    """Cells that fail now or failed before. `row`: the rows of the report, which have names and versions."""
+    names = {cell.cell_id: (cell.name, cell.version) for cell in row.cells}
+    found = []
+    for cell in report.cells:
+        name, version = names[cell.id]
+        now = Point(run_id=report.run_id, started=row.started, version=version)
+        said = _cell(report, cell, now, previous.cells.get(name), previous)
+        found += [said] if said else []
+    order = (NEWLY_FAILING, UNJUDGED, FIXED, STILL_FAILING)
+    found.sort(key=lambda one: order.index(one.change))
+    undecided = sum(cell.outcome is Outcome.ERROR for cell in report.cells)
+    return Since(run_id=previous.run_id, started=previous.started, cells=found, undecided=undecided)
+
+
+def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previous: Previous) -> CellSince | None:
+    fails = cell.outcome is Outcome.FAIL
+    if past is None:
+        return _said(cell, UNJUDGED, now, None, []) if fails else None
+    stack = stack_of(cell)
+
+    def moved(before: Point | None, after: Point) -> list[str]:
+        old, new = (_facts(report, previous, point, stack) for point in (before, after))
+        return _moved(before, after, old, new, previous.counts)
+
+    if fails and past.green:
+        return _said(cell, NEWLY_FAILING, now, past.last, moved(past.last, now))
+    if fails:
+        return _said(cell, STILL_FAILING, past.first, past.before, moved(past.before, past.first))
+    if not past.green and cell.outcome in GOOD:
+        return _said(cell, FIXED, past.first, past.before, moved(past.last, now))
+    return None
+
+
+def _said(cell: ReportCell, change: str, first: Point, good: Point | None, between: list[str]) -> CellSince:
+    return CellSince(
+        id=cell.id,
+        change=change,
+        since=first.started,
+        since_run=first.run_id,
+        good=good.started if good else "",
+        good_run=good.run_id if good else "",
+        between=between,
+    )
+
+
+def _facts(report: Report, previous: Previous, point: Point | None, stack: str) -> Facts:
+    """Of a stack in an earlier run, or in this one; empty when nobody knows."""
+    if point is None:
+        return {}
+    if point.run_id == report.run_id:
+        return stack_facts(report.provenance, stack)
+    return previous.stacks.get(point.run_id, {}).get(stack, {})
+
+
+def _moved(before: Point | None, after: Point, old: Facts, new: Facts, counts: Counts) -> list[str]:
+    """Differences of the stack; its version in words where the facts of a run are lost."""
+    if before is None:
+        return []
+    if old and new:
+        found = [item.text for item in counted(differences(old, new), counts)]
+        return found[:_MOST] + ([f"{len(found) - _MOST} more"] if len(found) > _MOST else [])
+    return [f"{before.version} -> {after.version}"] if before.version != after.version else []
+
+
+def moves(report: Report, row: RunRow, previous: Previous) -> Iterator[tuple[str, str, str]]:
+    """(stack, commit before, commit after) of every move of a checkout that `since` may have to tell of."""
+    for cell in row.cells:
+        past = previous.cells.get(cell.name)
+        if past is None:
+            continue
+        now = Point(run_id=report.run_id, started=row.started, version=cell.version)
+        ends = [(past.last, now)] + ([(past.before, past.first)] if past.before and not past.green else [])
+        for one, other in ends:
+            old, new = (_facts(report, previous, point, cell.stack) for point in (one, other))
+            for item in differences(old, new):
+                if item.is_move and item.before and item.after:
+                    yield cell.stack, item.before, item.after

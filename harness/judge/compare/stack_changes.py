@@ -1,0 +1,122 @@
+"""What differs between the software under test of two runs: versions, commits, interpreter, devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from harness.core.stack import DEFAULT
+
+Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
+_HASH = re.compile(r"[0-9a-f]{40}")
+_SHOWN_HASH = 10
+
+
+class Moved(NamedTuple):
+    """Commits that came with a move from one commit to another, and commits that went."""
+
+    added: int
+    removed: int
+
+    @property
+    def text(self) -> str:
+        if self.added and self.removed:
+            return f"{_commits(self.added)} added, {self.removed} removed"
+        return f"back by {_commits(self.removed)}" if self.removed else _commits(self.added)
+
+
+def _commits(count: int) -> str:
+    return f"{count} commit{'s' if count != 1 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One fact of a stack that is not what it was. None: the stack did not have it."""
+
+    what: str
+    before: str | None
+    after: str | None
+    commits: str = ""  # of a checkout whose history is at hand: how many lie between
+
+    @property
+    def is_move(self) -> bool:
+        """Whether both are full commit hashes."""
+        return all(_HASH.fullmatch(value or "") for value in (self.before, self.after))
+
+    @property
+    def text(self) -> str:
+        """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
+        if self.before is None or self.after is None:
+            return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} gone"
+        if self.is_move:
+            ends = f"{self.what} {self.before[:_SHOWN_HASH]}..{self.after[:_SHOWN_HASH]}"
+            return f"{ends}, {self.commits}" if self.commits else ends
+        return f"{self.what} {self.before} -> {self.after}"
+
+
+Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> what lies between
+
+
+def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
+    """What a stack of a run holds, as its report's provenance has it; commits first."""
+    known = provenance
+    if stack == DEFAULT:
+        packages = _mapping(known.get("packages")).items()
+        facts = {str(name): str(version) for name, version in packages if version != "not installed"}
+    else:
+        known = _mapping(_mapping(provenance.get("stacks")).get(stack))
+        facts = {str(name): str(commit) for name, commit in _mapping(known.get("commits")).items()}
+        facts |= {f"{name} without": commits for name, commits in _reverted(known.get("checkouts"))}
+        facts |= dict(_pairs(known.get("packages")))
+        if not known.get("packages"):  # a container: what ranks imported is all that is known of it
+            facts |= {f"imported {name}": version for name, version in _imported(provenance, stack)}
+        facts |= {f"variable {name}": value for name, value in _pairs(known.get("env"), "=")}
+    return facts | {key: str(known[key]) for key in ("python", "container") if known.get(key)}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _pairs(items: Any, sign: str = "==") -> Iterator[tuple[str, str]]:
+    for item in items if isinstance(items, list) else ():
+        name, _, value = str(item).partition(sign)
+        yield name, value
+
+
+def _imported(provenance: Mapping[str, Any], stack: str) -> Iterator[tuple[str, str]]:
+    for text in _mapping(provenance.get("imports_of_stacks")).get(stack, ()):
+        name, _, version = str(text).rpartition(" ")
+        yield name, version
+
+
+def _reverted(checkouts: Any) -> Iterator[tuple[str, str]]:
+    """Of "megatron-lm main = 1a2b without 3c4d, 5e6f of <repository>", the project and what it is without."""
+    for text in checkouts if isinstance(checkouts, list) else ():
+        if found := re.match(r"(\S+) .* without (.+) of ", str(text)):
+            yield found[1], found[2]
+
+
+def differences(before: Facts, after: Facts) -> list[Difference]:
+    """Commits first, then in the order of the facts."""
+    found = [
+        Difference(what=name, before=before.get(name), after=after.get(name))
+        for name in dict.fromkeys([*after, *before])
+        if before.get(name) != after.get(name)
+    ]
+    return sorted(found, key=lambda item: not item.is_move)
+
+
+def counted(items: Iterable[Difference], counts: Counts) -> list[Difference]:
+    """With the commits that lie between, where they are known."""
+    moved = ((item, counts.get((item.before or "", item.after or ""))) for item in items)
+    return [replace(item, commits=between.text) if between else item for item, between in moved]
+
+
+def differences_text(items: Iterable[Difference], most: int = 6) -> str:
+    """Several differences on one line; empty for none."""
+    texts = [item.text for item in items]
+    more = [f"{len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])

@@ -1,0 +1,186 @@
+"""What lies at a token, layer or parameter: the places where packing and parallelism meet, and where their bugs show.
+
+Pure arithmetic on the plan; nothing here looks at measured values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
+
+DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
+CHUNK_EDGE = "cp chunk edge"  # the slot before or after lies on another cp rank
+SEQUENCE_EDGE = "sequence-parallel edge"  # the slot before or after, on this cp rank, lies on another tp rank
+PADDING = "padding"  # the slot before or after is padding
+STAGE_BOUNDARY = "stage boundary"  # the first layer after a hop between stages
+TP_SHARD = "tp shard"  # not all tp ranks' shards of a parameter are off
+EMBEDDING = "embedding"
+OUTPUT_LAYER = "output layer"  # and what lies between the last layer and the loss
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """Names of what lies somewhere, the same in words, and further keys for `where`."""
+
+    lies_at: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: Boundaries) -> Boundaries:
+        lies_at = tuple(dict.fromkeys((*self.lies_at, *other.lies_at)))
+        return Boundaries(lies_at=lies_at, words=self.words + other.words, where={**self.where, **other.where})
+
+    @property
+    def text(self) -> str:
+        """'; what lies there: a; b', or nothing."""
+        return f"; what lies there: {'; '.join(self.words)}" if self.words else ""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """For a finding's `where`."""
+        return {**self.where, **({"lies_at": list(self.lies_at)} if self.lies_at else {})}
+
+
+NOTHING = Boundaries()
+
+
+def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Boundaries:
+    """A token of a document by its position; NOTHING when the micro-batch does not hold it."""
+    placed = batch.placed
+    number = next((index for index, item in enumerate(placed) if item.document.index == document), None)
+    if number is None or not 0 <= token < placed[number].document.length:
+        return NOTHING
+    item = placed[number]
+    found = _boundary(batch, placed, number, token) + _padding(placed, number, token)
+    if layout.cp > 1:
+        found += _chunk(item, layout.cp, token)
+    if layout.sp and layout.tp > 1:
+        found += _sequence_share(batch, layout, item, token)
+    return found
+
+
+def _boundary(batch: MicroBatch, placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
+    """First or last token of a document that has a neighbour in its pack."""
+    if not batch.style.packed:
+        return NOTHING
+    last = placed[number].document.length - 1
+    sides = [("first", number - 1, "after")] if token == 0 else []
+    sides += [("last", number + 1, "before")] if token == last else []
+    found = NOTHING
+    for which, neighbour, side in sides:
+        if 0 <= neighbour < len(placed):
+            other = placed[neighbour].document.index
+            words = f"document boundary, the {which} token of the document, right {side} document {other}"
+            where = {"neighbour": other} if not found.where else {}
+            found += Boundaries(lies_at=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
+    return found
+
+
+def _padding(placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
+    item = placed[number]
+    after = item.padded_length - item.document.length
+    found = NOTHING
+    if token == 0 and number > 0:
+        before = item.start - placed[number - 1].start - placed[number - 1].document.length
+        found += _padding_words(before, "before")
+    if token == item.document.length - 1:
+        found += _padding_words(after, "after")
+    return found
+
+
+def _padding_words(slots: int, side: str) -> Boundaries:
+    if slots <= 0:
+        return NOTHING
+    plural = "s" if slots > 1 else ""
+    return Boundaries(lies_at=(PADDING,), words=(f"{slots} padding slot{plural} right {side} it",))
+
+
+def holder(segment: int, cp: int, position: int) -> tuple[int, int]:
+    """(chunk, cp rank) that hold a position of a segment of that many slots: rank r has chunks r and 2 cp - 1 - r."""
+    chunk = position // (segment // (2 * cp))
+    return chunk, min(chunk, 2 * cp - 1 - chunk)
+
+
+def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
+    """The cp rank that holds a token, and whether a neighbour in its segment is held by another."""
+    slots = item.padded_length
+    if slots % (2 * cp):
+        return NOTHING  # not a segment that can be cut; the plan does not make such ones
+    chunk, rank = holder(slots, cp, token)
+    others = {holder(slots, cp, neighbour)[1] for neighbour in (token - 1, token + 1) if 0 <= neighbour < slots} - {
+        rank
+    }
+    held = f"chunk {chunk} of {2 * cp}, held by cp rank {rank}"
+    if not others:
+        return Boundaries(where={"cp": rank})
+    beside = " and ".join(str(other) for other in sorted(others))
+    return Boundaries(
+        lies_at=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {beside}",), where={"cp": rank}
+    )
+
+
+def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, token: int) -> Boundaries:
+    """Under sequence parallelism each tp rank holds a contiguous share of the slots of its cp rank."""
+    slot = item.start + token
+    for rank in range(layout.cp):
+        for row in batch.local_slots(layout.cp, rank):
+            if slot in row and len(row) % layout.tp == 0:
+                size, index = len(row) // layout.tp, row.index(slot)
+                share, within = divmod(index, size)
+                edge = (within == 0 and share > 0) or (within == size - 1 and share < layout.tp - 1)
+                words = f"sequence-parallel edge, held by tp rank {share}"
+                return Boundaries(lies_at=(SEQUENCE_EDGE,), words=(words,)) if edge else NOTHING
+    return NOTHING
+
+
+def of_layer(layout: Layout, layers: int, layer: int) -> Boundaries:
+    """A layer by its global number from 1; 0 is the embedding."""
+    if layer == 0:
+        return Boundaries(lies_at=(EMBEDDING,), words=("the embedding on stage 0",))
+    hop = hop_before(layout, layers, layer)
+    if hop is None:
+        return NOTHING
+    words = f"stage boundary, the first layer after the hop from stage {hop[0]} to stage {hop[1]}"
+    return Boundaries(lies_at=(STAGE_BOUNDARY,), words=(words,))
+
+
+def hop_before(layout: Layout, layers: int, layer: int) -> tuple[int, int] | None:
+    """(stage before, stage) when activations travel between stages right before this layer."""
+    if layer <= 1 or layout.pp == 1 or (layer - 1) % (layers // (layout.pp * layout.vpp)):
+        return None
+    return layout.stage_of_layer(layers, layer - 1), layout.stage_of_layer(layers, layer)
+
+
+def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] | None = None) -> Boundaries:
+    """A parameter by its global name; `shards` are the tp ranks whose shard of it is off, None when nobody can tell."""
+    found = NOTHING
+    if name.startswith("embedding."):
+        found = Boundaries(lies_at=(EMBEDDING,), words=("the embedding",))
+    elif name.startswith("output_layer."):
+        found = Boundaries(lies_at=(OUTPUT_LAYER,), words=("the output layer",))
+    elif layer := layer_of(name):
+        found = of_layer(layout, layers, layer)
+    if shards and len(shards) < layout.tp:
+        ranks = ", ".join(str(rank) for rank in shards)
+        words = f"tp shard: only the shard of tp rank {ranks} is off"
+        found += Boundaries(lies_at=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
+    return found
+
+
+def layer_of(name: str) -> int:
+    """Global layer number, from 1, in a parameter's name; 0 when it belongs to no decoder layer."""
+    match = _LAYER.match(name)
+    return int(match.group(1)) + 1 if match else 0
+
+
+def of_output() -> Boundaries:
+    """Every layer is right and the loss is not."""
+    words = "output layer: all layers are right, so the final norm, the output layer, the labels or the loss are wrong"
+    return Boundaries(lies_at=(OUTPUT_LAYER,), words=(words,))

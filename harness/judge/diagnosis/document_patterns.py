@@ -1,0 +1,19 @@
+"""The probable class of fault from which documents differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+
+def documents_pattern(evidence: CellEvidence, documents: Collection[int], step: int) -> str:
+    """Truncated ones only: truncation. None that is first in its stream: leak, since attention is causal. Else the
+    context-parallel layout where there is one."""
+    homes = [evidence.homes[step][document] for document in documents if document in evidence.homes[step]]
+    if homes and all(home.truncated for home in homes):
+        return fault_classes.TRUNCATION
+    if homes and evidence.packed and not any(home.first for home in homes):
+        return fault_classes.LEAK
+    return fault_classes.CP_LAYOUT if evidence.layout.cp > 1 else fault_classes.UNKNOWN

@@ -1,0 +1,236 @@
+"""Upstream issues that findings are recognised as: by check, field, stage and wording, and by the release of the stack.
+
+The facts are those of the fault catalogue and of the matrices that show them (releases.yaml, real_faults.yaml,
+known_bugs.yaml). An issue is listed only when its finding differs from those of other faults of the same release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.core.outcomes import Finding, Severity
+from harness.core.run.records import RankRecord
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+_MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
+_BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
+_SKYRL = "https://github.com/NovaSky-AI/SkyRL"
+_MODULES = {"megatron-core": "megatron.core", "megatron-bridge": "megatron.bridge", "skyrl": "skyrl"}
+_RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
+Release = tuple[int, int, int, int]  # major, minor, micro, 0 before the release itself, else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownIssue:
+    name: str
+    link: str
+    check: str
+    package: str = "megatron-core"  # whose releases are meant, a key of _MODULES
+    since: str  # first release that has it
+    fixed: str = ""  # first release without it; empty: none is known
+    data_path: str = ""  # empty: any
+    stage: str = ""  # middle | last: every stage that the finding is about; empty: any
+    ranks: str = ""  # "tp > 0": no rank that reads the data is concerned; "middle tp 0": one of a middle stage is
+    tp: str = ""  # of the cell: "1" | "above 1"; empty: any
+    rows: bool = False  # only with several rows in a micro-batch
+    per_token: bool | None = None  # calculate_per_token_loss; None: either
+    ratio: str = ""  # what the number is a fraction of: "1/cp" | "1/(cp tp)" | "1/rows"; empty: any
+    fields: tuple[str, ...] = ()  # of packed params; empty: any
+    says: str = ""  # in the finding's message
+
+    @property
+    def text(self) -> str:
+        """E.g. "Megatron-LM issue 4092, fixed in megatron-core 0.18.0 (https://...)"."""
+        release = f"fixed in {self.package} {self.fixed}" if self.fixed else "not fixed in any release known here"
+        return f"{self.name}, {release} ({self.link})"
+
+
+_TP_RANKS = KnownIssue(
+    name="Megatron-LM issue 4092",
+    link=f"{_MEGATRON}/issues/4092",
+    check="params_agree_plan",
+    since="0.17.0",
+    fixed="0.18.0",
+    data_path="sft",
+    stage="middle",
+    ranks="tp > 0",
+    fields=("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+)
+_NO_MIDDLE = KnownIssue(
+    name="Megatron-LM pull request 3564",
+    link=f"{_MEGATRON}/pull/3564",
+    check="params_present",
+    since="0.16.0",
+    fixed="0.17.0",
+    data_path="sft",
+    ranks="middle tp 0",
+)
+_ROWS = KnownIssue(
+    name="Megatron-LM pull request 5454",
+    link=f"{_MEGATRON}/pull/5454",
+    check="completeness",
+    since="0.17.0",
+    fixed="0.19.0",
+    data_path="sft",
+    tp="1",
+    rows=True,
+    says="stack expects each tensor to be equal size",
+)
+_AUX_WEIGHT = KnownIssue(
+    name="Megatron-LM pull request 2237",
+    link=f"{_MEGATRON}/pull/2237",
+    check="aux_loss",
+    since="0.14.0",
+    fixed="0.16.0",
+    per_token=False,
+    ratio="1/cp",
+    says="gradients of ",
+)
+KNOWN_ISSUES: tuple[KnownIssue, ...] = (
+    _TP_RANKS,
+    replace(_TP_RANKS, check="params_present", stage="last", fields=()),
+    _NO_MIDDLE,
+    replace(_NO_MIDDLE, check="params_form", ranks="", fields=("shape",)),
+    _ROWS,
+    replace(_ROWS, name="Megatron-LM pull requests 5454 and 5635", link=f"{_MEGATRON}/pull/5635", tp="above 1"),
+    _AUX_WEIGHT,
+    replace(
+        _AUX_WEIGHT,
+        name="Megatron-LM pull request 5047",
+        link=f"{_MEGATRON}/pull/5047",
+        fixed="0.19.0",
+        per_token=True,
+        ratio="1/(cp tp)",
+    ),
+    KnownIssue(
+        name="Megatron-LM pull request 5798",
+        link=f"{_MEGATRON}/pull/5798",
+        check="aux_loss",
+        since="0.16.0",
+        fixed="0.19.0",
+        data_path="unpacked",
+        rows=True,
+        per_token=True,
+        ratio="1/rows",
+        says="gradients of seq_aux_loss",
+    ),
+    KnownIssue(
+        name="Megatron-LM pull request 5243",
+        link=f"{_MEGATRON}/pull/5243",
+        check="segment_slope",
+        since="0.19.0",
+        says="the THD rotary function alone takes",
+    ),
+    KnownIssue(
+        name="Megatron-LM pull request 5696",
+        link=f"{_MEGATRON}/pull/5696",
+        check="aux_loss",
+        since="0.18.0",
+        fixed="0.19.0",
+        says="rows taken for one",
+    ),
+    KnownIssue(
+        name="Megatron-Bridge issue 2952",
+        link=f"{_BRIDGE}/issues/2952",
+        package="megatron-bridge",
+        check="params_present",
+        since="0.4.0",
+        fixed="0.5.0",
+        data_path="bridge_offline",
+        stage="middle",
+    ),
+    KnownIssue(
+        name="SkyRL pull request 1407",
+        link=f"{_SKYRL}/pull/1407",
+        package="skyrl",
+        check="completeness",
+        since="0.1.0",
+        fixed="0.2.0",
+        data_path="skyrl",
+        says="must match the existing size (0)",
+    ),
+)
+
+
+def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those that an upstream issue explains naming it."""
+    if not findings:
+        return []
+    releases = {package: release_of(evidence.records, package) for package in _MODULES}
+    return [_named(evidence, finding, releases) for finding in findings]
+
+
+def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
+    """The release of a package that every rank says it ran; None when they say nothing or differ."""
+    module = _MODULES[package]
+    said = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
+    return parse(next(iter(said))) if len(said) == 1 else None
+
+
+def parse(version: str) -> Release | None:
+    """ "0.18.0rc1+abc" comes before "0.18.0"; None where it is no release's name."""
+    found = _RELEASE.fullmatch(version.partition("+")[0])
+    if found is None:
+        return None
+    before = re.match(r"\.?(dev|a|b|rc)\d*", found[4]) is not None
+    return int(found[1]), int(found[2]), int(found[3] or 0), int(not before)
+
+
+def _named(evidence: CellEvidence, finding: Finding, releases: Mapping[str, Release | None]) -> Finding:
+    if finding.severity is not Severity.ERROR:
+        return finding
+    issue = next((issue for issue in KNOWN_ISSUES if _is(issue, evidence, finding, releases[issue.package])), None)
+    return replace(finding, known=issue.text) if issue else finding
+
+
+def _is(issue: KnownIssue, evidence: CellEvidence, finding: Finding, release: Release | None) -> bool:
+    since, fixed = parse(issue.since), parse(issue.fixed) if issue.fixed else None
+    assert since is not None
+    return (
+        release is not None
+        and finding.check == issue.check
+        and since[:3] <= release[:3]
+        and (fixed is None or release < fixed)
+        and _in_cell(issue, evidence)
+        and (not issue.fields or finding.where.get("field") in issue.fields)
+        and _at_places(issue, evidence, finding)
+        and issue.says in finding.message
+        and _has_ratio(issue, evidence, finding)
+    )
+
+
+def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
+    config = evidence.cell.config
+    return (
+        issue.data_path in ("", config.data_path)
+        and issue.tp in ("", "above 1" if config.layout.tp > 1 else "1")
+        and (not issue.rows or config.micro_batch_size > 1)
+        and issue.per_token in (None, config.options.calculate_per_token_loss)
+    )
+
+
+def _at_places(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> bool:
+    places = [evidence.layout.coordinates(rank) for rank in finding.where.get("ranks", [])]
+    middle = range(1, evidence.last_stage)
+    stages = {"middle": middle, "last": (evidence.last_stage,)}.get(issue.stage)
+    if stages is not None and not (places and all(place.pp in stages for place in places)):
+        return False
+    if issue.ranks == "tp > 0":
+        return bool(places) and all(place.tp > 0 for place in places)
+    return issue.ranks != "middle tp 0" or any(place.tp == 0 and place.pp in middle for place in places)
+
+
+def _has_ratio(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> bool:
+    """Whether the number is off by just the factor that the issue makes."""
+    layout = evidence.layout
+    if issue.ratio == "1/rows":  # beside a split over ranks other issues multiply with it
+        wanted = f"the ratio is {1 / evidence.cell.config.micro_batch_size:.4g};"
+        return layout.tp == layout.cp == 1 and wanted in finding.message
+    if not issue.ratio:
+        return True
+    split = [name for name in ("cp", "tp") if f"{name}" in issue.ratio and getattr(layout, name) > 1]
+    factor = split[0] if len(split) == 1 else f"({' '.join(split)})"
+    ratio = str(finding.where.get("ratio", ""))
+    return bool(split) and ratio.startswith("x 1/") and factor in ratio.removeprefix("x 1/").split(" or ")

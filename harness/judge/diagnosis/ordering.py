@@ -1,0 +1,68 @@
+"""The findings of a cell in the order of the computation, and which of them follow from which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.core.cell.canary_legs import LEG_NAMES
+from harness.core.outcomes import Finding, Lane, Severity
+from harness.judge.diagnosis import fault_classes
+
+_ENDED = ("completeness", "ended")  # the findings of a cell that did not complete
+
+
+def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
+    """Root first: what the ranks received, in order of the pipeline; then numbers in order of steps (a wrong gradient
+    moves all later losses), those of canary legs, then times, then warnings.
+
+    What goes wrong in the model after it received the wrong metadata follows from that. Numbers that differ take the
+    class of the first finding, being its effect; hangs and crashes keep their own.
+    """
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
+    slow = [finding for finding in errors if finding.lane is Lane.THROUGHPUT]
+    errors = [finding for finding in errors if finding.lane is not Lane.THROUGHPUT]
+    if not errors:
+        return slow + warnings
+    metadata = sorted((finding for finding in errors if finding.lane is Lane.METADATA), key=_place_in_computation)
+    numerics = [finding for finding in errors if finding.lane is not Lane.METADATA]
+    numerics.sort(key=lambda finding: (finding.where.get("leg") in LEG_NAMES, int(finding.where.get("step", 0))))
+    root = (metadata + numerics)[0]
+    own = (fault_classes.HANG, fault_classes.CRASH)
+    numerics = [
+        item if item.fault_class in own or root.fault_class in own else replace(item, fault_class=root.fault_class)
+        for item in numerics
+    ]
+    return [
+        root,
+        *(_after(root, item) for item in (metadata + numerics)[1:]),
+        *slow,
+        *(_after(root, w) for w in warnings),
+    ]
+
+
+def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:
+    """Data before the model, then by step, stage, layer and micro-batch; findings without a place last.
+
+    A cell that did not come through the metadata leg says so after what is known to be wrong before.
+    """
+    where = finding.where
+    return (
+        finding.check in _ENDED,
+        "stage" not in where,
+        where.get("leg") == "training",
+        int(where.get("step", 0)),
+        int(where.get("stage", 0)),
+        int(where.get("layer", 0)),
+        int(where.get("micro_batch", 0)),
+    )
+
+
+def _after(root: Finding, item: Finding) -> Finding:
+    """A finding that follows from the root: what came of wrong metadata, or the end of a cell that had it."""
+    received = root.lane is Lane.METADATA and root.check not in _ENDED
+    # Of a cell that did not end for a cause outside the code nothing is said but that it did not.
+    outside = item.severity is not Severity.ERROR and item.fault_class != fault_classes.HARNESS
+    follows = received and not outside and (item.check in _ENDED or item.lane is Lane.NUMERICS)
+    return replace(item, follows_from=root.check) if follows else item

@@ -1,0 +1,94 @@
+"""Names for telling ratios: what is off by a factor of the layout is a normalisation fault.
+
+Bugs D2, D4, D8 and D9 of the corpus show up as whole factors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+
+from harness.core.run.records import Fingerprint
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.distance import fingerprint_distance
+
+DOCUMENTS = "documents per pack"
+_PRODUCTS = 0.1  # share of the screen for products of two factors: there are many, and nearly every number is near one
+
+
+def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
+    """Name -> size of what a sum may be multiplied or divided by once too often; sizes of 1 can do no harm.
+
+    Documents per pack count where every pack of the step holds equally many.
+    """
+    layout, packs = evidence.layout, [truth.batch for replica in evidence.plan[step] for truth in replica]
+    sizes = {
+        "cp": layout.cp,
+        "dp": layout.dp,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "vpp": layout.vpp,
+        "ep": layout.ep,
+        "micro-batches": len(evidence.plan[step][0]),
+    }
+    counts = {len(pack.placed) for pack in packs}
+    if evidence.packed and len(counts) == 1:
+        sizes[DOCUMENTS] = counts.pop()
+    return {name: float(size) for name, size in sizes.items() if size > 1}
+
+
+def ratio_name(ratio: float, factors: Mapping[str, float], screen: float) -> str | None:
+    """'x cp', 'x 1/(cp tp)' ... when the ratio is within `screen` (relative) of a factor or its inverse, else None.
+
+    Factors of one dimension go before products of two, which must be met ten times as closely; dimensions of equal
+    size are all named.
+    """
+    for group, closeness in ((dict(factors), screen), (_products(factors), screen * _PRODUCTS)):
+        for power, prefix in ((1, "x "), (-1, "x 1/")):
+            names = [name for name, value in group.items() if abs(ratio / value**power - 1) <= closeness]
+            if names:
+                return prefix + " or ".join(names)
+    return None
+
+
+def _products(factors: Mapping[str, float]) -> dict[str, float]:
+    return {f"({a} {b})": factors[a] * factors[b] for a, b in itertools.combinations(factors, 2)}
+
+
+def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: float) -> str | None:
+    """The one name that fits every (ratio, its own factors), else None. A ratio of 1 fits where a factor is 1, that is
+    where the factors lack its name; at least two ratios must differ from 1, since one number alone is easily near."""
+    pairs = list(ratios)
+    off = [pair for pair in pairs if abs(pair[0] - 1) > screen]
+    if len(off) < 2:
+        return None
+    names = [(power, name) for name in off[0][1] for power in (1, -1)]
+    fitting = [
+        (power, name)
+        for power, name in names
+        if all(abs(ratio / factors.get(name, 1.0) ** power - 1) <= screen for ratio, factors in pairs)
+    ]
+    if not fitting:
+        return None
+    power = fitting[0][0]
+    return ("x " if power == 1 else "x 1/") + " or ".join(name for found, name in fitting if found == power)
+
+
+def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) -> float | None:
+    """The one factor by which every (measured, reference) fingerprint is off, direction unchanged; None when there is
+    none. Projections scale along with the norm, so another tensor of a telling norm is not taken for a multiple."""
+    found: list[float] = []
+    for measured, reference in pairs:
+        if not (measured.norm_sq > 0 and reference.norm_sq > 0):
+            return None
+        ratio = math.sqrt(measured.norm_sq / reference.norm_sq)
+        scaled = Fingerprint(
+            norm_sq=reference.norm_sq * ratio**2, projections=[value * ratio for value in reference.projections]
+        )
+        if not fingerprint_distance(measured, scaled) <= screen:
+            return None
+        found.append(ratio)
+    if not found or max(found) > min(found) * (1 + screen):
+        return None
+    return sum(found) / len(found)

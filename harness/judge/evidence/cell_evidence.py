@@ -1,0 +1,318 @@
+"""All that is known about one cell, and the values of the whole put together from the ranks' shares.
+
+Sums are Python floats (float64). Nothing here trusts a rank about what it should have received: the truth is
+recomputed from the cell's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from harness.core.cell.canary_legs import Leg, legs_of
+from harness.core.cell.config import CellConfig, same_rows
+from harness.core.cell.layout import Layout
+from harness.core.packing.arithmetic import MicroBatch, PackedParams
+from harness.core.run.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
+from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.stack import ReadyStack
+from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
+from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
+from harness.judge.evidence.endings import Ending, endings_of
+from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
+from harness.judge.evidence.observations import Observation, observations_of
+from harness.judge.failures.cause import Cause, cause_of
+from harness.judge.failures.classification import FailureClass, FailureEvidence, JobEnding, LogTail, classify
+from harness.judge.locations import RankLocation
+from harness.judge.required.numbers import Scan, scan
+from harness.judge.stats.baseline import Baseline
+from harness.judge.stats.noise import noise_floors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What every rank of a replica must receive for one micro-batch."""
+
+    batch: MicroBatch
+    params: PackedParams | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """Where a document sits in a cell's step."""
+
+    dp: int
+    micro_batch: int
+    first: bool  # first in its stream: nothing can leak into it
+    truncated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamsSeen:
+    """Packed params, and all places that saw just these for one micro-batch that is packed."""
+
+    params: SeenParams
+    device: str | None
+    truth: Truth
+    expected: PackedParams
+    places: list[RankLocation]
+
+
+@dataclass(kw_only=True)
+class CellEvidence:
+    cell: PlannedCell
+    records: dict[int, RankRecord]
+    result: CellResult | None
+    reference: CellEvidence | None
+    tolerances: Tolerances  # of step 0
+    later: Tolerances  # not from noise that was measured in step 0
+    noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # that the cell measured: a reference
+    base: CellEvidence | None = None  # the same cell in the stack that it took turns with
+    retried: bool = False  # an earlier attempt ended for an infrastructure cause
+    logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
+    job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
+    stack: ReadyStack | None = None  # None: the default one
+    before: Baseline | None = None  # times of earlier runs; None: not asked for
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
+    attempt: int = 1  # number of the attempt that the records and the result are of
+    config: CellConfig | None = None  # as config.json has it: what the ranks ran
+    damaged: Sequence[str] = ()  # what is wrong with the attempt's files
+
+    @property
+    def layout(self) -> Layout:
+        return self.cell.config.layout
+
+    def bound(self, name: str, step: int) -> Bound:
+        """A bound of the numerics lane at a step. Weights have moved after step 0, so no later bound is tighter."""
+        at_start: Bound = getattr(self.tolerances, name)
+        return at_start if step == 0 else looser(at_start, getattr(self.later, name))
+
+    @property
+    def packed(self) -> bool:
+        return self.cell.config.style.packed
+
+    @property
+    def same_rows(self) -> bool:
+        """Whether gradients, and what they move, may be compared with the reference's."""
+        return self.reference is not None and same_rows(self.cell.config, self.reference.cell.config)
+
+    @property
+    def steps(self) -> range:
+        return range(self.cell.config.train.steps)
+
+    @cached_property
+    def plan(self) -> list[list[list[Truth]]]:
+        """The truth, indexed [step][dp][micro-batch]."""
+        config = self.cell.config
+        return [
+            [[self._truth(batch) for batch in replica] for replica in config.micro_batches(step)] for step in self.steps
+        ]
+
+    def _truth(self, batch: MicroBatch) -> Truth:
+        if self._padded_alone:
+            batch = replace(batch, style=replace(batch.style, real_lengths=False))
+        return Truth(batch=batch, params=batch.params())
+
+    @cached_property
+    def _padded_alone(self) -> bool:
+        """The data path may tell padded offsets alone, and no rank told others: then those are the truth for all."""
+        if not self.cell.config.style.padded_alone:
+            return False
+        return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
+
+    def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
+        """None for a micro-batch that the plan does not have."""
+        if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
+            return None
+        return self.plan[step][dp][micro_batch]
+
+    @cached_property
+    def homes(self) -> list[dict[int, Home]]:
+        """Per step: document -> its home."""
+        homes: list[dict[int, Home]] = []
+        for step in self.plan:
+            found = {}
+            for dp, replica in enumerate(step):
+                for number, truth in enumerate(replica):
+                    starts = {0} if self.packed else {item.start for item in truth.batch.placed}
+                    for item in truth.batch.placed:
+                        document = item.document
+                        cut = document.original_length > document.length
+                        found[document.index] = Home(
+                            dp=dp, micro_batch=number, first=item.start in starts, truncated=cut
+                        )
+            homes.append(found)
+        return homes
+
+    @cached_property
+    def scans(self) -> dict[int, Scan]:
+        """Rank -> the numbers that it computed."""
+        return {rank: scan(self.records[rank]) for rank in sorted(self.records)}
+
+    @cached_property
+    def endings(self) -> list[Ending]:
+        return endings_of(self.layout, self.records, self.result)
+
+    @cached_property
+    def cause(self) -> Cause | None:
+        """Why the cell did not complete; None when every rank did."""
+        return cause_of(self.endings, self.result, self.job.state)
+
+    @cached_property
+    def failure_class(self) -> FailureClass | None:
+        """The class of what went wrong; None when every rank completed."""
+        if self.cause is None:
+            return None
+        job, logs, endings = self.job, self.logs, tuple(self.endings)
+        found = FailureEvidence(endings=endings, logs=logs, scheduler_state=job.state, job_log=job.log)
+        return classify(replace(found, scheduler_words=job.words))
+
+    @cached_property
+    def observations(self) -> list[Observation]:
+        """Every place at which packed params were looked for."""
+        return observations_of(self.records.values())
+
+    @cached_property
+    def params_seen(self) -> list[ParamsSeen]:
+        """The distinct packed params that the observations hold, by the micro-batch they were seen for."""
+        groups: dict[tuple[int, int], ParamsSeen] = {}
+        for observation in self.observations:
+            place, params = observation.place, observation.params
+            truth = self.truth(place.step, place.at.dp, place.micro_batch)
+            if params is None or truth is None or truth.params is None:
+                continue
+            key = (id(params), id(truth))
+            if key not in groups:
+                groups[key] = ParamsSeen(
+                    params=params, device=observation.device, truth=truth, expected=truth.params, places=[]
+                )
+            groups[key].places.append(place)
+        return list(groups.values())
+
+    def step_records(self, step: int, **where: int) -> Iterator[tuple[RankRecord, StepSeen]]:
+        """(record, step) of the ranks whose coordinates are `where` and that finished the step, in rank order."""
+        for rank in sorted(self.records):
+            record = self.records[rank]
+            if all(getattr(record.place, name) == value for name, value in where.items()):
+                for seen in record.steps:
+                    if seen.step == step:
+                        yield record, seen
+
+    @cached_property
+    def legs(self) -> dict[str, LegEvidence]:
+        """Canary legs that every rank came through, by name."""
+        return legs_seen(self.cell.config, self.legs_planned, self.records)
+
+    @cached_property
+    def legs_planned(self) -> list[Leg]:
+        """The canary legs that the cell was to run."""
+        return legs_of(self.cell.config) if self.cell.config.canaries else []
+
+    @property
+    def last_stage(self) -> int:
+        return self.layout.pp - 1
+
+    @cached_property
+    def finished_steps(self) -> list[int]:
+        """Steps that every rank of the last stage finished: their sums over ranks are whole."""
+        per_stage = self.layout.world_size // self.layout.pp
+        last = self.last_stage
+        return [step for step in self.steps if sum(1 for _ in self.step_records(step, pp=last)) == per_stage]
+
+    @cached_property
+    def first_step_whole(self) -> bool:
+        """Whether every rank finished step 0, so that what it recorded of it is all there."""
+        return sum(1 for _ in self.step_records(0)) == self.layout.world_size
+
+    @property
+    def fingerprinted(self) -> bool:
+        """Whether gradients and activations of step 0 are all there."""
+        return self.cell.config.fingerprints and self.first_step_whole
+
+    @cached_property
+    def document_losses(self) -> dict[int, dict[int, DocumentLoss]]:
+        """Finished step -> document -> loss summed over the cp ranks (last stage, tp rank 0)."""
+        whole: dict[int, dict[int, DocumentLoss]] = {}
+        for step in self.finished_steps:
+            sums: dict[int, DocumentLoss] = {}
+            for _, seen in self.step_records(step, pp=self.last_stage, tp=0):
+                for document, part in seen.documents.items():
+                    old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
+                    sums[document] = DocumentLoss(
+                        loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens
+                    )
+            whole[step] = sums
+        return whole
+
+    @cached_property
+    def document_tokens(self) -> dict[int, dict[int, float]]:
+        """Document -> position -> loss, step 0."""
+        losses: dict[int, dict[int, float]] = {}
+        for _, seen in self.step_records(0, pp=self.last_stage, tp=0):
+            for token in seen.tokens:
+                losses.setdefault(token.document, {})[token.position] = token.loss
+        return losses
+
+    @cached_property
+    def gradients(self) -> dict[str, ParameterGradient]:
+        """Parameter -> gradient of the whole tensor in step 0."""
+        return whole_gradients((record.place, record.parameters) for record in self._in_order())
+
+    @cached_property
+    def activations(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer (0: embedding) -> document -> fingerprint over all tokens of the document, step 0."""
+        ranks = ((record.place, record.activations) for record in self._in_order())
+        return whole_activations(ranks, sp=self.layout.sp)
+
+    def _in_order(self) -> list[RankRecord]:
+        return [self.records[rank] for rank in sorted(self.records)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFound:
+    """What a run directory holds of a cell's newest attempt; the fields are those of CellEvidence."""
+
+    records: dict[int, RankRecord] = field(default_factory=dict)
+    result: CellResult | None = None
+    retried: bool = False
+    logs: Mapping[int, LogTail] = field(default_factory=dict)
+    job: JobEnding = field(default_factory=JobEnding)
+    before: Baseline | None = None
+    attempt: int = 1
+    config: CellConfig | None = None
+    damaged: Sequence[str] = ()
+
+
+def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
+    """Evidence of every planned cell, linked to its reference; references come first, and `find` is asked cell by cell.
+
+    Only references are kept: a run of a thousand cells of 64 ranks does not fit into memory.
+    """
+    known = {cell.id: cell for cell in plan.expansion.cells}
+    needed = {cell.reference for cell in known.values()}
+    references: dict[str, CellEvidence] = {}
+    for cell in plan.expansion.references_first:
+        evidence = _evidence(plan, cell, find, references.get(cell.reference or ""))
+        if cell.base in known:
+            evidence.base = _evidence(plan, known[cell.base], find, None)
+        if cell.id in needed:
+            references[cell.id] = evidence
+        yield evidence
+
+
+def _evidence(
+    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], reference: CellEvidence | None
+) -> CellEvidence:
+    found = find(cell.id)
+    own = noise_floors(found.records)
+    return CellEvidence(
+        cell=cell,
+        reference=reference,
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, reference.noise if reference else own),
+        later=tolerances_for(cell.config.dtype, plan.tolerances),
+        noise=own,
+        stack=plan.stacks.get(cell.config.stack),
+        peak_tflops=plan.peak_tflops,
+        **vars(found),
+    )

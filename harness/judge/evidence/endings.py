@@ -1,0 +1,98 @@
+"""How the ranks of a cell ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.core.cell.canary_legs import LEG_NAMES
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.run.records import CellResult, Failure, Progress, RankEnding, RankRecord
+
+LEGS = ("start", "metadata", "training", *LEG_NAMES, "timing", "end")
+TRAINED = ("training", *LEG_NAMES, "timing")  # legs that use the model, once the metadata leg is through
+PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done")
+# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
+CRASH_SIGNALS = (4, 6, 7, 8, 11)
+SIGTERM = 15
+STALL_S = 2.0  # without progress, at least, before a rank counts as stalled
+STALL_SHARE = 0.2  # likewise, of the time that the attempt took
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    rank: int
+    place: Coordinates
+    ended: str  # completed | raised | crashed | deadline | killed | missing
+    progress: Progress
+    failure: Failure | None = None
+    hang: str | None = None  # collective the rank waited in when it hit the deadline
+    exit_code: int | None = None
+    stack: tuple[str, ...] | None = None  # of the dump at the deadline, innermost last; None: there is no dump
+    flight: tuple[str, ...] = ()  # collectives that NCCL's flight recorder had not seen complete
+    stalled: bool = False  # it reported no progress for a good part of the attempt before the deadline
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Sorts ranks by how far they came."""
+        progress = self.progress
+        leg = LEGS.index(progress.leg) if progress.leg in LEGS else 0
+        phase = PHASES.index(progress.phase) if progress.phase in PHASES else 0
+        return leg, progress.step, progress.micro_batch, phase
+
+    @property
+    def at(self) -> str:
+        """E.g. 'training leg, step 1, micro-batch 0, forward'."""
+        progress = self.progress
+        leg = f"canary leg {progress.leg}" if progress.leg in LEG_NAMES else f"{progress.leg} leg"
+        return f"{leg}, step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
+
+
+def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellResult | None) -> list[Ending]:
+    """One ending per rank of the layout, in rank order; a rank without a record is `missing`."""
+    took = result.finished - result.started if result else 0.0
+    seen = {item.rank: item for item in result.ranks} if result else {}
+    endings = []
+    for rank in range(layout.world_size):
+        record, process = records.get(rank), seen.get(rank)
+        endings.append(
+            Ending(
+                rank=rank,
+                place=layout.coordinates(rank),
+                ended=_ended(record, process),
+                progress=record.progress if record else Progress(),
+                failure=record.failure if record else None,
+                hang=process.hang if process else None,
+                exit_code=process.exit_code if process else None,
+                stack=tuple(process.stack) if process and process.stack is not None else None,
+                flight=tuple(process.flight) if process else (),
+                stalled=_stalled(process, took),
+            )
+        )
+    return endings
+
+
+def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
+    """The record's own word; a record that still says `running` was cut off, and its parent knows how."""
+    if record is not None and record.ended in ("completed", "raised", "deadline"):
+        return record.ended
+    if record is not None and process is not None and process.ended in ("raised", "deadline"):
+        return process.ended
+    if process is not None and _died_by_itself(process.exit_code):
+        return "crashed"
+    return "missing" if record is None else "killed"
+
+
+def _stalled(process: RankEnding | None, took: float) -> bool:
+    """A rank of a cell that is only slow says now and then how far it is; `took`: seconds that the attempt lasted."""
+    return process is not None and process.still_s is not None and process.still_s >= max(STALL_S, STALL_SHARE * took)
+
+
+def _died_by_itself(exit_code: int | None) -> bool:
+    """A crash signal, or an exit of its own with an error code; other signals come from outside."""
+    return exit_code is not None and (signal_of(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
+
+
+def signal_of(exit_code: int) -> int:
+    """Signal number of a process that died of one (negative or 128 + n), else 0."""
+    return -exit_code if exit_code < 0 else max(exit_code - 128, 0)

@@ -1,0 +1,104 @@
+"""What the ranks recorded of one canary leg, put together, beside what the leg was to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.core.cell.canary_legs import Leg
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates
+from harness.core.packing.arithmetic import MicroBatch
+from harness.core.run.records import DocumentLoss, Fingerprint, LegSeen, RankRecord
+from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
+from harness.judge.locations import where_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a document sits in a leg."""
+
+    dp: int
+    micro_batch: int
+    number: int  # among the documents of its micro-batch, from 0
+
+    def where(self, leg: str, last_stage: int) -> dict[str, int | str]:
+        """`where` of a finding about the document's loss."""
+        return {"stage": last_stage, "dp": self.dp, "leg": leg, "step": 0, "micro_batch": self.micro_batch}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegEvidence:
+    """A leg that every rank came through."""
+
+    leg: Leg
+    config: CellConfig
+    seen: Mapping[int, LegSeen]  # rank -> what it recorded
+
+    @cached_property
+    def plan(self) -> list[list[MicroBatch]]:
+        """The packing of the leg, indexed [dp][micro-batch]."""
+        return self.leg.micro_batches(self.config)
+
+    @cached_property
+    def seats(self) -> dict[int, Seat]:
+        """Document -> where it sits, in the order of the packing."""
+        return {
+            item.document.index: Seat(dp=dp, micro_batch=number, number=place)
+            for dp, replica in enumerate(self.plan)
+            for number, batch in enumerate(replica)
+            for place, item in enumerate(batch.placed)
+        }
+
+    @cached_property
+    def losses(self) -> dict[int, DocumentLoss]:
+        """Document -> loss summed over the context ranks, in rank order."""
+        sums: dict[int, DocumentLoss] = {}
+        for _, seen in self._with_losses():
+            for document, part in seen.documents.items():
+                old = sums.get(document, DocumentLoss(loss_sum=0.0, tokens=0))
+                sums[document] = DocumentLoss(loss_sum=old.loss_sum + part.loss_sum, tokens=old.tokens + part.tokens)
+        return sums
+
+    @property
+    def token_count(self) -> int:
+        """Labels that the loss masks of all replicas count."""
+        return sum(seen.token_count for _, seen in self._with_losses())
+
+    @cached_property
+    def gradients(self) -> dict[str, ParameterGradient]:
+        """Parameter -> gradient of the whole tensor, of a leg with a backward."""
+        return whole_gradients((at, seen.parameters) for at, seen in self._in_order())
+
+    @cached_property
+    def activations(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer (0: embedding) -> document -> fingerprint of its output."""
+        return whole_activations(((at, seen.activations) for at, seen in self._in_order()), sp=self.config.layout.sp)
+
+    @cached_property
+    def input_gradients(self) -> dict[int, dict[int, Fingerprint]]:
+        """Layer, or the number after the last for the output -> document -> fingerprint of its input's gradient."""
+        ranks = ((at, seen.input_gradients) for at, seen in self._in_order())
+        return whole_activations(ranks, sp=self.config.layout.sp)
+
+    def _in_order(self) -> list[tuple[Coordinates, LegSeen]]:
+        return [(self.config.layout.coordinates(rank), self.seen[rank]) for rank in sorted(self.seen)]
+
+    def _with_losses(self) -> list[tuple[Coordinates, LegSeen]]:
+        return [(at, seen) for at, seen in self._in_order() if at.pp == self.config.layout.pp - 1 and at.tp == 0]
+
+    def at_rank(self, rank: int, **more: object) -> dict[str, object]:
+        """`where` of a finding about what one rank recorded."""
+        place = self.config.layout.coordinates(rank)
+        return where_of(place, rank=rank, leg=self.leg.name, step=0, **more)
+
+
+def legs_seen(config: CellConfig, legs: Sequence[Leg], records: Mapping[int, RankRecord]) -> dict[str, LegEvidence]:
+    """Leg name -> evidence, of the legs that all ranks of the layout came through."""
+    found = {}
+    for leg in legs:
+        seen = {rank: item for rank, record in records.items() for item in record.legs if item.leg == leg.name}
+        if len(seen) == config.layout.world_size:
+            found[leg.name] = LegEvidence(leg=leg, config=config, seen=seen)
+    return found

@@ -1,0 +1,103 @@
+"""Routers of a cell put together from the ranks' shares, and the auxiliary loss by the harness's own arithmetic.
+
+For E experts, k of them per token, n_i tokens and score sum p_i of expert i among T tokens, the loss of one set of
+tokens is coefficient * E / (k T^2) * sum_i n_i p_i (Switch Transformer, arXiv 2101.03961; megatron.core.transformer.moe
+.moe_utils.switch_load_balancing_loss_func). `aux_loss` takes all tokens of a micro-batch; `seq_aux_loss` takes each row
+for itself, with T their mean length, and averages over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.cell.model import MoeConfig
+from harness.core.run.records import ExpertShare
+from harness.judge.evidence.cell_evidence import CellEvidence
+
+
+@dataclass(kw_only=True)
+class RouterWhole:
+    """One layer's router for one micro-batch of a replica, over all its tp and cp ranks."""
+
+    layer: int
+    stage: int
+    dp: int
+    micro_batch: int
+    real: list[ExpertShare]  # per row
+    padding: list[ExpertShare]
+    aux_loss: float | None = None
+    aux_weighted: float | None = None  # as it acts on gradients: the schedule's scale and the reduction included
+
+
+def routers(evidence: CellEvidence) -> list[RouterWhole]:
+    """In order of layer, replica and micro-batch."""
+    whole: dict[tuple[int, int, int], RouterWhole] = {}
+    for _, record in sorted(evidence.records.items()):
+        factor = (record.aux_scale or 0.0) * _reduction(evidence)
+        for seen in record.routers:
+            key = (seen.layer, record.place.dp, seen.micro_batch)
+            known = whole.get(key)
+            if known is None:
+                layer, dp, micro_batch = key
+                known = whole[key] = RouterWhole(
+                    layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
+                )
+            known.real, known.padding = _added(known.real, seen.real), _added(known.padding, seen.padding)
+            if seen.aux_loss is not None and seen.aux_weighted is not None:
+                known.aux_loss = (known.aux_loss or 0.0) + seen.aux_loss
+                known.aux_weighted = (known.aux_weighted or 0.0) + seen.aux_weighted * factor
+    return [whole[key] for key in sorted(whole)]
+
+
+def _reduction(evidence: CellEvidence) -> float:
+    """What gradients are multiplied with when they are reduced: 1 / loss tokens, or the mean over dp and cp."""
+    if evidence.cell.config.options.calculate_per_token_loss:
+        return 1.0 / max(loss_tokens(evidence), 1)
+    return 1.0 / (evidence.layout.dp * evidence.layout.cp)
+
+
+def loss_tokens(evidence: CellEvidence) -> int:
+    """Labels of step 0 that count, over all replicas."""
+    return sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
+
+
+def _added(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> list[ExpertShare]:
+    return [both(a, b) for a, b in zip(left, right)] if left else list(right)
+
+
+def both(left: ExpertShare, right: ExpertShare) -> ExpertShare:
+    return ExpertShare(
+        tokens=left.tokens + right.tokens,
+        counts=[a + b for a, b in zip(left.counts, right.counts)],
+        scores=[a + b for a, b in zip(left.scores, right.scores)],
+    )
+
+
+def counted_rows(router: RouterWhole, masked: bool) -> list[ExpertShare]:
+    """Per row the tokens that count in statistics: without padding where the release can leave it out."""
+    return router.real if masked else _added(router.real, router.padding)
+
+
+def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | None = None) -> float:
+    """The auxiliary loss of a micro-batch; `kind` overrides the configured one."""
+    if (kind or moe.aux_loss) == "aux_loss":
+        total = rows[0]
+        for row in rows[1:]:
+            total = both(total, row)
+        rows = [total]
+    tokens = sum(row.tokens for row in rows) / len(rows)
+    if not tokens:
+        return 0.0
+    products = sum(count * score for row in rows for count, score in zip(row.counts, row.scores))
+    return moe.aux_loss_coeff * moe.experts * products / (moe.topk * tokens * tokens) / len(rows)
+
+
+def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
+    """What a micro-batch's auxiliary loss must be multiplied with in gradients.
+
+    Per token: the share of its tokens, in units of the tokens that count in the loss; else one of all micro-batches.
+    """
+    if evidence.cell.config.options.calculate_per_token_loss:
+        return sum(row.tokens for row in rows) / max(loss_tokens(evidence), 1)
+    return 1.0 / sum(len(replica) for replica in evidence.plan[0])

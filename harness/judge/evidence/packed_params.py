@@ -1,0 +1,144 @@
+"""Comparison of packed params with the truth, shared by the metadata checks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.packing.arithmetic import PackedParams
+from harness.core.packing.styles import PackingStyle
+from harness.core.run.records import SeenParams
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence, ParamsSeen
+from harness.judge.locations import RankLocation
+
+OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
+PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+LONGEST = ("max_seqlen_q", "max_seqlen_kv")
+VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """One field that is not what it must be."""
+
+    field: str
+    measured: Any
+    expected: Any
+    tensor: str = ""  # of form problems: the cu_seqlens field
+
+
+def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
+    """Fields whose value is not the truth's. A garbage max_seqlen passes a not-None test, so values are compared.
+
+    Padded offsets that the data path need not supply may also be given, equal to the plain ones: attention then
+    reads the same.
+    """
+    problems = []
+    for name in VALUE_FIELDS:
+        measured, expected = getattr(seen, name), _plain(getattr(truth, name))
+        form = seen.forms.get(name)
+        if measured == expected or (form is not None and form.device == "meta"):
+            continue  # a tensor on the meta device has no values: a problem of its form
+        if expected is None and measured == list(getattr(truth, name.removesuffix("_padded"))):
+            continue
+        problems.append(Wrong(field=name, measured=measured, expected=expected))
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def problems_of(item: ParamsSeen) -> list[Wrong]:
+    """Fields whose value is not the truth's."""
+    return value_problems(item.params, item.expected)
+
+
+def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[Wrong]:
+    """Type, rank and device of the tensors, Python type and format: what kernels refuse or silently misread.
+
+    `device` is the model's ("cuda:0"), None when the rank did not say.
+    """
+    wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", seen.qkv_format, "thd")]
+    for name, form in seen.forms.items():
+        values = getattr(seen, name)
+        wanted.append(("dtype", name, form.dtype, "torch.int32"))
+        wanted.append(("shape", name, form.shape, form.shape if values is None else [len(values)]))
+        wanted.append(("device", name, form.device, device or form.device))
+    if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
+        wanted.append(("max_seqlen_type", "", seen.max_seqlen_type, "int"))
+    return [
+        Wrong(field=field, tensor=name, measured=found, expected=right)
+        for field, name, found, right in wanted
+        if found != right
+    ]
+
+
+def copied_padding(seen: SeenParams) -> bool:
+    """Whether padded offsets equal the plain ones without being the same tensors, and nobody says what that means.
+
+    Transformer Engine (DotProductAttention.forward, pad_between_seqs=None) then takes it that there is padding between
+    documents and leaves its fast path; issue 3487 there.
+    """
+    pairs = [(name, name.removesuffix("_padded")) for name in PADDED]
+    equal = all(getattr(seen, padded) is not None and getattr(seen, padded) == getattr(seen, q) for padded, q in pairs)
+    return equal and seen.pad_between_seqs is None and not all(_same(seen, padded, q) for padded, q in pairs)
+
+
+def _same(seen: SeenParams, one: str, other: str) -> bool:
+    names = [seen.forms[name].same_as or name for name in (one, other) if name in seen.forms]
+    return len(set(names)) == 1
+
+
+def pairing(real: list[int], padded: list[int]) -> list[str]:
+    """What is wrong between real and padded offsets: count of segments, and more real tokens than slots."""
+    if len(real) != len(padded):
+        return [f"there are {len(real) - 1} real segments and {len(padded) - 1} padded ones"]
+    sizes = [(b - a, d - c) for (a, b), (c, d) in zip(itertools.pairwise(real), itertools.pairwise(padded))]
+    full = [(number, tokens, slots) for number, (tokens, slots) in enumerate(sizes) if tokens > slots]
+    return [f"segment {number} has {tokens} real tokens in {slots} slots" for number, tokens, slots in full[:1]]
+
+
+def ghosts(offsets: list[int], expected: list[int]) -> int:
+    """How many empty segments there are beyond those of the plan, when nothing else is wrong; else 0."""
+    segments, planned = _without_empty(offsets), _without_empty(expected)
+    return len(offsets) - len(expected) if segments == planned and len(offsets) > len(expected) else 0
+
+
+def _without_empty(offsets: list[int]) -> list[int]:
+    return [value for index, value in enumerate(offsets) if index == 0 or value != offsets[index - 1]]
+
+
+def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
+    """What is wrong with offsets as such: start, order, end (physical length in tokens), alignment."""
+    if not offsets:
+        return ["it is empty"]
+    said = []
+    if offsets[0] != 0:
+        said.append(f"it starts at {offsets[0]}, not 0")
+    if any(after < before for before, after in itertools.pairwise(offsets)):
+        said.append("it decreases")
+    if offsets[-1] != length:
+        said.append(f"it ends at {offsets[-1]}, not at the physical length {length}")
+    if any((after - before) % multiple for before, after in itertools.pairwise(offsets)):
+        said.append(f"a segment is not a multiple of {multiple} tokens")
+    return said
+
+
+def missing_class(evidence: CellEvidence, places: list[RankLocation]) -> str:
+    """Class of packed params or offsets that are not there, after the chunks, stages or ranks that lack them."""
+    last = evidence.last_stage
+    stages = {place.at.pp for place in places}
+    if {place.leg for place in places} == {"training"}:
+        return fault_classes.LOST_IN_MODEL
+    if all(place.chunk > 0 for place in places):
+        return fault_classes.LATER_CHUNKS
+    if stages <= set(range(1, last)):
+        return fault_classes.MIDDLE_STAGES
+    if last > 0 and stages == {last}:
+        return fault_classes.LAST_STAGE
+    if all(place.at.tp > 0 for place in places):
+        return fault_classes.TP_RANKS
+    return fault_classes.MISSING

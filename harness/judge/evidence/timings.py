@@ -1,0 +1,102 @@
+"""The samples of a cell's timing leg, put together from the ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from harness.core.outcomes import Finding, Lane, Severity
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.stats.baseline import Comparison, Sample, compare, hardware_text
+from harness.judge.stats.paired import PairedRatio, paired_ratio
+
+Load = tuple[str, int]  # name, documents per pack
+Times = dict[Load, dict[int, float]]  # load -> round -> seconds
+TURN: Load = ("turn", 0)
+PACKED: Load = ("packed", 0)
+
+
+def times_of(evidence: CellEvidence) -> Times:
+    """Load -> round -> seconds: a round takes as long as its slowest rank. Loads in ascending order of documents."""
+    times: Times = {}
+    for record in evidence.records.values():
+        for seen in record.timings:
+            rounds = times.setdefault((seen.load, seen.documents), {})
+            rounds[seen.round] = max(seen.seconds, rounds.get(seen.round, 0.0))
+    return dict(sorted(times.items()))
+
+
+def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
+    """Of the rounds that both have."""
+    over, under = times.get(load, {}), times.get(base, {})
+    rounds = sorted(over.keys() & under.keys())
+    return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
+
+
+def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
+    """Times of this cell and of its base, of the rounds in which both took their turn."""
+    if evidence.base is None:
+        return [], []
+    ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))
+    rounds = sorted(ours.keys() & theirs.keys())
+    return [ours[number] for number in rounds], [theirs[number] for number in rounds]
+
+
+def busy_step(evidence: CellEvidence) -> float | None:
+    """Median over the steps after the first, which warms up, of what the slowest rank computed, in seconds."""
+    times = []
+    for step in list(evidence.steps)[1:]:
+        seen = [item.busy_s for _, item in evidence.step_records(step)]
+        if len(seen) == evidence.layout.world_size and min(seen) > 0:
+            times.append(max(seen))
+    return statistics.median(times) if times else None
+
+
+def packed_pass(evidence: CellEvidence) -> float | None:
+    """Median over the rounds of the timing leg of a pass over the step's documents as the data path packs them."""
+    rounds = times_of(evidence).get(PACKED, {})
+    return statistics.median(rounds.values()) if rounds else None
+
+
+def on_gpu(evidence: CellEvidence) -> bool:
+    """Whether any rank computed on a GPU."""
+    return any(record.environment.get("device", "cpu") != "cpu" for record in evidence.records.values())
+
+
+def compared_seconds(evidence: CellEvidence) -> float | None:
+    """What runs of other days compare with: on a CPU what a training step computed, on a GPU the timing leg's pass.
+
+    A training step on a GPU has the host's clock alone: it also waits for the file system, and reads tensors back.
+    """
+    return packed_pass(evidence) if on_gpu(evidence) else busy_step(evidence)
+
+
+def samples_before(evidence: CellEvidence) -> list[Sample]:
+    """Earlier green runs on the hardware of this one, the newest first."""
+    if evidence.before is None:
+        return []
+    facts = [record.environment for record in evidence.records.values()]
+    devices = sorted({item["device"] for item in facts if "device" in item})
+    processors = sorted({item["processor"] for item in facts if "processor" in item})
+    return evidence.before.samples.get(hardware_text(devices, processors), [])[: evidence.before.runs]
+
+
+def against_history(evidence: CellEvidence) -> Comparison | None:
+    """None where nothing was timed, the matrix does not ask, or there are too few earlier runs."""
+    seconds = compared_seconds(evidence)
+    return None if seconds is None else compare(seconds, samples_before(evidence))
+
+
+def not_timed(evidence: CellEvidence, check: str, names: Iterable[str]) -> list[Finding]:
+    """A warning when loads that the matrix asks for could not be timed: then the check says nothing."""
+    untimed = {name: why for record in evidence.records.values() for name, why in record.untimed.items()}
+    reasons = dict.fromkeys(untimed[name] for name in names if name in untimed)
+    return [
+        Finding(lane=Lane.THROUGHPUT, check=check, severity=Severity.WARNING, message=f"not timed: {why}")
+        for why in reasons
+    ]
+
+
+def documents_of(times: Iterable[Load], name: str) -> list[int]:
+    """Documents per pack of the loads of one name, ascending."""
+    return sorted(documents for load, documents in times if load == name)

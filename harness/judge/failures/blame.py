@@ -1,0 +1,83 @@
+"""Who is to blame for an exception: by the kind of error first, then by the innermost frame that somebody owns.
+
+1. An error of the operating system, storage, network or a device is infrastructure wherever it surfaces.
+2. An error that only follows from another rank's end says nothing about this one.
+3. An asynchronous error of a kernel surfaces in any frame; it is the code's.
+4. Otherwise the innermost frame that belongs to the code under test or to the harness decides. torch and the standard
+   library own no failure: they raise what their callers made them raise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.core.frames import CODE, HARNESS, KERNEL, deciding
+from harness.core.run.records import Failure, Progress
+from harness.judge.failures import patterns as table
+from harness.judge.failures.patterns import Pattern
+
+_FULL = frozenset({"ENOSPC", "EDQUOT"})
+# Of storage and hosts, whoever wrote or read. ENOENT and the like may be a wrong path of the code under test.
+_STORAGE = ("ESTALE", "EIO", "EROFS", "EACCES", "EPERM", "ENOLCK", "EREMOTEIO", "ENOTCONN", "ENXIO", "EUCLEAN")
+_HOST = ("EMFILE", "ENFILE", "EBUSY", "ESHUTDOWN", "EHOSTDOWN")
+_NETWORK = ("ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EADDRINUSE", "ETIMEDOUT")
+_ASYNCHRONOUS = (table.GPU_MEMORY_ACCESS, table.NON_FINITE)
+# What only wrong code raises. Others, raised while ranks meet, come from hosts and libraries that have no frames.
+_OF_PROGRAMS = ("TypeError", "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError")
+_IMPORTS = ("ImportError", "ModuleNotFoundError")
+_NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
+
+
+class Blame(NamedTuple):
+    pattern: Pattern  # the class of the failure
+    domain: str  # code | harness | infrastructure | unknown
+    frame: str = ""  # the frame that decided; empty when the kind of error did
+
+
+def blame_of(failure: Failure, progress: Progress) -> Blame:
+    """The class of an exception and who is to blame. `progress`: where the rank was when it raised."""
+    owner, frame = deciding(failure.frames)
+    pattern = _of_the_system(failure, owner) or pattern_of_exception(failure.type, failure.message)
+    if pattern.domain == table.INFRASTRUCTURE or pattern in _ASYNCHRONOUS:
+        return Blame(pattern, pattern.domain)
+    if pattern.role == table.CASCADE:
+        row = table.UNREACHABLE if progress.leg == "start" else pattern
+        return Blame(row, row.domain)
+    if failure.type in _IMPORTS:  # the environment lacks something: that proves nothing about what the code computes
+        return Blame(table.IMPORT, table.UNKNOWN_DOMAIN, frame)
+    if owner == CODE:
+        return Blame(pattern, table.CODE, frame)
+    if owner in (HARNESS, KERNEL):
+        return _of_the_harness(failure, progress, owner, frame, pattern)
+    # A record without frames, of an earlier release: only where it was can tell.
+    by_code = progress.leg != "start" and progress.phase != "setup"
+    return Blame(pattern, table.CODE if by_code else table.UNKNOWN_DOMAIN)
+
+
+def _of_the_harness(failure: Failure, progress: Progress, owner: str, frame: str, pattern: Pattern) -> Blame:
+    if pattern in _NO_MEMORY:  # it asked for its share of a machine that had no more
+        return Blame(pattern, table.UNKNOWN_DOMAIN, frame)
+    if owner == KERNEL:
+        return Blame(table.REPLACEMENT, table.HARNESS, frame)
+    if progress.leg == "start" and failure.type not in _OF_PROGRAMS:
+        return Blame(table.SETUP, table.UNKNOWN_DOMAIN, frame)
+    return Blame(table.HARNESS_DEFECT, table.HARNESS, frame)
+
+
+def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
+    """The row of an error that the operating system gave a number; None for any other."""
+    if failure.errno in _FULL:
+        return table.DISK
+    if failure.errno in (*_STORAGE, *_HOST):
+        return table.STORAGE
+    if failure.errno in _NETWORK:
+        return table.UNREACHABLE if failure.errno == "ECONNREFUSED" else table.NETWORK
+    # Any error of a file that the harness itself reads or writes, e.g. ENOENT of a run directory that was removed.
+    lost = failure.errno and owner == HARNESS and failure.errno not in ("ECONNRESET", "EPIPE", "ENOMEM")
+    return table.STORAGE if lost else None
+
+
+def pattern_of_exception(type_name: str, message: str) -> Pattern:
+    """The row of an exception by its text; the Python row when no other knows it."""
+    text = f"{type_name}: {message}"
+    return next((pattern for pattern in table.PATTERNS if pattern.in_exception(text)), table.PYTHON)

@@ -1,0 +1,114 @@
+"""The one cause of a cell that did not complete: the rank that failed first, and who is to blame."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.core.errors import STORAGE_EXITS
+from harness.core.run.records import CellResult
+from harness.judge.evidence.endings import SIGTERM, TRAINED, Ending, signal_of
+from harness.judge.failures import patterns as table
+from harness.judge.failures.blame import Blame, blame_of
+from harness.judge.failures.hangs import Stall, stall_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a cell did not complete: the first rank that failed."""
+
+    ending: Ending
+    others: tuple[int, ...]  # further ranks that did not complete
+    domain: str  # code | harness | infrastructure | unknown
+    message: str
+
+    @property
+    def blames_code(self) -> bool:
+        """False: nothing can be concluded about the code under test."""
+        return self.domain == table.CODE
+
+
+def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:
+    """The first failing rank and whose fault it is; None when every rank completed.
+
+    An exception is judged by its kind and frames (blame.py), a deadline by the stacks (hangs.py). A process that broke
+    by itself once the legs had begun is the fault of the code. A rank killed from outside and a missing record are not.
+    `job_state`: of the scheduler's job, where it is known.
+    """
+    failed = [ending for ending in endings if ending.ended != "completed"]
+    if not failed:
+        return None
+    first, stall = _first(failed, result), None
+    if first.ended == "deadline":
+        stall = stall_of(endings)
+        first = next(ending for ending in failed if stall and ending.rank == stall.rank)
+    blame = blame_of(first.failure, first.progress) if first.ended == "raised" and first.failure else None
+    domain = _domain(first, blame, stall)
+    if result is not None and result.status == "error" and domain == table.CODE:
+        domain = table.INFRASTRUCTURE
+    others = tuple(ending.rank for ending in failed if ending.rank != first.rank)
+    return Cause(ending=first, others=others, domain=domain, message=_message(first, blame, stall, job_state))
+
+
+def _domain(first: Ending, blame: Blame | None, stall: Stall | None) -> str:
+    if blame is not None:
+        return blame.domain
+    if stall is not None:
+        return stall.pattern.domain
+    in_legs = first.progress.leg in ("metadata", *TRAINED)
+    by_itself = first.ended == "crashed" and first.exit_code not in STORAGE_EXITS
+    return table.CODE if in_legs and by_itself else table.INFRASTRUCTURE
+
+
+def _first(failed: list[Ending], result: CellResult | None) -> Ending:
+    """The rank that the others' ends follow from.
+
+    The earliest exception that is not about a lost peer. Else a rank that died, by itself or by a stranger's hand
+    (SIGTERM is how the parent ends the ranks that are left). Else, at a deadline, the one with least progress.
+    """
+    died = [ending for ending in failed if ending.ended == "crashed"]
+    died += [ending for ending in failed if ending.ended == "killed" and signal_of(ending.exit_code or 0) != SIGTERM]
+    died = [ending for ending in died if ending.exit_code]
+    raised = [ending for ending in failed if ending.ended == "raised"]
+    own = [ending for ending in raised if not _follows(ending)]
+    if died and not own:
+        named = [ending for ending in died if result and ending.rank == result.first_failure_rank]
+        return (named or died)[0]
+    if own:
+        return min(own, key=lambda ending: (ending.failure.time if ending.failure else math.inf, ending.rank))
+    silent = [ending for ending in failed if ending.ended in ("killed", "missing", "deadline")]
+    return min(silent or raised, key=lambda ending: (ending.ended != "deadline", ending.order, ending.rank))
+
+
+def _follows(ending: Ending) -> bool:
+    """The exception only says that another rank went away or did not come."""
+    return ending.failure is not None and blame_of(ending.failure, ending.progress).pattern.role == table.CASCADE
+
+
+def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state: str | None) -> str:
+    who = f"rank {first.rank} ({first.place})"
+    if stall is not None:
+        return stall.text
+    if first.ended == "raised":
+        detail = f"{first.failure.type}: {first.failure.message}" if first.failure else "an exception"
+        raised = f"{who} raised in the {first.at}: {detail}"
+        if blame is not None and blame.domain == table.HARNESS:
+            return (
+                f"{blame.pattern.title}, please report it with the log of rank {first.rank}: {raised}, at {blame.frame}"
+            )
+        return raised
+    if first.ended == "crashed":
+        signal = signal_of(first.exit_code or 0)
+        how = f"died of signal {signal}" if signal else f"left with exit code {first.exit_code}"
+        return f"{who} {how} in the {first.at}"
+    if first.ended == "missing":
+        return f"{who} left no record{_job(job_state)}"
+    if first.exit_code is None:
+        return f"{who} was terminated in the {first.at}{_job(job_state) or '; cause unknown'}"
+    return f"{who} was killed from outside (exit code {first.exit_code}) in the {first.at}{_job(job_state)}"
+
+
+def _job(state: str | None) -> str:
+    """What the scheduler says of the job; empty where that tells nothing."""
+    row = next((row for row in table.PATTERNS if state and row.in_state(state)), None)
+    return f": {row.title} (job state {state})" if row else ""

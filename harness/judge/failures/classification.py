@@ -1,0 +1,195 @@
+"""Names the class of a failure from its evidence: root before cascade, and a text alone never allows a retry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from harness.core.errors import STORAGE_EXITS
+from harness.judge.evidence.endings import SIGTERM, Ending, signal_of
+from harness.judge.failures import patterns as table
+from harness.judge.failures.blame import blame_of
+from harness.judge.failures.hangs import stall_of
+from harness.judge.failures.patterns import Pattern
+from harness.judge.locations import counted
+
+SIGABRT = 6
+_QUOTE_LENGTH = 300
+
+# Where a candidate comes from, most certain first. What the scheduler says is of the whole job, which runs many cells
+# and ends after them; so a rank that raised or crashed by itself goes before it.
+EXCEPTION, CRASH_LOG, CRASH, SCHEDULER, LOG, KILLED, HANG, DEADLINE = range(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """The end of a rank's log. `written` is when it was last written, in seconds since the epoch, where known."""
+
+    text: str
+    written: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnding:
+    """How the scheduler's job of a cell ended. The job runs many cells."""
+
+    state: str | None = None  # as sacct and squeue name it; None: not known
+    words: str = ""  # how it ended, e.g. "job 12 hit its time limit of 10 min"; empty where not known
+    log: str = ""  # the end of its own output, where slurmstepd and srun write
+    path: str = ""  # of that output, relative to the run directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureEvidence:
+    """What is known about one attempt of a cell that failed.
+
+    `scheduler_state` is the job's, as sacct and squeue name it; None where there is no scheduler or it does not know.
+    `scheduler_words` is how the job ended, in a sentence, where that is known. `job_log` is the end of the job's own
+    output, where slurmstepd and srun write.
+    """
+
+    endings: tuple[Ending, ...]
+    logs: Mapping[int, LogTail] = field(default_factory=dict)  # by rank
+    scheduler_state: str | None = None
+    scheduler_words: str = ""
+    job_log: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureClass:
+    name: str
+    title: str
+    domain: str  # code | harness | infrastructure | unknown
+    role: str  # root | cascade
+    retry: str  # never | other nodes | unknown; "other nodes" only on more evidence than a text
+    advice: str
+    rank: int | None  # whose evidence names the class; None when it is the job's
+    evidence: str  # the words or the state that it was recognised by
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    pattern: Pattern
+    source: int
+    evidence: str
+    domain: str = ""  # where frames decide; empty: the row's
+    rank: int | None = None
+    time: float = math.inf
+
+
+def classify(evidence: FailureEvidence) -> FailureClass:
+    """The class of the first root cause; of a cascade only where no root is found; else unknown.
+
+    Exceptions go by their time. NCCL and gloo time-outs and lost peers are cascades. NaN and Inf found anywhere go
+    before all that could allow a retry.
+    """
+    candidates = list(_candidates(evidence))
+    roots = [item for item in candidates if item.pattern.role == table.ROOT]
+    # Ranks that wait for each other outlive the job's limit: its end by limit or by hand is their consequence.
+    if any(item.pattern is table.HANG for item in roots):
+        roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
+    chosen = min(roots or candidates, key=_certainty, default=None)
+    numeric = [item for item in roots if item.pattern is table.NON_FINITE]
+    if numeric and chosen is not None and chosen.pattern.retry == table.OTHER_NODES:
+        chosen = min(numeric, key=_certainty)
+    if chosen is None:
+        chosen = _Candidate(pattern=table.UNKNOWN, source=DEADLINE, evidence=_silence(evidence))
+    pattern = chosen.pattern
+    return FailureClass(
+        name=pattern.name,
+        title=pattern.title,
+        domain=chosen.domain or pattern.domain,
+        role=pattern.role,
+        retry=_outlook(chosen, evidence),
+        advice=pattern.advice,
+        rank=chosen.rank,
+        evidence=chosen.evidence[:_QUOTE_LENGTH],
+    )
+
+
+def _certainty(item: _Candidate) -> tuple[int, float, int]:
+    by_code = item.source == LOG and item.pattern.domain == table.CODE
+    source = CRASH_LOG if by_code else item.source
+    return source, item.time, -1 if item.rank is None else item.rank
+
+
+def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> str:
+    """Infrastructure classes only, and more than a line in a log: a state, an exception, or a rank that is gone."""
+    pattern = chosen.pattern
+    if pattern.retry != table.OTHER_NODES:
+        return pattern.retry
+    gone = any(ending.ended in ("killed", "missing") for ending in evidence.endings)
+    proven = chosen.source in (EXCEPTION, SCHEDULER) or pattern is table.FROZEN or gone
+    return table.OTHER_NODES if pattern.domain == table.INFRASTRUCTURE and proven else table.UNKNOWN_OUTLOOK
+
+
+def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
+    for pattern in table.PATTERNS:
+        if evidence.scheduler_state and pattern.in_state(evidence.scheduler_state):
+            found = evidence.scheduler_words or f"job state {evidence.scheduler_state}"
+            yield _Candidate(pattern=pattern, source=SCHEDULER, evidence=found)
+    for ending in evidence.endings:
+        log = evidence.logs.get(ending.rank, LogTail(text=""))
+        if ending.failure is not None and ending.ended == "raised":
+            yield from _of_an_exception(ending, log)
+        elif ending.ended != "completed":
+            yield from _of_a_silent_rank(ending, log)
+    # A rank that raised has said itself why it ended; the job's output counts for those that could not.
+    if any(ending.ended in ("killed", "missing", "crashed", "deadline") for ending in evidence.endings):
+        for pattern, line in patterns_of_log(evidence.job_log):
+            yield _Candidate(pattern=pattern, source=LOG, evidence=line)
+    stall = stall_of(evidence.endings)
+    if stall is not None:
+        source = DEADLINE if stall.pattern is table.DEADLINE else HANG
+        yield _Candidate(pattern=stall.pattern, source=source, evidence=stall.text, rank=stall.rank)
+
+
+def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
+    """The exception; and where it is only a cascade, what else the rank's log says."""
+    failure, rank = ending.failure, ending.rank
+    assert failure is not None
+    pattern, domain, frame = blame_of(failure, ending.progress)
+    text = f"{failure.type}: {failure.message}{f', at {frame}' if frame else ''}"
+    yield _Candidate(pattern=pattern, source=EXCEPTION, evidence=text, domain=domain, rank=rank, time=failure.time)
+    if pattern.role == table.CASCADE:
+        for found, line in patterns_of_log(log.text):
+            yield _Candidate(pattern=found, source=LOG, evidence=line, rank=rank, time=log.written)
+
+
+def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
+    """A rank that left no exception: what its log says, and how its process ended."""
+    crashed = ending.ended == "crashed"
+    found = [(pattern, line) for pattern, line in patterns_of_log(log.text)]
+    for pattern, line in found:
+        source = CRASH_LOG if crashed else LOG
+        yield _Candidate(pattern=pattern, source=source, evidence=line, rank=ending.rank, time=log.written)
+    code = ending.exit_code or 0
+    # torch aborts the process when its watchdog gives up on a collective: that crash is part of the cascade.
+    gave_up = signal_of(code) == SIGABRT and any(pattern.role == table.CASCADE for pattern, _ in found)
+    if crashed and code in STORAGE_EXITS:
+        how = f"exit code {code}: it could not write its record"
+        yield _Candidate(pattern=table.STORAGE, source=EXCEPTION, evidence=how, rank=ending.rank)
+    elif crashed and not gave_up:
+        how = f"signal {signal_of(code)}" if signal_of(code) else f"exit code {code}"
+        yield _Candidate(pattern=table.NATIVE_CRASH, source=CRASH, evidence=how, rank=ending.rank)
+    # SIGTERM is how the parent ends the ranks that are left.
+    if ending.ended in ("killed", "missing") and code and signal_of(code) != SIGTERM:
+        how = f"exit code {code}"
+        yield _Candidate(pattern=table.KILLED, source=KILLED, evidence=how, rank=ending.rank)
+
+
+def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:
+    """(row, line) of the lines of a log that a row knows, in order; noise of a tear-down is passed over."""
+    for raw in text.splitlines():
+        if table.TEAR_DOWN.search(raw):
+            continue
+        line = table.PREFIX.sub("", raw).strip()
+        pattern = next((pattern for pattern in table.PATTERNS if pattern.in_log(line)), None)
+        if pattern is not None:
+            yield pattern, line
+
+
+def _silence(evidence: FailureEvidence) -> str:
+    failed = [ending.rank for ending in evidence.endings if ending.ended != "completed"]
+    return f"{counted('rank', failed)} left no word" if failed else "no rank failed"

@@ -1,0 +1,131 @@
+"""Rows of the table of failure classes for what breaks outside the code under test: jobs, nodes, network, storage."""
+
+from __future__ import annotations
+
+from harness.judge.failures.pattern_row import (
+    INFRASTRUCTURE,
+    NEVER,
+    OTHER_NODES,
+    ROOT,
+    UNKNOWN_DOMAIN,
+    UNKNOWN_OUTLOOK,
+    Pattern,
+)
+
+NODE_FAILURE = Pattern(
+    name="node-failure",
+    title="node failure",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again on other nodes, and tell the administrators which node failed.",
+    log=r"DUE TO NODE FAILURE|^Node failure on ",
+    states=("NODE_FAIL",),
+)
+PREEMPTION = Pattern(
+    name="preemption",
+    title="preempted or requeued",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again, in a partition or QOS that is not preempted if this comes often.",
+    log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
+    states=("PREEMPTED", "REQUEUED"),
+)
+TIME_LIMIT = Pattern(
+    name="time-limit",
+    title="job time limit",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Raise launch.time_limit_min or the time of the cluster profile, or lower launch.cells_per_allocation.",
+    log=r"DUE TO TIME LIMIT",
+    states=("TIMEOUT", "DEADLINE"),
+)
+CANCELLED = Pattern(
+    name="cancelled",
+    title="cancelled",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Somebody cancelled the job: if that was not wanted, run its cells again with harness resume RUN --errors.",
+    log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
+    states=("CANCELLED",),
+)
+BOOT = Pattern(
+    name="boot-failure",
+    title="node boot or task launch failure",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again on other nodes, and tell the administrators which node did not start it.",
+    log=r"wrong with the boot of the nodes|are still not ready|^Task launch for \S+ failed on node|"
+    r"^Application launch failed|^task \d+ launch failed",
+    states=("BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+)
+CONTAINER = Pattern(
+    name="container-start",
+    title="container did not start",
+    domain=UNKNOWN_DOMAIN,
+    role=ROOT,
+    retry=UNKNOWN_OUTLOOK,
+    advice="Check the image and mounts of the cluster profile with one srun by hand.",
+    log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
+)
+GPU_HARDWARE = Pattern(
+    name="gpu-hardware",
+    title="GPU hardware fault",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again on other nodes, and have the GPU of this one checked.",
+    exception=r"uncorrectable ECC|GPU has fallen off the bus|uncorrectable NVLink|peer GPU memory over nvlink",
+    # Xid numbers that NVIDIA's catalogue gives to memory, link, bus and firmware; 13, 31, 43 can be the program's.
+    log=r"uncorrectable ECC|fallen off the bus|uncorrectable NVLink|"
+    r"NVRM: Xid \([^)]*\): (48|6[1-4]|74|79|9[2458]|119|12[0-2]|140|14[3-9]),",
+)
+GPU_UNAVAILABLE = Pattern(
+    name="gpu-unavailable",
+    title="GPU not available",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again on other nodes; see who holds the GPU of this one, and whether its fabric manager runs.",
+    exception=r"busy or unavailable|system not yet initialized|no CUDA-capable device is detected|"
+    r"CUDA driver initialization failed|failed to initialize NVML|exclusive \(compute\) mode",
+    log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected",
+)
+NETWORK = Pattern(
+    name="network-error",
+    title="network or transport error",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="Run the cell again on other nodes; see NCCL's warnings in the logs for the interface and the peer.",
+    exception=r"ncclSystemError|ncclInternalError|unhandled system error|No route to host|Network is unreachable|"
+    r"Name or service not known|Temporary failure in name resolution",
+    log=r"ncclSystemError|ncclInternalError|unhandled system error|NET/IB.*: (Got async event|ibv_\w+ failed)|"
+    r"No route to host",
+)
+STORAGE = Pattern(
+    name="storage-error",
+    title="storage error",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=OTHER_NODES,
+    advice="See whether the run directory's file system is mounted, writable and healthy on that node, then harness "
+    "resume RUN --errors.",
+    exception=r"Stale file handle|Input/output error|Read-only file system|No locks available|Remote I/O error|"
+    r"Transport endpoint is not connected",
+    log=r"Stale file handle|Input/output error|Read-only file system",
+)
+DISK = Pattern(
+    name="disk-full",
+    title="disk full",
+    domain=INFRASTRUCTURE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Free space or quota where the run directory and the temporary files are, then harness resume RUN --errors.",
+    exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
+    log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
+)

@@ -1,0 +1,250 @@
+"""The table of failure classes: what each one is, and by what texts, states and exits it is recognised.
+
+Roles and outlooks follow NVIDIA's resiliency extension (nvidia-resiliency-ext, attribution taxonomy): a root can start
+a failure, a cascade only follows from one, on this rank or another. docs/failures.md explains the rows.
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness.judge.failures.ending_patterns import (
+    DEADLINE,
+    FROZEN,
+    HANG,
+    HARNESS_DEFECT,
+    KILLED,
+    NATIVE_CRASH,
+    PYTHON,
+    REPLACEMENT,
+    SETUP,
+    STALLED,
+    UNKNOWN,
+    UNREACHABLE,
+)
+from harness.judge.failures.infrastructure_patterns import (
+    BOOT,
+    CANCELLED,
+    CONTAINER,
+    DISK,
+    GPU_HARDWARE,
+    GPU_UNAVAILABLE,
+    NETWORK,
+    NODE_FAILURE,
+    PREEMPTION,
+    STORAGE,
+    TIME_LIMIT,
+)
+from harness.judge.failures.pattern_row import (
+    CASCADE,
+    CODE,
+    HARNESS,
+    INFRASTRUCTURE,
+    NEVER,
+    OTHER_NODES,
+    ROOT,
+    UNKNOWN_DOMAIN,
+    UNKNOWN_OUTLOOK,
+    Pattern,
+)
+
+# Import errors of an interpreter that is ending. Other noise of a tear-down is kept out by the rows themselves: a plain
+# "STEP ... CANCELLED" is srun ending the other tasks, Xid 45 is the driver's clean-up, and CUDA's advice is no cause.
+TEAR_DOWN = re.compile(r"sys\.meta_path is None|Python is likely shutting down", re.I)
+# "[rank1]: ", "[rank1]:[E321 02:07:08.4 File.cpp:607] ", "slurmstepd-node7: error: ", "srun: error: ", "[  12.3] "
+PREFIX = re.compile(r"^(?:\s|\[rank\d+\]:|\[\s*[\d.]+\]|\[[EWIF]\d{3,4} [^\]]*\]|slurmstepd\S*:|srun:|error:)+")
+
+GPU_MEMORY = Pattern(
+    name="gpu-out-of-memory",
+    title="GPU out of memory",
+    domain=CODE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Make the cell smaller (layers, sequence length, micro-batch) or split it over more ranks.",
+    exception=r"CUDA out of memory|CUDA error: out of memory|^(torch\.(cuda\.)?)?OutOfMemoryError:|"
+    r"CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
+    log=r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
+)
+HOST_MEMORY = Pattern(
+    name="host-out-of-memory",
+    title="host out of memory",
+    domain=UNKNOWN_DOMAIN,
+    role=ROOT,
+    retry=UNKNOWN_OUTLOOK,
+    advice="Ask for more memory (mem), or run fewer ranks side by side on a node.",
+    exception=r"^MemoryError|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory",
+    log=r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory|task \d+: Out Of Memory|"
+    r"DefaultCPUAllocator: (can't|not enough)",
+    states=("OUT_OF_MEMORY",),
+)
+NON_FINITE = Pattern(
+    name="non-finite",
+    title="NaN or Inf",
+    domain=CODE,
+    role=ROOT,
+    retry=NEVER,
+    advice="A number went wrong: look at the first step and rank that has it, and do not run again to be rid of it.",
+    exception=r"found (NaN|Inf) in|Unexpected result (nan|inf)|returned nan values",
+    log=r"found (NaN|Inf) in local|Unexpected result (nan|inf)",
+)
+GPU_MEMORY_ACCESS = Pattern(
+    name="gpu-memory-access",
+    title="illegal memory access or device-side assert",
+    domain=CODE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Run just this cell with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the kernel at fault.",
+    exception=r"illegal memory access|device-side assert triggered|misaligned address|unspecified launch failure|"
+    r"illegal instruction was encountered",
+    log=r"CUDA error: (an illegal memory access|device-side assert triggered|misaligned address|unspecified launch)|"
+    r"\.cu:\d+: .*Assertion .* failed|NVRM: Xid \([^)]*\): (13|31),",
+)
+IMPORT = Pattern(
+    name="import-or-version",
+    title="import or version mismatch",
+    domain=CODE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Compare the versions in the rank records with what the stack should hold, and mend the stack.",
+    exception=r"^(\w+\.)*(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file|"
+    r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
+    log=r"^(ModuleNotFoundError|ImportError):|undefined symbol: |"
+    r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
+)
+CONFIGURATION = Pattern(
+    name="configuration",
+    title="configuration refused",
+    domain=CODE,
+    role=ROOT,
+    retry=NEVER,
+    advice="Change the cell's options as the message says, or add a rule that rejects the combination.",
+    # Megatron's checks of its options; the sizes of tensors in a forward pass are another matter.
+    exception=r"^(AssertionError|ValueError|RuntimeError): .*\b(world_?size|num\w*|layers|heads|parallel.size)\b.*"
+    r"(is not divisible by|should be divisible by|must be (a multiple of|divisible by)|should be greater than 1 with)|"
+    r"Cannot use sequence parallelism without|pipeline_dtype must be specified|must be non None to use|"
+    r"^TypeError: \w*Config\.__init__\(\) got an unexpected keyword|^(argparse\.)?ArgumentError:",
+    log=r"error: unrecognized arguments:|^(AssertionError|RuntimeError|ValueError): .*\b(world_?size|num\w*|layers)\b.*"
+    r"(is not|should be) divisible by",
+)
+NCCL_TIMEOUT = Pattern(
+    name="nccl-timeout",
+    title="NCCL time-out",
+    domain=UNKNOWN_DOMAIN,
+    role=CASCADE,
+    retry=UNKNOWN_OUTLOOK,
+    advice="No cause was found: see which rank did not enter the collective, and read its log first.",
+    exception=r"Watchdog caught collective operation timeout|ncclTimeout|NCCL.*timed? ?out",
+    log=r"Watchdog caught collective operation timeout|WorkNCCL\(.*before timing out|detected by watchdog at work",
+)
+GLOO_TIMEOUT = Pattern(
+    name="gloo-timeout",
+    title="gloo or store time-out",
+    domain=UNKNOWN_DOMAIN,
+    role=CASCADE,
+    retry=UNKNOWN_OUTLOOK,
+    advice="No cause was found: see which rank did not enter the collective, and read its log first.",
+    exception=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
+    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
+    log=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
+    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
+)
+LOST_PEER = Pattern(
+    name="lost-peer",
+    title="lost a peer",
+    domain=UNKNOWN_DOMAIN,
+    role=CASCADE,
+    retry=UNKNOWN_OUTLOOK,
+    advice="Another rank went away first: read the log of the rank that left no exception.",
+    exception=r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused",
+    log=r"connection (was )?(closed by (remote )?peer|reset by peer)|: broken pipe|remote process exited|"
+    r"ncclRemoteError|Got completion from peer \S+ with error",
+)
+
+# The classes with texts or states, most specific first: the first row that matches a text names it.
+PATTERNS: tuple[Pattern, ...] = (
+    GPU_MEMORY,
+    HOST_MEMORY,
+    NODE_FAILURE,
+    PREEMPTION,
+    TIME_LIMIT,
+    CANCELLED,
+    BOOT,
+    CONTAINER,
+    GPU_HARDWARE,
+    GPU_UNAVAILABLE,
+    NETWORK,
+    NON_FINITE,
+    GPU_MEMORY_ACCESS,
+    NCCL_TIMEOUT,
+    GLOO_TIMEOUT,
+    LOST_PEER,
+    IMPORT,
+    DISK,
+    STORAGE,
+    CONFIGURATION,
+)
+
+CLASSES: tuple[Pattern, ...] = (
+    *PATTERNS,
+    HANG,
+    FROZEN,
+    STALLED,
+    UNREACHABLE,
+    SETUP,
+    HARNESS_DEFECT,
+    REPLACEMENT,
+    PYTHON,
+    NATIVE_CRASH,
+    KILLED,
+    DEADLINE,
+    UNKNOWN,
+)
+
+__all__ = [
+    "BOOT",
+    "CANCELLED",
+    "CASCADE",
+    "CLASSES",
+    "CODE",
+    "CONFIGURATION",
+    "CONTAINER",
+    "DEADLINE",
+    "DISK",
+    "FROZEN",
+    "GLOO_TIMEOUT",
+    "GPU_HARDWARE",
+    "GPU_MEMORY",
+    "GPU_MEMORY_ACCESS",
+    "GPU_UNAVAILABLE",
+    "HANG",
+    "HARNESS",
+    "HARNESS_DEFECT",
+    "HOST_MEMORY",
+    "IMPORT",
+    "INFRASTRUCTURE",
+    "KILLED",
+    "LOST_PEER",
+    "NATIVE_CRASH",
+    "NCCL_TIMEOUT",
+    "NETWORK",
+    "NEVER",
+    "NODE_FAILURE",
+    "NON_FINITE",
+    "OTHER_NODES",
+    "PATTERNS",
+    "PREEMPTION",
+    "PREFIX",
+    "PYTHON",
+    "REPLACEMENT",
+    "ROOT",
+    "SETUP",
+    "STALLED",
+    "STORAGE",
+    "TEAR_DOWN",
+    "TIME_LIMIT",
+    "UNKNOWN",
+    "UNKNOWN_DOMAIN",
+    "UNKNOWN_OUTLOOK",
+    "UNREACHABLE",
+    "Pattern",
+]

@@ -1,0 +1,240 @@
+"""What the history keeps of a report: rows of plain values, one per run, cell, finding and metric."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from harness.core.outcomes import Finding, Outcome
+from harness.core.serialization import dumps
+from harness.core.stack import DEFAULT
+from harness.judge.report.model import Report, ReportCell, ReportRejected
+from harness.judge.stats.baseline import hardware_text
+
+# Distributions whose version tells which code was under test, the first the most telling.
+TELLING = ("megatron-core", "megatron-bridge", "skyrl", "skyrl-train", "transformer-engine", "torch")
+UNITS = {
+    "step_p50_s": "s",
+    "step_p95_s": "s",
+    "step_busy_s": "s, on a CPU processor time of the slowest rank",
+    "packed_s": "s, of the slowest rank, one pass of the timing leg",
+    "wall_s": "s",
+    "steps_s": "s",
+    "tokens_per_s": "real tokens/s per rank",
+    "slots_per_s": "slots/s per rank",
+    "tflops_per_s": "TFLOP/s per rank",
+    "mfu": "share of the device's peak",
+    "efficiency": "real tokens / slots",
+    "peak_memory_bytes": "bytes",
+    "loss_first": "per token",
+    "loss_last": "per token",
+    "loss_drift": "relative to the reference, the largest of all steps",
+    "grad_norm_first": "before clipping",
+    "grad_norm_last": "before clipping",
+    "grad_norm_drift": "relative to the reference, the largest of all steps",
+}  # name of every metric -> unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingRow:
+    lane: str
+    check: str
+    severity: str
+    fault_class: str
+    message: str
+    place: str  # JSON of Finding.where
+    measured: str  # JSON
+    bound: str  # JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRow:
+    """One cell of one run. `name` is what a cell is followed by over time: its id changes with its configuration."""
+
+    cell_id: str
+    name: str
+    role: str  # cell | reference
+    stack: str  # as the matrix calls it
+    version: str  # what that was in this run: "megatron-core 0.19.2", "megatron-lm main = 1a2b3c4d5e6f"
+    outcome: str
+    reason: str = ""
+    known: str = ""  # of a known failure: expected | expired | elsewhere | passes
+    attempts: int = 1
+    line: int | None = None
+    findings: tuple[FindingRow, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # keys of UNITS; NaN and infinity are values
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    run_id: str
+    matrix: str
+    matrix_file: str
+    started: str  # ISO, UTC, to the second: sorts as text
+    verdict: str
+    wall_s: float
+    harness: str
+    harness_commit: str
+    host: str
+    device: str  # what outcomes are followed on: "cpu", "NVIDIA H200"
+    hardware: str  # what times are compared on: the device, of CPUs with model and number of cores
+    cells: tuple[CellRow, ...] = ()
+
+
+def run_row(report: Report) -> RunRow:
+    """The rows of a report. ValueError when neither it nor its run id says when it started."""
+    facts = report.provenance
+    device, hardware = _hardware(facts)
+    names = _names([*report.cells, *report.rejected])
+    versions = _Versions(facts)
+    cells = [_cell_row(cell, names[cell.id], versions) for cell in report.cells]
+    cells += [_rejected_row(cell, names[cell.id], versions) for cell in report.rejected]
+    return RunRow(
+        run_id=report.run_id,
+        matrix=report.matrix,
+        matrix_file=report.matrix_file,
+        started=_started(report),
+        verdict=report.verdict,
+        wall_s=report.timing.get("wall_s", 0.0),
+        harness=str(facts.get("harness", "unknown")),
+        harness_commit=str(facts.get("harness_commit", "unknown")),
+        host=str(facts.get("host", "unknown")),
+        device=device,
+        hardware=hardware,
+        cells=tuple(cells),
+    )
+
+
+def _names(cells: Sequence[ReportCell | ReportRejected]) -> dict[str, str]:
+    """Id -> the id without its hash, or the whole id where two cells of the run share that name."""
+    count = Counter(cell.id.rpartition("-")[0] for cell in cells)
+    return {cell.id: name if count[name := cell.id.rpartition("-")[0]] == 1 else cell.id for cell in cells}
+
+
+def _started(report: Report) -> str:
+    said = report.provenance.get("started")
+    stamp = re.search(r"\d{8}T\d{6}Z", report.run_id)
+    if isinstance(said, str):
+        moment = datetime.fromisoformat(said.replace("Z", "+00:00"))
+    elif stamp:
+        moment = datetime.strptime(stamp.group(), "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    else:
+        raise ValueError(f"nothing says when run {report.run_id} started")
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _hardware(facts: Mapping[str, Any]) -> tuple[str, str]:
+    devices = [str(name) for name in facts.get("devices", [])] or ["unknown"]
+    return " + ".join(devices), hardware_text(devices, [str(name) for name in facts.get("processors", [])])
+
+
+class _Versions:
+    """What each stack was in a run, in words: its checkouts, else its most telling distribution."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._stacks = facts.get("stacks", {})
+        self._packages = facts.get("packages", {})
+
+    def of(self, stack: str) -> str:
+        if stack == DEFAULT:
+            return _telling(self._packages)
+        known = self._stacks.get(stack, {})
+        if known.get("checkouts"):
+            return ", ".join(_short(text) for text in known["checkouts"])
+        pairs = (text.split("==", 1) for text in known.get("packages", []) if "==" in text)
+        return _telling(dict(pairs)) or known.get("container", "") or known.get("interpreter", "")
+
+
+def _telling(packages: Mapping[str, str]) -> str:
+    found = [f"{name} {packages[name]}" for name in TELLING if packages.get(name, "not installed") != "not installed"]
+    return found[0] if found else ""
+
+
+def _short(checkout: str) -> str:
+    """ "megatron-lm main = <40 hex digits> of <repository>" with 12 digits and without the repository."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", checkout.split(" of ")[0])
+
+
+def _cell_row(cell: ReportCell, name: str, versions: _Versions) -> CellRow:
+    stack = str(cell.axes.get("stack", DEFAULT))
+    return CellRow(
+        cell_id=cell.id,
+        name=name,
+        role=cell.role,
+        stack=stack,
+        version=versions.of(stack),
+        outcome=cell.outcome.value,
+        reason=cell.reason,
+        known=cell.known,
+        attempts=cell.attempts,
+        line=cell.line,
+        findings=tuple(_finding_row(finding) for finding in cell.findings),
+        metrics=_metrics(cell),
+    )
+
+
+def _rejected_row(cell: ReportRejected, name: str, versions: _Versions) -> CellRow:
+    stack = str(cell.axes.get("stack", DEFAULT))
+    return CellRow(
+        cell_id=cell.id,
+        name=name,
+        role="cell",
+        stack=stack,
+        version=versions.of(stack),
+        outcome=Outcome.REJECTED.value,
+        reason=f"{cell.rule}: {cell.reason}",
+        line=cell.line,
+    )
+
+
+def _finding_row(finding: Finding) -> FindingRow:
+    return FindingRow(
+        lane=finding.lane.value,
+        check=finding.check,
+        severity=finding.severity.value,
+        fault_class=finding.fault_class or "",
+        message=finding.message,
+        place=dumps(finding.where),
+        measured=dumps(finding.measured),
+        bound=dumps(finding.bound),
+    )
+
+
+def _metrics(cell: ReportCell) -> dict[str, float]:
+    seen, curve = cell.throughput, cell.curve
+    values: dict[str, float | None] = {
+        "step_p50_s": seen.step_p50_s,
+        "step_p95_s": seen.step_p95_s,
+        "step_busy_s": seen.step_busy_s,
+        "packed_s": seen.packed_s,
+        "tokens_per_s": seen.real_tokens_per_s,
+        "slots_per_s": seen.slots_per_s,
+        "tflops_per_s": seen.tflops_per_s,
+        "mfu": seen.mfu,
+        "efficiency": seen.efficiency,
+        "peak_memory_bytes": seen.peak_memory_bytes,
+        "wall_s": cell.timing.get("wall_s"),
+        "steps_s": cell.timing.get("steps_s"),
+        "loss_drift": drift(curve.loss, curve.reference_loss),
+        "grad_norm_drift": drift(curve.grad_norm, curve.reference_grad_norm),
+    }
+    for name, numbers in (("loss", curve.loss), ("grad_norm", curve.grad_norm)):
+        if numbers:
+            values |= {f"{name}_first": numbers[0], f"{name}_last": numbers[-1]}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def drift(values: Iterable[float], reference: Iterable[float]) -> float | None:
+    """Largest |value - reference| / |reference| over the steps that both have; None without one.
+
+    NaN when a value of them is NaN; absolute where the reference is 0.
+    """
+    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, reference)]
+    if not distances:
+        return None
+    return math.nan if any(math.isnan(item) for item in distances) else max(distances)

@@ -1,0 +1,77 @@
+"""Places where something was seen, and many of them folded into one `where`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from harness.core.cell.layout import Coordinates
+
+
+class RankLocation(NamedTuple):
+    """One rank, leg, step, micro-batch, chunk and, in the training leg, layer (global, from 1)."""
+
+    rank: int
+    at: Coordinates
+    leg: str  # metadata | training
+    step: int
+    micro_batch: int
+    chunk: int
+    layer: int | None = None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Earliest and lowest first."""
+        at = self.at
+        when = (int(self.leg == "training"), self.step, self.micro_batch)
+        return (*when, at.pp, self.chunk, self.layer or 0, at.dp, at.tp, at.cp)
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        return f"{self.at} (rank {self.rank}){layer}, step {self.step}, micro-batch {self.micro_batch}, {self.leg} leg"
+
+
+def where_of(place: Coordinates, **more: Any) -> dict[str, Any]:
+    """`where` of a finding from coordinates and further keys; None values are left out."""
+    where = {"stage": place.pp, "tp": place.tp, "cp": place.cp, "dp": place.dp, **more}
+    return {key: value for key, value in where.items() if value is not None}
+
+
+def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
+    """The first place, and a `where` that holds it and says how far the fault reaches."""
+    first = min(places, key=lambda place: place.order)
+    where = where_of(
+        first.at,
+        rank=first.rank,
+        leg=first.leg,
+        step=first.step,
+        micro_batch=first.micro_batch,
+        chunk=first.chunk,
+        layer=first.layer,
+    )
+    where["places"] = len(places)
+    where["stages"] = sorted({place.at.pp for place in places})
+    where["ranks"] = sorted({place.rank for place in places})
+    where["layers"] = sorted({place.layer for place in places if place.layer is not None})
+    where["legs"] = sorted({place.leg for place in places})
+    return first, where
+
+
+def reach(where: dict[str, Any]) -> str:
+    """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty when there is only one place."""
+    if where["places"] == 1:
+        return ""
+    layers = f"; {counted('layer', where['layers'])}" if where["layers"] else ""
+    stages = counted("stage", where["stages"])
+    return f"; {where['places']} places on {counted('rank', where['ranks'])} ({stages}{layers})"
+
+
+def counted(noun: str, items: Sequence[Any]) -> str:
+    """'rank 1' or 'ranks 1, 2'."""
+    return f"{noun}{'s' if len(items) != 1 else ''} {listed(items)}"
+
+
+def listed(items: Sequence[Any], most: int = 8) -> str:
+    """Comma-separated, the tail cut with a count."""
+    text = ", ".join(str(item) for item in items[:most])
+    return text if len(items) <= most else f"{text} and {len(items) - most} more"

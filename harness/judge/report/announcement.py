@@ -1,0 +1,77 @@
+"""What a receiver of `--notify` gets: the verdict, the first findings, what changed, and a text for chat systems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.core.outcomes import Outcome
+from harness.core.run.records import SCHEMA_VERSION
+from harness.core.text.escaping import chat_text, clip
+from harness.judge.report.model import Report, ReportCell
+from harness.judge.report.summaries import place_text
+
+_MOST_CELLS = 5  # with their findings
+_MOST_TEXT = 3000
+_MOST_LINE = 500
+
+
+def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str, Any]:
+    """JSON values. `text` is what webhooks of Slack and Mattermost show."""
+    bad = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "text": _text(report, bad, directory),
+        "run_id": report.run_id,
+        "matrix": report.matrix,
+        "verdict": report.verdict,
+        "exit_code": exit_code,
+        "counts": {outcome.value: count for outcome, count in report.counts.items() if count},
+        "first": [_cell(cell) for cell in bad[:_MOST_CELLS]],
+        "since": report.since,
+        "directory": directory,
+    }
+
+
+def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
+    """Of a run that ended before its cells could be judged; `what` is the matrix or the run as the user named it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "text": _escaped([f"*ERROR* {what}: ended with exit code {exit_code} before it was judged", message]),
+        "run_id": "",
+        "matrix": what,
+        "verdict": "error",
+        "exit_code": exit_code,
+        "counts": {},
+        "first": [],
+        "since": None,
+        "directory": "",
+    }
+
+
+def _cell(cell: ReportCell) -> dict[str, Any]:
+    said: dict[str, Any] = {"id": cell.id, "outcome": cell.outcome, "reason": cell.reason, "reproduce": cell.reproduce}
+    for finding in cell.findings[:1]:
+        said |= {"lane": finding.lane, "check": finding.check, "message": finding.message}
+        said |= {"place": place_text(finding.where), "fault_class": finding.fault_class}
+    return said
+
+
+def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
+    counts = ", ".join(f"{count} {outcome.value}" for outcome, count in report.counts.items() if count)
+    lines = [f"*{report.verdict.upper()}* {report.matrix}: {counts or 'no cells'}"]
+    lines += [f"- {problem}" for problem in report.problems]
+    for cell in bad[:_MOST_CELLS]:
+        first = cell.findings[0].message if cell.findings else cell.reason
+        lines.append(f"- {cell.outcome.value} {cell.id}: {first}")
+    if len(bad) > _MOST_CELLS:
+        lines.append(f"- and {len(bad) - _MOST_CELLS} more")
+    if report.since is not None:
+        lines.append(report.since.text)
+        lines += [f"- {cell.change} {cell.id}: {cell.text}" for cell in report.since.cells[:_MOST_CELLS]]
+    lines.append(f"run {report.run_id} in {directory}")
+    return _escaped(lines)
+
+
+def _escaped(lines: list[str]) -> str:
+    """One line each, without what chat systems take for markup."""
+    return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)

@@ -1,0 +1,183 @@
+"""The report of a run from its plan and evidence. Pure: dates and measured times come in as arguments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, nothing_tested, verdict_of
+from harness.core.run.run_plan import PlannedCell, RejectedCell, RunPlan
+from harness.core.tolerances import NoiseFloor
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.failures.classification import JobEnding
+from harness.judge.report.model import Report, ReportCell, ReportRejected
+from harness.judge.report.speed import throughput
+from harness.judge.report.views import canaries_view, failure_view, loss_curve, rank_views
+from harness.judge.required.audit import weight_of
+from harness.judge.verdict import CellVerdict, judge_cell, undecided
+
+
+def build_report(
+    plan: RunPlan,
+    evidence: Iterable[CellEvidence],
+    *,
+    today: str,
+    timing: Mapping[str, float],
+    provenance: Mapping[str, Any] | None = None,
+) -> Report:
+    """Judge every planned cell. `evidence` must hold all of them, references first (evidence.evidence_in_turn does).
+
+    `today` is an ISO date; `timing` holds wall_s and what else was measured; `provenance` adds to the plan's.
+    """
+    return report_of(plan, judge_cells(plan, evidence, today=today), timing=timing, provenance=provenance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a report shows of some cells of a plan."""
+
+    cells: dict[str, ReportCell | ReportRejected]
+    noise: dict[str, dict[str, NoiseFloor]]
+
+
+Crashed = Callable[[str, Exception], str]  # a cell, what was raised -> the reason of its ERROR
+
+
+def raise_again(cell: str, error: Exception) -> str:
+    """For callers that want to see the exception itself."""
+    raise error
+
+
+def judge_cells(
+    plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed = raise_again
+) -> Judged:
+    """Judge the cells of the evidence, each once; references first.
+
+    `crashed`: asked when judging a cell raises, which touches no other cell.
+    """
+    verdicts: dict[str, CellVerdict] = {}  # of cells that others are held against
+    needed = {cell.reference for cell in plan.expansion.cells}
+    cells: dict[str, ReportCell | ReportRejected] = {}
+    noise: dict[str, dict[str, NoiseFloor]] = {}
+    for item in evidence:
+        cell = item.cell
+        try:
+            verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
+            late = verdict.outcome is Outcome.REJECTED
+            shown = _rejected_at_run_time(cell, item, verdict) if late else _cell(plan, cell, item, verdict)
+        except Exception as error:
+            verdict = undecided(crashed(cell.id, error))
+            shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
+        cells[cell.id] = shown
+        if cell.id in needed:
+            verdicts[cell.id] = verdict
+        if item.noise:
+            noise[cell.id] = dict(item.noise)
+    return Judged(cells=cells, noise=noise)
+
+
+def report_of(
+    plan: RunPlan,
+    judged: Judged,
+    *,
+    timing: Mapping[str, float],
+    provenance: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
+) -> Report:
+    """The report of cells that are judged: all of the plan. `problems`: why the run as a whole proves nothing."""
+    found = [judged.cells[cell.id] for cell in plan.expansion.cells]
+    cells = [cell for cell in found if isinstance(cell, ReportCell)]
+    rejected = [_rejected(cell) for cell in plan.expansion.rejected]
+    rejected += [cell for cell in found if isinstance(cell, ReportRejected)]
+    counts = {outcome: sum(cell.outcome is outcome for cell in cells) for outcome in Outcome}
+    counts[Outcome.REJECTED] = len(rejected)
+    roles = {cell.id: cell.role for cell in plan.expansion.cells}
+    outcomes = [cell.outcome for cell in cells if cell.role == "cell"]
+    outcomes += [Outcome.REJECTED for cell in rejected if roles.get(cell.id, "cell") == "cell"]
+    untested = nothing_tested(outcomes)
+    problems = [*problems, *([untested] if untested else [])]
+    return Report(
+        run_id=plan.run_id,
+        matrix=plan.matrix_name,
+        matrix_file=plan.matrix_file,
+        verdict=verdict_of(counts, problems),
+        problems=problems,
+        counts=counts,
+        provenance={**plan.provenance, **(provenance or {})},
+        timing=dict(timing),
+        cells=cells,
+        rejected=rejected,
+        selection=plan.expansion.selection,
+        noise=judged.noise,
+    )
+
+
+def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: CellVerdict) -> ReportCell:
+    views: dict[str, Any] = {}
+    if verdict.usable:
+        views = {
+            "throughput": throughput(evidence),
+            "curve": loss_curve(evidence, judged=verdict.lanes[Lane.NUMERICS] is not LaneVerdict.SKIP),
+            "ranks": rank_views(evidence),
+            "failure": failure_view(evidence, verdict.findings),
+            "canaries": canaries_view(evidence),
+            "evidence": weight_of(evidence),
+        }
+    elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can
+        views = {"failure": failure_view(evidence)}
+    return ReportCell(
+        id=cell.id,
+        axes=cell.axes,
+        layout=cell.config.layout,
+        outcome=verdict.outcome,
+        lanes=verdict.lanes,
+        findings=verdict.findings,
+        timing=_timing(evidence),
+        reproduce=cell.reproduce or _reproduce(plan, cell.id),
+        role=cell.role,
+        group=cell.group,
+        reference=cell.reference,
+        reason=verdict.reason,
+        known=verdict.known,
+        attempts=evidence.result.attempt if evidence.result else 1,
+        line=cell.line,
+        **views,
+    )
+
+
+def _reproduce(plan: RunPlan, cell: str) -> str:
+    """The command that runs one cell as this run did."""
+    cluster = ["--cluster", plan.cluster] if plan.cluster else []
+    return shlex.join(["harness", "run", plan.matrix_file, *cluster, "--only", cell])
+
+
+def _timing(evidence: CellEvidence) -> dict[str, float]:
+    """wall_s, steps_s and overhead_s (what is not training steps), in seconds; empty when the cell never ended."""
+    result = evidence.result
+    if result is None:
+        return {}
+    wall = result.finished - result.started
+    return {"wall_s": wall, "steps_s": result.steps_s, "overhead_s": wall - result.steps_s}
+
+
+def _rejected(cell: RejectedCell) -> ReportRejected:
+    first = cell.rejections[0]
+    return ReportRejected(
+        id=cell.id,
+        axes=cell.axes,
+        rule=first.rule,
+        reason=first.reason,
+        rejections=list(cell.rejections),
+        line=cell.line,
+    )
+
+
+def _rejected_at_run_time(cell: PlannedCell, evidence: CellEvidence, verdict: CellVerdict) -> ReportRejected:
+    """The stack under test turned out not to have what the cell needs."""
+    found = evidence.result.rejection if evidence.result else None
+    rejection = found or Rejection(rule="stack", reason=verdict.reason)
+    return ReportRejected(
+        id=cell.id, axes=cell.axes, rule=rejection.rule, reason=rejection.reason, rejections=[rejection], line=cell.line
+    )

@@ -1,0 +1,235 @@
+"""The report as a value: what report.json holds and every renderer shows. Field names are the contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.cell.layout import Coordinates, Layout
+from harness.core.cell.timing import GpuState
+from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, exit_code
+from harness.core.run.records import SCHEMA_VERSION
+from harness.core.run.run_plan import Selection
+from harness.core.tolerances import Bound, NoiseFloor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What one rank's attention layers saw of the first micro-batch, for the rank picture."""
+
+    rank: int
+    place: Coordinates
+    state: str  # ok | missing | differs | unpacked | no-record
+    cu_seqlens: list[int] | None
+    max_seqlen: int | None
+    layers: list[int] = field(default_factory=list)  # global numbers of the layers on this rank
+    ended: str = "completed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRatio:
+    """Two times of the same rounds: how many times as long one takes as the other, and the interval of that."""
+
+    what: str  # e.g. "whole step, 256 documents over 4"
+    median: float
+    low: float
+    high: float
+    rounds: int
+    bound: Bound
+    verdict: str  # slower | faster | no difference: beyond the bound with all of the interval, or not
+
+    @property
+    def text(self) -> str:
+        """E.g. "1.06 times (0.973 to 1.14 in 7 rounds), bound 1.25: no difference"."""
+        interval = f"{self.low:.3g} to {self.high:.3g} in {self.rounds} rounds"
+        return f"{self.median:.3g} times ({interval}), bound {self.bound.value:g}: {self.verdict}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRate:
+    """One load of the timing leg that is a pass of the model, forward and backward. Rates are per rank."""
+
+    load: str  # packed | unpacked | full | step | turn
+    documents: int  # per pack, of `step`; else 0
+    seconds: float  # median of the rounds
+    real_tokens_per_s: float
+    slots_per_s: float
+    tflops_per_s: float
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Medians over the timed steps. Rates are per rank (GPU or CPU process), times in seconds."""
+
+    real_tokens_per_s: float | None = None
+    slots_per_s: float | None = None
+    efficiency: float | None = None  # real tokens / slots
+    tflops_per_s: float | None = None  # 1e12 operations on real tokens per second, forward and backward
+    mfu: float | None = None  # tflops_per_s over peak_tflops
+    peak_tflops: float | None = None  # of the device for the cell's dtype, without sparsity
+    peak_origin: str = ""  # where peak_tflops is from, or why it is not known
+    step_p50_s: float | None = None
+    step_p95_s: float | None = None
+    step_busy_s: float | None = None  # as step_p50_s, on a CPU without waiting: what runs of other days compare with
+    packed_s: float | None = None  # of the timing leg's pass over the step's documents: the same on a GPU
+    peak_memory_bytes: int | None = None  # of the rank with most: allocated on a GPU, resident on a CPU
+    peak_reserved_bytes: int | None = None  # likewise, what torch's allocator held of a GPU
+    memory_limit_bytes: int | None = None  # of a rank: its GPU's memory, or its share of the machine's
+    warmup_rounds: int = 0  # of the timing leg
+    gpu_states: list[GpuState] = field(default_factory=list)  # of rank 0's GPU, beside the timing leg
+    loads: list[LoadRate] = field(default_factory=list)  # of the timing leg
+    ratios: list[TimedRatio] = field(default_factory=list)  # of the timing leg
+    step_times_s: list[float] = field(default_factory=list)  # of the steps after the first; wall clock
+    rounds_s: dict[str, list[float]] = field(default_factory=dict)  # of the timing leg, by load
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """Mean loss per token and pre-clip gradient norm per step, beside those of the reference cell.
+
+    The bounds are those the numerics lane judged by (relative differences); None when it did not judge.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    reference_loss: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
+    reference_grad_norm: list[float] = field(default_factory=list)
+    loss_bound: Bound | None = None
+    grad_norm_bound: Bound | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureView:
+    """The first rank that failed, for the report."""
+
+    rank: int
+    place: Coordinates
+    ended: str
+    message: str
+    traceback: str
+    log: str  # path relative to the run directory
+    failure_class: str = ""  # name of a row of docs/failures.md
+    title: str = ""  # the class in words
+    domain: str = ""  # code | harness | infrastructure | unknown
+    role: str = ""  # root | cascade
+    retry: str = ""  # never | other nodes | unknown
+    advice: str = ""  # what to do next, in one sentence
+    evidence: str = ""  # the words or the state that the class was recognised by
+    follows_from: str = ""  # the check whose finding explains the failure; then there is no advice of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """How much evidence a verdict rests on."""
+
+    records: int = 0  # of ranks
+    legs: int = 0  # metadata, training, canary and timing legs that every rank came through
+    steps: int = 0  # of the training leg, on every rank
+    numbers: int = 0  # that ranks computed, each looked at
+    not_compared: str = ""  # with the reference, and why
+
+    @property
+    def text(self) -> str:
+        """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
+        named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
+        counts = ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+        return f"{counts}; {self.not_compared}" if self.not_compared else counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCell:
+    id: str
+    axes: dict[str, Any]
+    layout: Layout
+    outcome: Outcome
+    lanes: dict[Lane, LaneVerdict]
+    findings: list[Finding]  # most telling first
+    timing: dict[str, float]  # wall_s, steps_s, overhead_s
+    reproduce: str  # the command that runs just this cell
+    role: str = "cell"  # cell | reference
+    group: str = ""
+    reference: str | None = None
+    reason: str = ""  # of ERROR, XFAIL, XPASS
+    known: str = ""  # of a cell with an xfail entry: expected | expired | elsewhere (fails otherwise) | passes
+    throughput: Throughput = field(default_factory=Throughput)
+    curve: LossCurve = field(default_factory=LossCurve)
+    ranks: list[RankView] = field(default_factory=list)
+    failure: FailureView | None = None
+    canaries: dict[str, str] = field(default_factory=dict)  # canary -> "ran", "did not end", or why it does not apply
+    evidence: Weight = field(default_factory=Weight)  # what the verdict rests on
+    attempts: int = 1
+    line: int | None = None  # matrix line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRejected:
+    id: str
+    axes: dict[str, Any]
+    rule: str
+    reason: str  # with the arithmetic
+    rejections: list[Rejection] = field(default_factory=list)
+    line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSince:
+    """What became of a cell since the previous run that decided about it."""
+
+    id: str
+    change: str  # newly failing | still failing | fixed | failing, not judged before
+    since: str  # when the first run of its present failure began, ISO; of a fixed cell, of its past failure
+    since_run: str
+    good: str  # when the last run before that failure began; empty: none is known
+    good_run: str
+    between: list[str] = field(default_factory=list)  # what moved in its stack as it broke, or as it was fixed
+
+    @property
+    def text(self) -> str:
+        """One sentence: since when, last good, what moved."""
+        begun = f"{self.since} (run {self.since_run})"
+        told = f"had failed since {begun}" if self.change == "fixed" else f"fails since {begun}"
+        good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; never seen good"
+        moved = "; ".join(self.between) or "nothing that the records tell"
+        return f"{told}{good}; moved in between: {moved}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Since:
+    """What changed since the previous run of the same matrix, as the history had it when this run ended."""
+
+    run_id: str
+    started: str
+    cells: list[CellSince] = field(default_factory=list)  # those that fail, or failed before
+    undecided: int = 0  # cells of this run that ended as ERROR
+
+    @property
+    def text(self) -> str:
+        """ "Since run X of 2026-08-21T10:15:30Z: 1 newly failing, 2 still failing." """
+        names = list(dict.fromkeys(cell.change for cell in self.cells))
+        counts = [f"{sum(cell.change == name for cell in self.cells)} {name}" for name in names]
+        counts += [f"{self.undecided} undecided"] if self.undecided else []
+        return f"Since run {self.run_id} of {self.started}: {', '.join(counts) or 'no cell changed, none fails'}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    run_id: str
+    matrix: str
+    matrix_file: str
+    verdict: str  # pass | fail | error
+    counts: dict[Outcome, int]
+    provenance: dict[str, Any]
+    timing: dict[str, float]  # wall_s and what else was measured
+    cells: list[ReportCell]
+    rejected: list[ReportRejected]
+    selection: Selection | None = None  # of the cells that may run; None: every one
+    noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
+    since: Since | None = None  # None: no earlier run is known
+    problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 3."""
+        return exit_code(self.verdict)

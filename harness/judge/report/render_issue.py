@@ -1,0 +1,282 @@
+"""issue.md: a failed cell as a report for the project whose code failed, readable without this harness. Pure.
+
+No secret, path or host of the machine it was seen on stands in it: see public_text.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Finding, Severity
+from harness.core.serialization import dumps
+from harness.core.text.escaping import clip, markdown_fence
+from harness.judge.bisect.result import COMMIT, FIXED, Bisection, Change, short
+from harness.judge.report.model import ReportCell
+from harness.judge.report.public_text import publish
+from harness.judge.report.render_markdown import code, text
+from harness.judge.report.stack_versions import versions
+
+_NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
+_MOST_FINDINGS = 6
+_MOST_VALUE = 300
+_MOST_TRACEBACK = 24  # lines, of its end
+_MOST_CHARACTERS = 6000
+_PATHS = {  # the code that the data path under test calls
+    "unpacked": "one document per row, by the harness",
+    "reference": "packed by the harness; model and schedule by Megatron",
+    "sft": "Megatron-LM --sft",
+    "scheduler": "Megatron-LM sequence packing scheduler",
+    "skyrl": "SkyRL Megatron backend",
+    "bridge_offline": "Megatron-Bridge packed SFT",
+    "bridge_in_batch": "Megatron-Bridge in-batch packing",
+    "bridge_long": "Megatron-Bridge long context",
+    "rules": "validation of arguments",
+}
+_GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issue:
+    """All that the text is made of."""
+
+    cell: ReportCell  # the failed cell
+    config: CellConfig
+    matrix: str  # YAML of a matrix whose only cell it is, with public addresses of repositories
+    provenance: Mapping[str, Any]  # of the run that judged it
+    needs: tuple[str, ...] = ()  # what is necessary, a line each
+    remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its repository, as git names it
+    bisection: Bisection | None = None
+    confirmation: str = ""  # whether the bad end with the found commit reverted passes
+
+
+def render_issue(issue: Issue) -> str:
+    """The whole file, fit to be published: without secrets, paths and hosts of the machine it was seen on."""
+    host = issue.provenance.get("host")
+    parts = {
+        name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
+    }
+    issue = replace(issue, **publish(parts, [str(host)] if host else []))
+    lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]
+    lines += [*_versions(issue), *_reproduce(issue)]
+    return "\n".join(lines) + "\n"
+
+
+def title(issue: Issue) -> str:
+    """E.g. "Sequence packing (sft): last stage without cu_seqlens, with tp 2 x pp 3, since 1a2b3c4d5e6f"."""
+    first = _errors(issue)[0]
+    what = re.sub(r"^[A-Z] ", "", first.fault_class or first.check)
+    what = what.partition(": ")[2] or what
+    return f"Sequence packing ({issue.config.data_path}): {text(what)}, with {_sizes(issue.config)}{_since(issue)}"
+
+
+def _since(issue: Issue) -> str:
+    found = issue.bisection
+    if found is None or found.found is None:
+        return ""
+    word = "fixed in" if found.find == FIXED else "since"
+    return f", {word} {short(found.found.name, found.kind)}"
+
+
+def plain(value: object) -> str:
+    """One line of plain text; ">" means something only where a line begins."""
+    shown = text(value)
+    return shown[:4] + shown[4:].replace("&gt;", ">")
+
+
+def github(remote: str) -> str:
+    """The web address of a GitHub repository from what git calls it; empty for any other."""
+    match = _GITHUB.fullmatch(remote.strip())
+    return f"https://github.com/{match['name']}" if match else ""
+
+
+def public_repository(project: str, remote: str) -> str:
+    """What a reader puts for a repository of this machine: its web address, else a path to fill in."""
+    return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
+
+
+def _errors(issue: Issue) -> list[Finding]:
+    return [finding for finding in issue.cell.findings if finding.severity is Severity.ERROR]
+
+
+def _sizes(config: CellConfig) -> str:
+    layout = config.layout
+    names = ("tp", "pp", "cp", "dp", "ep", "vpp")
+    return " x ".join(f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1) or "one rank"
+
+
+def _summary(issue: Issue) -> Iterator[str]:
+    first = _errors(issue)[0]
+    yield f"{plain(first.message)}."
+    yield ""
+    for line in issue.needs:
+        yield f"- {plain(line)}"
+    if issue.confirmation:
+        yield f"- {plain(issue.confirmation)}"
+    if issue.needs or issue.confirmation:
+        yield ""
+
+
+def _range(issue: Issue) -> Iterator[str]:
+    """The two points between which it changed."""
+    found = issue.bisection
+    if found is None:
+        return
+    yield from ("## Since when", "", "| | |", "|---|---|")
+    before, after = ("last bad", "first good") if found.find == FIXED else ("previous good", "new bad")
+    if found.found is not None:
+        for parent in found.found.parents:
+            role = before if parent.state.endswith(before.split()[1]) else f"parent, {parent.state}"
+            yield f"| {role} | {_point(issue, parent.name)} |"
+        yield f"| {after} | {_change(issue, found.found)} |"
+    else:
+        for change in found.candidates:
+            yield f"| {after}, one of | {_change(issue, change)} |"
+    inside = found.nested
+    if inside is not None:
+        for change in inside.candidates:
+            name = short(change.name, inside.kind)
+            yield f"| inside, in {text(inside.project)} | {text(name)} {text(change.subject)} |"
+    yield f"| searched | {text(found.good.asked)} (good) to {text(found.bad.asked)} (bad), {len(found.points)} judged |"
+    yield from ("", *(f"{plain(note)}" for note in found.notes), *([""] if found.notes else []))
+
+
+def _change(issue: Issue, change: Change) -> str:
+    who = ", ".join(part for part in (change.author, change.date) if part)
+    parts = [_point(issue, change.name), text(change.subject), f"({text(who)})" if who else ""]
+    return " ".join(part for part in parts if part)
+
+
+def _point(issue: Issue, name: str) -> str:
+    """A commit with its link where one is known, or a release."""
+    found = issue.bisection
+    assert found is not None
+    web = github(issue.remotes.get(found.project, ""))
+    if found.kind != COMMIT or not web:
+        return code(short(name, found.kind))
+    return f"[{short(name, found.kind)}]({web}/commit/{name})"
+
+
+def _seen(issue: Issue) -> Iterator[str]:
+    """What was expected and what came, check by check."""
+    errors = _errors(issue)
+    yield from ("## Expected and observed", "")
+    yield "Expected: the packed run computes what the same documents compute one by one on one rank, and every rank"
+    yield "gets the packing metadata of its documents."
+    yield ""
+    for finding in errors[:_MOST_FINDINGS]:
+        yield f"- **{finding.lane.value}, {text(finding.check)}**: {plain(finding.message)}"
+        for what, value in (("known", finding.known), ("a consequence of", finding.follows_from)):
+            yield from [f"  - {what}: {plain(value)}"] if value else ()
+        if finding.measured is not None:
+            yield f"  - observed: {_value(finding.measured)}"
+        if finding.bound is not None:
+            yield f"  - expected: {_value(finding.bound)}"
+        if place := _place(finding.where):
+            yield f"  - where: {place}"
+    if len(errors) > _MOST_FINDINGS:
+        yield f"- and {len(errors) - _MOST_FINDINGS} findings more"
+    yield ""
+    failure = issue.cell.failure
+    if failure is not None and failure.traceback:
+        end = "\n".join(failure.traceback.rstrip().splitlines()[-_MOST_TRACEBACK:])
+        yield from (f"The first rank that failed, {failure.rank} ({failure.place}):", "")
+        yield from (*markdown_fence(clip(end, _MOST_CHARACTERS), "text"), "")
+
+
+def _value(value: Any) -> str:
+    """A measured value or a bound, with where the bound comes from."""
+    if isinstance(value, dict) and "value" in value:
+        origin = f" ({plain(value['origin'])})" if value.get("origin") else ""
+        return f"{code(str(value['value']))}{origin}"
+    return code(clip(value if isinstance(value, str) else dumps(value), _MOST_VALUE))
+
+
+def _place(where: Mapping[str, Any]) -> str:
+    names = (
+        "stage",
+        "tp",
+        "cp",
+        "dp",
+        "chunk",
+        "layer",
+        "parameter",
+        "document",
+        "token",
+        "step",
+        "micro_batch",
+        "leg",
+    )
+    parts = [f"{name} {where[name]}" for name in names if name in where]
+    parts += [f"ranks {', '.join(map(str, where['ranks']))}"] if where.get("ranks") else []
+    return plain("; ".join(parts))
+
+
+def _layout(issue: Issue) -> Iterator[str]:
+    config, layout = issue.config, issue.config.layout
+    documents = config.documents_of(0)
+    lengths = ", ".join(str(document.original_length) for document in documents)
+    masked = [document.index for document in documents if document.masked]
+    model, train = config.model, config.train
+    parts = [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
+    yield from ("## Layout", "")
+    yield f"{layout.world_size} ranks: {_in_words(config)}."
+    yield ""
+    rows: dict[str, object] = {
+        "tensor parallel": f"{layout.tp}{', sequence parallel' if layout.sp else ''}",
+        "pipeline parallel": f"{layout.pp}{f', {layout.vpp} model chunks per stage' if layout.vpp > 1 else ''}",
+        "context parallel": layout.cp,
+        "data parallel": layout.dp,
+        **({"expert parallel": layout.ep} if layout.ep > 1 else {}),
+        "micro-batch size": config.micro_batch_size,
+        "data path": f"{config.data_path}: {_PATHS.get(config.data_path, 'unknown')}",
+        "dtype": config.dtype,
+        "layers, hidden, heads, query groups": f"{model.layers}, {model.hidden}, {model.heads}, {model.kv_heads}",
+        **({"model": ", ".join(parts)} if parts else {}),
+        "documents per step, tokens": f"{lengths}{f' (fully masked: {masked})' if masked else ''}",
+        "row, tokens": train.seq_length,
+        "steps": train.steps,
+    }
+    yield from ("| | |", "|---|---|", *(f"| {name} | {text(value)} |" for name, value in rows.items()), "")
+
+
+def _in_words(config: CellConfig) -> str:
+    layout = config.layout
+    words = {
+        "tp": "every layer split over {} tensor ranks",
+        "pp": "{} pipeline stages",
+        "vpp": "{} interleaved model chunks on each",
+        "cp": "every row cut over {} context ranks",
+        "dp": "{} data-parallel replicas",
+        "ep": "experts spread over {} ranks",
+    }
+    parts = [said.format(getattr(layout, name)) for name, said in words.items() if getattr(layout, name) > 1]
+    return ", ".join(parts) or "no parallelism at all"
+
+
+def _versions(issue: Issue) -> Iterator[str]:
+    yield from ("## Versions", "", "| | |", "|---|---|")
+    yield from (
+        f"| {name} | {plain(value)} |" for name, value in versions(issue.provenance, issue.config.stack).items()
+    )
+    yield ""
+
+
+def _reproduce(issue: Issue) -> Iterator[str]:
+    yield from ("## Reproduce", "", "`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
+    alone = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
+    yield f"{alone}The harness makes the environments and checkouts that the file names. `PATH/TO/packing-harness` is"
+    yield "its source; where the file itself says `PATH/TO/`, put your own clone."
+    yield ""
+    yield from (
+        "```sh",
+        "python3 -m venv venv",
+        "venv/bin/pip install 'PATH/TO/packing-harness[node]'",
+        "venv/bin/harness run smallest.yaml",
+        "```",
+        "",
+        "Exit code 1: it fails as above, and `report.html` shows what each rank received. Exit code 0: it passes.",
+    )

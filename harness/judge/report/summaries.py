@@ -1,0 +1,34 @@
+"""What many cells share, for the people who read a report: one line for many cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from harness.judge.report.model import Report
+
+
+class CanaryCount(NamedTuple):
+    """In how many cells a canary came out the same way."""
+
+    canary: str
+    what: str  # "ran", "did not end", or why it does not apply
+    cells: int
+
+
+def canary_counts(report: Report) -> list[CanaryCount]:
+    """Canaries in the order of the matrix; of each, first what happened most often."""
+    names = list(dict.fromkeys(name for cell in report.cells for name in cell.canaries))
+    counts = Counter((name, what) for cell in report.cells for name, what in cell.canaries.items())
+    order = sorted(counts.items(), key=lambda item: (names.index(item[0][0]), -item[1], item[0][1]))
+    return [CanaryCount(name, what, cells) for (name, what), cells in order]
+
+
+def place_text(where: Mapping[str, Any]) -> str:
+    """ "stage 1, tp 1, layer 3": the single values of a place; lists tell the reach and stay in the report."""
+    return ", ".join(
+        f"{key.replace('_', '-')} {value}"
+        for key, value in where.items()
+        if value is not None and not isinstance(value, (list, tuple, dict)) and key != "places"
+    )

@@ -1,0 +1,125 @@
+"""What a report shows of a cell beside its findings: rank picture, loss curves, first failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.core.cell.canary_legs import why_not
+from harness.core.outcomes import Finding
+from harness.judge.checks.numerics.grad_norm import grad_norms
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.endings import Ending
+from harness.judge.evidence.observations import Observation
+from harness.judge.evidence.packed_params import form_problems, value_problems
+from harness.judge.report.model import FailureView, LossCurve, RankView
+
+
+def rank_views(evidence: CellEvidence) -> list[RankView]:
+    """Per rank, what it saw of micro-batch 0 of step 0: in the training leg if it came there, else as fetched."""
+    first: dict[int, dict[str, list[Observation]]] = {}
+    for observation in evidence.observations:
+        place = observation.place
+        if place.step == 0 and place.micro_batch == 0:
+            first.setdefault(place.rank, {}).setdefault(place.leg, []).append(observation)
+    return [_rank_view(evidence, ending, first.get(ending.rank, {})) for ending in evidence.endings]
+
+
+def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Observation]]) -> RankView:
+    layout, place = evidence.layout, ending.place
+    layers = [
+        layer
+        for chunk in range(layout.vpp)
+        for layer in layout.layers(evidence.cell.config.model.layers, place.pp, chunk)
+    ]
+    seen = legs.get("training") or legs.get("metadata") or []
+    states = [(_state(evidence, observation), observation.params) for observation in seen]
+    worst = next((item for item in states if item[0] == "missing"), None)
+    worst = worst or next((item for item in states if item[0] == "differs"), states[0] if states else None)
+    if worst is None:
+        recorded = ending.rank in evidence.records
+        worst = ("no-record" if not recorded else "missing" if evidence.packed else "unpacked", None)
+    state, params = worst
+    return RankView(
+        rank=ending.rank,
+        place=place,
+        state=state,
+        cu_seqlens=params.cu_seqlens_q if params else None,
+        max_seqlen=params.max_seqlen_q if params else None,
+        layers=layers,
+        ended=ending.ended,
+    )
+
+
+def _state(evidence: CellEvidence, observation: Observation) -> str:
+    truth = evidence.truth(0, observation.place.at.dp, 0)
+    if observation.params is None:
+        return "missing" if evidence.packed else "unpacked"
+    if truth is None or truth.params is None:
+        return "differs"
+    form = form_problems(observation.params, evidence.cell.config.style, observation.device)
+    return "differs" if value_problems(observation.params, truth.params) or form else "ok"
+
+
+def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
+    """`judged`: the numerics lane compared the cell with its reference, so the curve carries the bounds."""
+    own = mean_losses(evidence), list(grad_norms(evidence).values())
+    reference = evidence.reference
+    if reference is None:
+        return LossCurve(loss=own[0], grad_norm=own[1])
+    return LossCurve(
+        loss=own[0],
+        grad_norm=own[1],
+        reference_loss=mean_losses(reference),
+        reference_grad_norm=list(grad_norms(reference).values()),
+        loss_bound=evidence.bound("step_loss", 1) if judged else None,
+        grad_norm_bound=evidence.bound("grad_norm", 1) if judged else None,
+    )
+
+
+def canaries_view(evidence: CellEvidence) -> dict[str, str]:
+    """How the canaries of a cell came out as passes; what they found are findings."""
+    config, view = evidence.cell.config, {}
+    for canary in config.canaries:
+        legs = [leg.name for leg in evidence.legs_planned if leg.canary == canary]
+        ran = legs and all(name in evidence.legs for name in legs)
+        view[canary] = "ran" if ran else why_not(config, canary) or "did not end"
+    return view
+
+
+def mean_losses(evidence: CellEvidence) -> list[float]:
+    """Loss per token of every finished step, as the first rank of the last stage has it."""
+    losses = []
+    for step in evidence.finished_steps:
+        found = [seen for _, seen in evidence.step_records(step, pp=evidence.last_stage)]
+        first = next((seen for seen in found if seen.loss_sum is not None and seen.token_count), None)
+        if first is not None and first.loss_sum is not None and first.token_count:
+            losses.append(first.loss_sum / first.token_count)
+    return losses
+
+
+def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> FailureView | None:
+    """The first rank that failed; None when all completed. `findings`: those of the cell, which may explain it."""
+    cause, known = evidence.cause, evidence.failure_class
+    if cause is None or known is None:
+        return None
+    ending = cause.ending
+    attempt = evidence.result.attempt if evidence.result else 1
+    log = f"cells/{evidence.cell.id}/attempt-{attempt}/log/rank-{ending.rank:05d}.log"
+    follows = next((item.follows_from for item in findings if item.check in ("completeness", "ended")), "")
+    without_log = ending.rank not in evidence.logs and not evidence.records  # the cell never began
+    return FailureView(
+        rank=ending.rank,
+        place=ending.place,
+        ended=ending.ended,
+        message=cause.message,
+        traceback=ending.failure.traceback if ending.failure else "",
+        log=evidence.job.path if without_log else log,
+        failure_class=known.name,
+        title=known.title,
+        domain=known.domain,
+        role=known.role,
+        retry=known.retry,
+        advice="" if follows else known.advice,
+        evidence=known.evidence,
+        follows_from=follows,
+    )

@@ -1,0 +1,70 @@
+"""Distances between a measured value and its reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.core.run.records import Fingerprint
+from harness.core.tolerances import Bound
+
+
+def distance(measured: float, reference: float, bound: Bound) -> float:
+    """|a - b| / |b|, or |a - b| when the bound is absolute or the reference is zero. NaN when either is.
+
+    0 on the side that the bound's direction leaves free.
+    """
+    if (bound.direction == "above" and measured < reference) or (bound.direction == "below" and measured > reference):
+        return 0.0
+    difference = abs(measured - reference)
+    return difference if bound.unit == "absolute" or reference == 0 else difference / abs(reference)
+
+
+def fingerprint_distance(measured: Fingerprint, reference: Fingerprint, bound: Bound | None = None) -> float:
+    """Estimate of ||a - b|| / ||b||; ||a - b|| when the bound is absolute or the reference zero. NaN when a value is.
+
+    A projection on a standard normal vector r has E[(r.a - r.b)^2] = ||a - b||^2, so the root mean square of the
+    differences estimates the norm of the difference; the difference of the norms is a lower bound of it.
+    """
+    pairs = list(zip(measured.projections, reference.projections))
+    spread = math.sqrt(sum((a - b) ** 2 for a, b in pairs) / len(pairs)) if pairs else 0.0
+    if not (measured.norm_sq >= 0 and reference.norm_sq >= 0):
+        return math.nan
+    norm, reference_norm = math.sqrt(measured.norm_sq), math.sqrt(reference.norm_sq)
+    largest = max(spread, abs(norm - reference_norm))
+    absolute = bound is not None and bound.unit == "absolute"
+    return largest if absolute or not reference_norm else largest / reference_norm
+
+
+def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
+    """Fingerprint of two shards together."""
+    return Fingerprint(
+        norm_sq=left.norm_sq + right.norm_sq,
+        projections=[a + b for a, b in zip(left.projections, right.projections)],
+    )
+
+
+def finite(fingerprint: Fingerprint) -> bool:
+    return all(math.isfinite(value) for value in (fingerprint.norm_sq, *fingerprint.projections))
+
+
+def beyond(measured: float, bound: Bound) -> bool:
+    """Whether a distance breaks its bound; a NaN distance does not (finiteness is a check of its own)."""
+    return measured > bound.value
+
+
+def stated(bound: Bound) -> dict[str, Any]:
+    """A bound as a finding's JSON value, with its origin."""
+    side = {} if bound.direction == "either" else {"direction": bound.direction}
+    return {"value": bound.value, "unit": bound.unit, **side, "origin": bound.origin}
+
+
+def exactly(value: Any, origin: str) -> dict[str, Any]:
+    """The bound of an exact comparison as a finding's JSON value."""
+    return {"value": value, "origin": f"exact: {origin}"}
+
+
+def bound_text(bound: Bound) -> str:
+    side = "" if bound.direction == "either" else f", {bound.direction} the reference only"
+    unit = "times" if bound.unit == "factor" else bound.unit
+    return f"{bound.value:.3g} {unit}{side} ({bound.origin})"

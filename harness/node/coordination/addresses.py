@@ -1,0 +1,89 @@
+"""This host's network interfaces, its addresses for other nodes, and whether another node can be reached."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.core.errors import InfrastructureError
+from harness.core.hardware.interfaces import candidates, interface_of, is_loopback
+
+REACH_S = 30.0  # for another node to accept a connection; a listening socket does at once
+_ATTEMPT_S = 3.0  # of one address: packets to a wrong network are dropped, not refused
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_IF_INET6 = Path("/proc/net/if_inet6")
+_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6: needs the interface beside the address
+_IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Addresses of every network interface that has some (Linux)."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # no IPv4 address
+                told = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.setdefault(name, []).append(socket.inet_ntoa(told[20:24]))
+    with suppress(OSError):  # a kernel without IPv6
+        for line in _IF_INET6.read_text(encoding="ascii").splitlines():
+            address, _, _, scope, _, name = line.split()
+            if scope != _LINK_LOCAL:
+                found.setdefault(name, []).append(str(ipaddress.IPv6Address(bytes.fromhex(address))))
+    return found
+
+
+def resolved(name: str) -> list[str]:
+    """What a host name resolves to; empty when it does not."""
+    try:
+        return [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def own_addresses() -> list[str]:
+    """Addresses under which other nodes may reach this one, the most likely first."""
+    wanted = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
+    return candidates(interfaces(), resolved(socket.gethostname()), wanted)
+
+
+def reach(addresses: Sequence[str], port: int, patience_s: float = REACH_S) -> tuple[str, str]:
+    """The first address that accepts a connection, and this host's own address on that connection.
+
+    InfrastructureError with every address tried and why it failed.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        failures = {}
+        for address in addresses:
+            try:
+                with socket.create_connection((address, port), timeout=_ATTEMPT_S) as connection:
+                    return address, str(connection.getsockname()[0])
+            except OSError as error:
+                failures[address] = error.strerror or str(error)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    tried = ", ".join(f"{address} port {port} ({why})" for address, why in failures.items())
+    raise InfrastructureError(
+        f"node 0 cannot be reached from {socket.gethostname()} for {patience_s:g} s: {tried}. Set NCCL_SOCKET_IFNAME "
+        "in the cluster profile's env to the network between the nodes"
+    )
+
+
+def gloo_interface(own: str) -> dict[str, str]:
+    """Environment that keeps gloo off a loopback address: it takes what the host's name resolves to.
+
+    `own`: the address of this host that other nodes use. Empty where gloo finds it, or was told.
+    """
+    named = resolved(socket.gethostname())
+    if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(own) or any(not is_loopback(one) for one in named):
+        return {}
+    name = interface_of(own, interfaces())
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}

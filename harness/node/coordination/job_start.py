@@ -1,0 +1,97 @@
+"""Which order a job's agents run: a start of the job claims it first, and a second start takes attempts of its own.
+
+What another start wrote stays as it is: its processes may live on, on a node that only Slurm has lost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from harness.core.errors import InfrastructureError
+from harness.core.run.job_start import Claim, JobStart, was_cut_off
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir, write_atomic, write_json, write_new
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination.rendezvous import POLL_S
+
+STARTUP_S = 300.0  # for the agent of node 0 to claim the order
+
+
+def order_of(
+    run: RunDir,
+    allocation: str,
+    node: int,
+    environment: Mapping[str, str] = os.environ,
+    patience_s: float = STARTUP_S,
+) -> str | None:
+    """Name of the order that this agent runs; None when this start of the job must not run.
+
+    Node 0 decides, the other nodes wait for what it decided. Outside a job there is only one start.
+    InfrastructureError when node 0 decides nothing within `patience_s`.
+    """
+    start = JobStart.of(environment)
+    if start is None:
+        return allocation
+    decide = _claim if node == 0 else _await_claim
+    return decide(run, allocation, start, patience_s)
+
+
+def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:
+    limit = time.monotonic() + patience_s
+    while True:
+        claims = run.claims(allocation)
+        refusal = claims[-1].refusal(start) if claims else None
+        if run.cancelled.exists():
+            refusal = "the run was cancelled"
+        if refusal is not None:
+            write_json(run.refused(allocation, start), {"time": time.time(), "reason": refusal})
+            print(f"harness.node.agent: nothing is run: {refusal}", flush=True)
+            return None
+        order = f"{allocation}.restart{start.restart}" if claims else allocation
+        claim = Claim(job=start.job, restart=start.restart, order=order, host=socket.gethostname(), time=time.time())
+        before = run.newest_order(allocation)
+        if write_new(run.claim(allocation, len(claims) + 1), claim):
+            if claims:
+                _order_again(run, before, order, start)
+            return order
+        if time.monotonic() > limit:  # else another start has just claimed it
+            raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} cannot be read")
+        time.sleep(POLL_S)
+
+
+def _order_again(run: RunDir, before: str, order: str, start: JobStart) -> None:
+    """The order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
+
+    The attempts before get a result, so that an agent of an earlier start that lives on begins none of them.
+    """
+    reason = f"Slurm started job {start.job} again (restart {start.restart}) before the cell ended"
+    values = loads(run.submission(before).read_text(encoding="utf-8"))
+    cells = []
+    for item in values["cells"]:
+        cell, earlier = item["cell"], run.attempt(item["cell"], item["attempt"])
+        if earlier.result.exists():
+            result = from_jsonable(CellResult, loads(earlier.result.read_text(encoding="utf-8")))
+            if not was_cut_off(result):
+                continue
+        now = time.time()
+        over = CellResult(cell=cell, attempt=item["attempt"], status="error", reason=reason, started=now, finished=now)
+        write_new(earlier.result, over)
+        number = run.new_attempt(cell, item["attempt"])
+        write_atomic(run.attempt(cell, number).config, earlier.config.read_text(encoding="utf-8"))
+        cells.append({"cell": cell, "attempt": number})
+    write_json(run.submission(order), {**values, "cells": cells})
+
+
+def _await_claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:
+    limit = time.monotonic() + patience_s
+    while time.monotonic() < limit:
+        if run.refused(allocation, start).exists():
+            return None
+        for claim in run.claims(allocation):
+            if (claim.job, claim.restart) == (start.job, start.restart) and run.submission(claim.order).exists():
+                return claim.order
+        time.sleep(POLL_S)
+    raise InfrastructureError(f"the agent of node 0 has not claimed {allocation} within {patience_s:.0f} s")

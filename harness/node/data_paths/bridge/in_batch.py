@@ -1,0 +1,110 @@
+"""Megatron-Bridge in-batch packing: the padded rows of a micro-batch become one packed row, by upstream's functions.
+
+| megatron-bridge | switch of the dataset | packs in | training step |
+|---|---|---|---|
+| 0.4, 0.5 | pack_sequences_in_batch | training.vlm_step.get_batch: pack_batch_sequences | vlm_step |
+| 0.6 | enable_in_batch_packing | collators: data.collators.sequence.prepare_sequence_batch | gpt_step |
+
+Upstream's collators make right-padded rows with a mask; here these are a micro-batch's documents, without images.
+Up to 0.5 only vlm_step packs in batch: it tells padded offsets only, gives tokens to every stage, and leaves the split
+over context ranks to the model. The multiple that documents are padded to is the one that vlm_step computes, and that
+ConfigContainer.validate of 0.6 sets as in_batch_packing_pad_to_multiple_of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.bridge.step import BridgeStep, missing
+from harness.node.data_paths.lookup import Lack, either, lacks, release
+from harness.node.probe.truth import MicroTruth, StepTruth
+
+_FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
+
+
+class BridgeInBatchPath:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.prepare = _collator_policy()
+        module = "vlm_step" if self.prepare is None else "gpt_step"
+        self.step = BridgeStep(context, _dataset(context), module)
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Lack:
+        collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
+        in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
+        if collate and in_step:
+            return either(collate, in_step)
+        return _split_by_model(config) if collate else None
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
+        """Every rank reads all micro-batches of its replica."""
+        return (self._collated(micro) for micro in truth.micro_batches)
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        return self.step.batch(iterator, chunk)
+
+    def _collated(self, micro: MicroTruth) -> dict[str, Any]:
+        """A micro-batch as upstream's collators hand it to the training step."""
+        batch = right_padded(micro)
+        if self.prepare is not None:
+            self.prepare(
+                batch,
+                sequence_length=self.context.config.train.seq_length,
+                enable_in_batch_packing=True,
+                in_batch_packing_pad_to_multiple_of=self.context.config.style.document_multiple,
+            )
+        return batch
+
+
+def _split_by_model(config: CellConfig) -> Lack:
+    cp = config.layout.cp
+    if cp == 1:
+        return None
+    return lacks(
+        f"cp {cp}: vlm_step of {release('megatron.bridge')} hands every context rank the whole row, and only its "
+        "vision-language models cut it in their forward (slice_batch_for_context_parallel), which the probe's GPT does "
+        "not; set cp 1, or take a release from 0.6"
+    )
+
+
+def right_padded(micro: MicroTruth) -> dict[str, Any]:
+    """[documents, longest] of each field, padded, and of `attention_mask`, 1 where a token is real."""
+    placed = micro.plan.placed
+    shape = len(placed), max(item.document.length for item in placed)
+    batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
+    for name in _FIELDS:
+        stream: Tensor = getattr(micro, name)
+        batch[name] = torch.full(shape, micro.pad_id if name in ("tokens", "labels") else 0, dtype=stream.dtype)
+        for row, item in enumerate(placed):
+            length = item.document.length
+            batch[name][row, :length] = stream[item.start : item.start + length]
+            batch["attention_mask"][row, :length] = 1
+    return batch
+
+
+def _collator_policy() -> Any:
+    """prepare_sequence_batch; None up to 0.5, where the training step packs."""
+    try:
+        from megatron.bridge.data.collators.sequence import prepare_sequence_batch
+    except ModuleNotFoundError:
+        return None
+    return prepare_sequence_batch
+
+
+def _dataset(context: RankContext) -> Any:
+    """A dataset configuration of upstream with in-batch packing on: the training step asks it, nothing is loaded."""
+    given: dict[str, Any] = {"seq_length": context.config.train.seq_length, "hf_processor_path": "none"}
+    try:
+        from megatron.bridge.data.builders.mock_vlm_sft import MockVLMSFTDatasetConfig
+    except ModuleNotFoundError:
+        from megatron.bridge.data.vlm_datasets.mock_provider import MockVLMConversationProvider
+
+        return MockVLMConversationProvider(pack_sequences_in_batch=True, **given)
+    return MockVLMSFTDatasetConfig(enable_in_batch_packing=True, **given)

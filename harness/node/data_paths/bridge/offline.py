@@ -1,0 +1,161 @@
+"""Megatron-Bridge offline packing: upstream's builder packs real files and reads them, gpt_step takes the batches.
+
+| megatron-bridge | builder in data.builders | its configuration |
+|---|---|---|
+| 0.4, 0.5 | finetuning_dataset.FinetuningDatasetBuilder | FinetuningDatasetConfig: packed_sequence_specs |
+| 0.6 | gpt_sft.GPTSFTDatasetBuilder | GPTSFTDatasetConfig: enable_offline_packing, offline_packing_specs |
+
+Documents are handed over as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as
+upstream has it. Upstream shuffles before it packs: here the shuffle puts the longest first and keeps the order of
+equally long documents, so that the plan can say which document lies where. Up to 0.5 upstream pads a document's
+tokens, one more than its labels, to pad_seq_to_mult; the plan is that of 0.6. Where documents are padded, upstream
+counts the last token in unless it is the end of sentence: so not with documents that are cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.core.cell.config import CellConfig
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
+from harness.node.data_paths.lookup import Lack, either
+from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import END
+
+
+class BridgeOfflinePath:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        truths = [StepTruth(context.config, step, context.place.dp) for step in range(context.config.train.steps)]
+        self.datasets = {self._folder(truth): self._built(truth) for truth in truths}
+        self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
+
+    @staticmethod
+    def unavailable(config: CellConfig) -> Lack:
+        return missing("training.gpt_step", "training.config") or _no_builder()
+
+    def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
+        """Every rank reads: its replica's rows, in order, one per micro-batch."""
+        folder = self._folder(truth)
+        if folder not in self.datasets:  # a canary leg: all ranks come here together
+            self.datasets[folder] = self._built(truth)
+        dataset = self.datasets[folder]
+        replicas, mine = self.context.config.layout.dp, self.context.place.dp
+        return (dataset.collate_fn([dataset[row]]) for row in range(mine, len(truth.plans) * replicas, replicas))
+
+    def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        return self.step.batch(iterator, chunk)
+
+    def _dataset_config(self, folder: Path) -> Any:
+        """Upstream's dataset configuration with its PackedSequenceSpecs, for the documents in a folder."""
+        config = self.context.config
+        style, options = config.style, config.options
+        specs = _specs_class()(
+            packed_sequence_size=config.train.seq_length,
+            tokenizer_model_name="numbers",
+            num_tokenizer_workers=1,
+            pad_cu_seqlens=options.pad_cu_seqlens,
+            pad_seq_to_mult=style.document_multiple,
+        )
+        switches = {"add_eos": False, "pad_to_max_length": options.pad_to_max_length}
+        return dataset_config(self.context, str(folder), specs, **switches)
+
+    def _built(self, truth: StepTruth) -> Any:
+        """The training dataset that upstream's builder packs on the first rank and reads on all."""
+        if self.context.is_rank_zero:
+            _write(self._folder(truth), self._lines(truth))
+        with _longest_first():
+            return self._read(self._dataset_config(self._folder(truth)))
+
+    def _read(self, config: Any) -> Any:
+        if hasattr(config, "enable_offline_packing"):
+            from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
+
+            return GPTSFTDatasetBuilder(config, Numbers()).build()[0]
+        from megatron.bridge.data.builders.finetuning_dataset import FinetuningDatasetBuilder
+
+        known: tuple[str, ...] = (
+            "dataset_root",
+            "seq_length",
+            "seed",
+            "memmap_workers",
+            "max_train_samples",
+            "packed_sequence_specs",
+        )
+        known += ("dataset_kwargs", "do_validation", "do_test")
+        fields = {name: getattr(config, name) for name in known}
+        return FinetuningDatasetBuilder(tokenizer=Numbers(), **fields).build()[0]
+
+    def _lines(self, truth: StepTruth) -> Iterator[dict[str, str]]:
+        """Documents as prompt and answer; all of a masked one is prompt."""
+        for document in truth.documents:
+            ids = truth.content(document)[: document.length + 1].tolist()
+            prompt = len(ids) if document.masked else 1
+            yield {"input": " ".join(map(str, ids[:prompt])), "output": " ".join(map(str, ids[prompt:]))}
+
+    def _folder(self, truth: StepTruth) -> Path:
+        return self.context.folder / "bridge" / (truth.leg.name if truth.leg else f"step-{truth.step}")
+
+
+class Numbers:
+    """A tokenizer whose text is token ids; what upstream's datasets ask of one. Upstream pads with eos_id."""
+
+    eos_id = eod = bos_id = END
+    legacy = space_sensitive = False
+    _tokenizer = None
+
+    def tokenize(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    text_to_ids = tokenize
+
+
+def _write(folder: Path, lines: Iterator[dict[str, str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "training.jsonl").write_text(text, encoding="utf-8")
+
+
+def write_packed_row(path: Path) -> None:
+    """A packed file of one row with one document, as upstream's packing writes it."""
+    row = {"input_ids": [1, 2, 3, END], "seq_start_id": [0], "loss_mask": [0, 1, 1, 1]}
+    np.save(path, np.array([row], dtype=object))
+
+
+@contextmanager
+def _longest_first() -> Iterator[None]:
+    """numpy's shuffles as a fixed order: first_fit_shuffle sees the longest first, equal lengths keep their order.
+
+    fill_packing_strategy takes documents of one length from the end of their permutation.
+    """
+
+    def shuffle(values: Any) -> None:
+        values.sort(reverse=True)
+
+    pinned = {"shuffle": shuffle, "permutation": lambda count: np.arange(count)[::-1]}
+    kept = {name: getattr(np.random, name) for name in pinned}
+    try:
+        vars(np.random).update(pinned)
+        yield
+    finally:
+        vars(np.random).update(kept)
+
+
+def _specs_class() -> Any:
+    try:
+        from megatron.bridge.data.packing.config import PackedSequenceSpecs
+    except ModuleNotFoundError:  # up to 0.5
+        from megatron.bridge.data.datasets.packed_sequence import PackedSequenceSpecs
+    return PackedSequenceSpecs
+
+
+def _no_builder() -> Lack:
+    new, old = missing("data.builders.gpt_sft"), missing("data.builders.finetuning_dataset")
+    return either(new, old) if new and old else None

@@ -1,0 +1,144 @@
+"""`sft` with a Megatron-LM checkout first on the path: its own pretrain_gpt.forward_step, with its get_batch.
+
+forward_step is given a stand-in for the model that keeps what the model would be called with; the probe then calls the
+real model with just that. So all wiring between the iterator and PackedSeqParams is upstream's, in any checkout from
+core_v0.16.1 to main of 2026-08. What differs between them is what they ask for beside the iterator:
+
+| asked for | answered with |
+|---|---|
+| get_args(), and core_transformer_config_from_args | upstream's own parse_args and validate_args |
+| get_timers() | upstream's Timers |
+| vp_stage of the model | the chunk, None without interleaving |
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import megatron.core
+import torch
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Missing
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack
+
+
+def find() -> Path | None:
+    """The checkout that megatron.core was imported from; None when it is an installed package."""
+    root = Path(str(megatron.core.__file__)).resolve().parents[2]
+    return root if (root / "pretrain_gpt.py").is_file() else None
+
+
+def unavailable() -> Lack:
+    """Why the checkout's pretrain_gpt cannot be used; imports it."""
+    root = find()
+    try:
+        module = importlib.import_module("pretrain_gpt")
+    except Exception as error:
+        return Missing(reason=f"{root}/pretrain_gpt.py cannot be imported: {type(error).__name__}: {error}")
+    found = Path(str(module.__file__)).resolve().parent
+    if found == root:
+        return None
+    return Missing(reason=f"pretrain_gpt comes from {found}, but megatron.core from {root}")
+
+
+class Checkout:
+    """Serves one rank."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.upstream: Any = importlib.import_module("pretrain_gpt")
+        set_arguments(context.config)
+
+    def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        model = _Called(chunk if self.context.config.layout.vpp > 1 else None)
+        _, loss = self.upstream.forward_step(iterator, model)
+        mask = loss.args[0]  # partial(loss_func, loss_mask, model=model)
+        return Batch(
+            tokens=model.tokens,
+            position_ids=model.position_ids,
+            labels=model.others["labels"],
+            loss_mask=mask,
+            params=model.others["packed_seq_params"],
+        )
+
+
+class _Called:
+    """Stands in for the model in forward_step and keeps its arguments; the signature is GPTModel.forward's."""
+
+    tokens: Tensor | None
+    position_ids: Tensor | None
+    others: dict[str, Any]
+
+    def __init__(self, vp_stage: int | None) -> None:
+        self.vp_stage = vp_stage
+
+    def __call__(self, tokens: Any, position_ids: Any, attention_mask: Any, **others: Any) -> Tensor:
+        self.tokens, self.position_ids, self.others = tokens, position_ids, others
+        return torch.empty(0)
+
+
+def set_arguments(config: CellConfig) -> None:
+    """Upstream's global arguments and timers for the cell, parsed and validated by upstream."""
+    arguments: Any = importlib.import_module("megatron.training.arguments")
+    variables: Any = importlib.import_module("megatron.training.global_vars")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # what validate_args wants to see with tp or cp
+    with _command_line(_flags(config)), redirect_stdout(sys.stderr):
+        args = arguments.parse_args()
+        arguments.validate_args(args, {})
+    variables.set_args(args)
+    if getattr(variables, "_GLOBAL_TIMERS", None) is None:
+        variables._set_timers(args)  # upstream has no public way but set_global_variables, which wants a tokenizer
+
+
+@contextmanager
+def _command_line(flags: list[str]) -> Iterator[None]:
+    """parse_args of upstream reads sys.argv."""
+    kept = sys.argv
+    sys.argv = ["pretrain_gpt.py", *flags]
+    try:
+        yield
+    finally:
+        sys.argv = kept
+
+
+def _flags(config: CellConfig) -> list[str]:
+    """The cell as pretrain_gpt.py's command line. Of the model only what validate_args wants to know."""
+    model, train, layout = config.model, config.train, config.layout
+    values: dict[str, Any] = {
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "num-attention-heads": model.heads,
+        "num-query-groups": model.kv_heads,
+        "ffn-hidden-size": model.ffn,
+        "vocab-size": model.vocab,
+        "seq-length": train.seq_length,
+        "max-position-embeddings": train.seq_length,
+        "micro-batch-size": config.micro_batch_size,
+        "global-batch-size": config.micro_batch_size * layout.dp,
+        "train-iters": train.steps,
+        "lr": train.lr,
+        "seed": train.seed,
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": layout.pp,
+        "context-parallel-size": layout.cp,
+        "position-embedding-type": "rope",
+        "transformer-impl": "local",
+        "tokenizer-type": "NullTokenizer",
+    }
+    if layout.vpp > 1:
+        values["num-virtual-stages-per-pipeline-rank"] = layout.vpp
+    switches = ["sft", "group-query-attention", "swiglu", "calculate-per-token-loss", "use-cpu-initialization"]
+    switches += ["no-create-attention-mask-in-dataloader", "no-persist-layer-norm", "no-rope-fusion"]
+    switches += ["no-masked-softmax-fusion", "no-gradient-accumulation-fusion"]
+    switches += ["sequence-parallel"] if layout.sp else []
+    switches += ["bf16"] if config.dtype == "bf16" else []
+    return [f"--{name}={value}" for name, value in values.items()] + [f"--{name}" for name in switches]

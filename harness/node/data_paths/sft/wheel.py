@@ -1,0 +1,181 @@
+"""`sft` with a megatron-core wheel: its batch functions in the order of the release's own pretrain_gpt.
+
+A wheel does not hold pretrain_gpt.py; what stands here between upstream's functions is that release's get_batch and the
+part of its forward_step that makes PackedSeqParams, faults included.
+
+| release | known by | get_batch |
+|---|---|---|
+| 0.17 | megatron.training.utils.get_batch_on_this_tp_rank | reads the iterator; get_thd_batch_on_this_cp_rank |
+| 0.18 | megatron.core.utils.get_batch_on_this_tp_rank(is_sft) | takes a batch; cu_seqlens[0] |
+| 0.19 | flatten_batch_for_packed_sequences | merges the rows of a micro-batch; squeeze(0), tokens_per_sample |
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import megatron.core.package_info as package_info
+import megatron.core.utils as core
+from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.data_paths.lookup import Lack, lacks, module_lack
+from harness.node.data_paths.sft.rows import DATASET_MODULE
+
+KEYS = (
+    "attention_mask",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "hybrid_cp_group",
+    "labels",
+    "local_cp_size",
+    "loss_mask",
+    "max_seqlen",
+    "position_ids",
+    "tokens",
+)  # pretrain_gpt.BATCH_KEYS
+_METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+_BODY = ("tokens", "labels", "loss_mask", "position_ids")
+
+
+def unavailable() -> Lack:
+    """Why this wheel cannot serve `sft`; imports what it needs."""
+    lack = module_lack(DATASET_MODULE, "megatron.core") or module_lack("megatron.training.utils", "megatron.core")
+    if lack:
+        return lack
+    training = importlib.import_module("megatron.training.utils")
+    if hasattr(core, "get_batch_on_this_tp_rank"):
+        return _missing("megatron.core.utils", core, "get_batch_on_this_cp_rank")
+    return _missing("megatron.training.utils", training, "get_batch_on_this_tp_rank") or _missing(
+        "megatron.core.utils", core, "get_thd_batch_on_this_cp_rank"
+    )
+
+
+def _missing(module: str, found: Any, name: str) -> Lack:
+    return None if hasattr(found, name) else lacks(f"megatron-core {package_info.__version__} has no {module}.{name}")
+
+
+class Wheel:
+    """Serves one rank."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.reads_batch = hasattr(core, "get_batch_on_this_tp_rank")  # 0.18 and later
+        if not self.reads_batch:
+            _set_arguments(context)
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether this stage holds the prediction layers."""
+        layout = self.context.config.layout
+        return self.context.config.model.mtp is not None and self.context.place.pp == layout.pp - 1
+
+    def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
+        middle = not (self.context.is_first(chunk) or self.context.is_last(chunk))
+        return self._of_batch(iterator, middle) if self.reads_batch else self._of_iterator(iterator, middle)
+
+    def _of_iterator(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:
+        """pretrain_gpt.get_batch of core_v0.17.1, with args.sft."""
+        training: Any = importlib.import_module("megatron.training.utils")
+        batch = training.get_batch_on_this_tp_rank(iterator, mtp_on_this_rank=self._predicts)
+        cu_seqlens, longest = batch.pop("cu_seqlens", None), batch.pop("max_seqlen", None)
+        padded = batch.pop("cu_seqlens_padded", None)
+        batch.pop("local_cp_size", None)
+        if cu_seqlens is not None:
+            assert cu_seqlens.dim() == 2 and cu_seqlens.shape[0] == 1, "micro-batch-size must be 1 for packing"
+            cu_seqlens = cu_seqlens[0]
+            assert longest.dim() == 1
+        if middle:
+            longest = int(longest[0].item())
+            return Batch(params=_thd(cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens, longest=longest))
+        if cu_seqlens is None:
+            return _with(core.get_batch_on_this_cp_rank(batch), None)
+        return _with(*core.get_thd_batch_on_this_cp_rank(batch, cu_seqlens, padded, longest))
+
+    def _of_batch(self, iterator: Iterator[Any] | None, middle: bool) -> Batch:
+        """pretrain_gpt.get_batch and forward_step of core_v0.18.2 and core_v0.19.0, with args.sft."""
+        batch: dict[str, Any] = {}
+        if self.context.place.tp == 0:
+            assert iterator is not None
+            batch = next(iterator)
+            device = self.context.device.torch_device
+            for key in KEYS:
+                batch[key] = batch[key].to(device) if batch.get(key) is not None else None
+        batch = core.get_batch_on_this_tp_rank(batch, **self._broadcast_arguments())
+        if hasattr(core, "flatten_batch_for_packed_sequences"):
+            batch = core.flatten_batch_for_packed_sequences(batch)
+        if middle:
+            return Batch(params=self._params(*(batch[name] for name in _METADATA)))
+        group = parallel_state.get_context_parallel_group()
+        batch = core.get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=group)
+        return _with(batch, self._params(*(batch[name] for name in _METADATA)))
+
+    def _broadcast_arguments(self) -> dict[str, Any]:
+        config = self.context.config
+        wanted = {
+            "is_sft": True,  # 0.18
+            "has_cu_seqlens": True,  # its name from 0.19
+            "is_hybrid_cp": False,
+            "create_attention_mask_in_dataloader": False,
+            "broadcast_src_rank": parallel_state.get_tensor_model_parallel_src_rank(),
+            "broadcast_group": parallel_state.get_tensor_model_parallel_group(),
+            "cp_size": config.layout.cp,
+            "tp_rank": self.context.place.tp,
+            "micro_batch_size": config.micro_batch_size,
+            "seq_length": config.train.seq_length,
+            "mtp_on_this_rank": self._predicts,
+            "pipeline_model_parallel_size": config.layout.pp,
+            "is_pipeline_first_stage": parallel_state.is_pipeline_first_stage(),
+            "is_pipeline_last_stage": parallel_state.is_pipeline_last_stage(),
+        }
+        known = inspect.signature(core.get_batch_on_this_tp_rank).parameters
+        return {name: value for name, value in wanted.items() if name in known}
+
+    def _params(self, cu_seqlens: Any, padded: Any, longest: Any) -> PackedSeqParams | None:
+        """Padded offsets stand in for the real ones where there are any, as upstream's forward_step has it."""
+        if cu_seqlens is None:
+            return None
+        squeezes = hasattr(core, "flatten_batch_for_packed_sequences")
+        cu_seqlens = cu_seqlens.squeeze(0) if squeezes else cu_seqlens[0]
+        if padded is not None:
+            padded = padded.squeeze(0) if squeezes else padded[0]
+        chosen = cu_seqlens if padded is None else padded
+        known = inspect.signature(PackedSeqParams).parameters
+        extra = {"tokens_per_sample": self.context.config.train.seq_length} if "tokens_per_sample" in known else {}
+        return _thd(
+            cu_seqlens_q=chosen,
+            cu_seqlens_kv=chosen,
+            cu_seqlens_q_padded=padded,
+            cu_seqlens_kv_padded=padded,
+            longest=int(longest.item()),
+            **extra,
+        )
+
+
+def _thd(longest: int, **fields: Any) -> PackedSeqParams:
+    return PackedSeqParams(qkv_format="thd", max_seqlen_q=longest, max_seqlen_kv=longest, **fields)
+
+
+def _with(batch: dict[str, Any], params: PackedSeqParams | None) -> Batch:
+    return Batch(**{name: batch.get(name) for name in _BODY}, params=params)
+
+
+def _set_arguments(context: RankContext) -> None:
+    """The global arguments that megatron.training.utils.get_batch_on_this_tp_rank of 0.17 looks up."""
+    config = context.config
+    variables: Any = importlib.import_module("megatron.training.global_vars")
+    variables.set_args(
+        SimpleNamespace(
+            sft=True,
+            hybrid_context_parallel=False,
+            create_attention_mask_in_dataloader=False,
+            pipeline_model_parallel_size=config.layout.pp,
+            micro_batch_size=config.micro_batch_size,
+            seq_length=config.train.seq_length,
+        )
+    )

@@ -1,0 +1,202 @@
+"""Stand-ins for the CUDA calls Megatron makes unconditionally, so that it trains on a machine without a GPU.
+
+Nothing here changes what upstream computes: devices become the CPU, streams and events do nothing, random
+state calls go to the CPU generator. `install` returns the names it replaced; ranks put them into their record.
+Never installed where CUDA is used. Measured against megatron-core 0.13 to 0.19 and main of 2026-08.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from harness.core.packing.arithmetic import zigzag
+
+_CPU = torch.device("cpu")
+_DEVICE_TYPES = (str, torch.device)
+_installed: list[str] = []
+# Of no device there is; Megatron's validate_args asks for the architecture when sequence parallel is on.
+_PROPERTIES = types.SimpleNamespace(name="CPU", major=9, minor=0, multi_processor_count=1, total_memory=0)
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("cuda")
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+class _FactoriesOnCpu(TorchFunctionMode):
+    """Rewrites device="cuda" and pin_memory=True in tensor factory calls."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for arg in args:  # every operation of a training comes through here, so nothing is made that is not needed
+            if type(arg) in _DEVICE_TYPES:
+                args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
+                break
+        if not kwargs:
+            return func(*args)
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+class _Idle:
+    """Stands for torch.cuda.Stream and Event: a class, since upstream names them in annotations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+    def record_event(self, event: Any = None) -> Any:
+        return _Idle() if event is None else event
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        return None
+
+
+_type_name = torch.Tensor.type
+
+
+def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Tensor.type(): "torch.cuda.FloatTensor" for a CPU tensor, since the mixed-precision optimizer asks by name."""
+    if args or kwargs:
+        return _type_name(self, *args, **kwargs)
+    return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
+
+
+def _nothing() -> Any:
+    """A function that does nothing; one of its own per name, since torch._dynamo files functions by identity."""
+    return lambda *args, **kwargs: None
+
+
+def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
+    """transformer_engine_torch.thd_get_partitioned_indices: int32 slots of this rank, zigzag per segment."""
+    if not torch.is_tensor(cu_seqlens):
+        kind = type(cu_seqlens).__name__
+        raise TypeError(
+            f"the CPU stub of thd_get_partitioned_indices got cu_seqlens of type {kind}; the real kernel may accept it"
+        )
+    bounds = [int(value) for value in cu_seqlens.tolist()]
+    if bounds[-1] != total:
+        raise ValueError(f"cu_seqlens ends at {bounds[-1]}, the row has {total} tokens")
+    return torch.tensor(zigzag(bounds, cp_size, cp_rank), dtype=torch.int32)
+
+
+def _splits_on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """moe_utils.maybe_move_tensor_to_cpu, which makes split sizes arrays only of tensors that it moved."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.utils as megatron_utils
+
+    cuda = torch.cuda
+    random = cuda.random
+    get_state, set_state = (lambda *a, **k: torch.get_rng_state()), (lambda state, *a, **k: torch.set_rng_state(state))
+    rows: list[tuple[Any, str, Any]] = [
+        (cuda, "current_device", lambda: _CPU),
+        (cuda, "synchronize", _nothing()),
+        (cuda, "set_device", _nothing()),
+        (cuda, "current_stream", lambda *a, **k: _Idle()),
+        (cuda, "stream", lambda *a, **k: _Idle()),
+        (cuda, "get_device_properties", lambda *a, **k: _PROPERTIES),
+        (cuda, "get_device_capability", lambda *a, **k: (_PROPERTIES.major, _PROPERTIES.minor)),
+        (cuda, "Stream", _Idle),
+        (cuda, "Event", _Idle),
+        (cuda, "manual_seed", lambda seed: torch.default_generator.manual_seed(seed)),
+        (cuda, "get_rng_state", get_state),
+        (cuda, "set_rng_state", set_state),
+        (random, "get_rng_state", get_state),
+        (random, "set_rng_state", set_state),
+        (cuda.nvtx, "range_push", _nothing()),
+        (cuda.nvtx, "range_pop", _nothing()),
+        (torch.Tensor, "type", _cuda_type_name),
+        (torch.Tensor, "cuda", lambda self, *a, **k: self),
+        (torch.nn.Module, "cuda", lambda self, *a, **k: self),
+        (megatron_random, "_get_cuda_rng_state", get_state),
+        (megatron_random, "_set_cuda_rng_state", set_state),
+    ]
+    tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
+    schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded when the data path wants it
+    if schedule is not None and getattr(schedule, "tex", None) is None:
+        rows.append((schedule, "tex", tex))
+    if getattr(megatron_utils, "tex", None) is None:
+        rows.append((megatron_utils, "tex", tex))
+        rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
+    dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
+    if dispatcher is not None:
+        rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
+    routing = sys.modules.get("megatron.core.transformer.moe.moe_utils")
+    if routing is not None and not hasattr(routing, "te_general_gemm"):
+        # Up to 0.16 it asks whether this is None, and imports it only beside Transformer Engine.
+        rows.append((routing, "te_general_gemm", None))
+    return rows + _transformer_engine()
+
+
+def _transformer_engine() -> list[tuple[Any, str, Any]]:
+    """Kernels of a Transformer Engine that was built without a GPU and is only there to be imported."""
+    kernels = sys.modules.get("transformer_engine_torch")
+    if kernels is None:
+        return []
+    import megatron.core.optimizer as megatron_optimizer
+    import megatron.core.optimizer.clip_grads as clip_grads
+    import megatron.core.optimizer.optimizer as base_optimizer
+    import megatron.core.utils as megatron_utils
+
+    # What Megatron itself takes where Transformer Engine is not installed.
+    return [
+        (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
+        (megatron_optimizer, "Adam", torch.optim.AdamW),
+        (megatron_optimizer, "USING_PYTORCH_OPTIMIZER", True),
+        (clip_grads, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
+        (clip_grads, "l2_norm_impl", megatron_utils.local_multi_tensor_l2_norm),
+        (clip_grads, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),
+        (base_optimizer, "multi_tensor_applier", megatron_utils.local_multi_tensor_applier),
+        (base_optimizer, "multi_tensor_scale_impl", megatron_utils.local_multi_tensor_scale),
+    ]
+
+
+def installed() -> list[str]:
+    """Names that stand-ins hold in this process: those `install` replaced, and CUDA calls that came from this file."""
+    owners = {"torch.cuda": torch.cuda, "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}
+    found = [
+        f"{owner}.{name}"
+        for owner, holder in owners.items()
+        for name, value in vars(holder).items()
+        if getattr(value, "__module__", None) == __name__
+    ]
+    return [*_installed, *(name for name in found if name not in _installed)]
+
+
+def refuse() -> None:
+    """Where a rank computes on CUDA: RuntimeError if a stand-in holds a name in this process."""
+    if found := installed():
+        raise RuntimeError(
+            f"CPU stand-ins are installed in a rank that computes on CUDA, so what it measures is not upstream's: "
+            f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}; a rank chooses its device first"
+        )
+
+
+def install() -> list[str]:
+    """Replace the CUDA calls in this process, once; returns their dotted names."""
+    if _installed:
+        return list(_installed)
+    for owner, name, stand_in in _replacements():
+        setattr(owner, name, stand_in)
+        owner_name = owner.__name__ if isinstance(owner, types.ModuleType) else f"torch.{owner.__name__}"
+        _installed.append(f"{owner_name}.{name}")
+    _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]
+    _installed.append("torch factory functions: device='cuda' and pin_memory")
+    return list(_installed)

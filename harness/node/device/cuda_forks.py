@@ -1,0 +1,168 @@
+"""Keeps CUDA out of the process that forks ranks. What needs the driver is asked in a forked child instead.
+
+torch refuses CUDA in a child of any process that has called into the driver, were it only to count GPUs: MIG names in
+CUDA_VISIBLE_DEVICES, or a machine without libnvidia-ml, make torch.cuda.is_available() such a call, and
+torch.cuda.is_initialized() stays False after it. A fresh fork that looks at itself is the only test that sees all ways.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+
+from harness.core.errors import InfrastructureError
+
+PATIENCE_S = 120.0  # for the driver of a node with many GPUs and no persistence daemon
+DRIVER = "libcuda.so.1"
+_INTO_DRIVER = ("_cuda_init", "_cuda_getDeviceCount")  # the functions of torch._C after which a fork is spoilt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU that torch can use on this node."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+
+def driver_there() -> bool:
+    """Whether the driver's library can be loaded; loading it does not start CUDA."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def gpu_table() -> tuple[Gpu, ...]:
+    """The GPUs of this node, looked up once. InfrastructureError when the driver does not answer."""
+    return tuple(in_child(_table, "counting the GPUs of this node")) if driver_there() else ()
+
+
+def _table() -> list[Gpu]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = []
+    for index in range(count):
+        told = torch.cuda.get_device_properties(index)
+        found.append(Gpu(name=told.name, capability=(told.major, told.minor), memory_bytes=told.total_memory))
+    return found
+
+
+def in_child(question: Callable[[], T], what: str) -> T:
+    """The answer of a function in a forked child. InfrastructureError when it raises, dies or does not answer."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_answer, args=(question, sender), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        if not receiver.poll(PATIENCE_S):
+            raise InfrastructureError(f"{what}: the driver has not answered for {PATIENCE_S:.0f} s")
+        answered, value = receiver.recv()
+    except EOFError:
+        child.join(PATIENCE_S)
+        raise InfrastructureError(f"{what}: the process that asked ended with exit code {child.exitcode}") from None
+    finally:
+        receiver.close()
+        child.join(1.0)
+        if child.is_alive():  # a process that waits for the driver may outlive even this
+            child.kill()
+    if not answered:
+        raise InfrastructureError(f"{what}: {value}")
+    result: T = value
+    return result
+
+
+def _answer(question: Callable[[], Any], sender: Connection) -> None:
+    try:
+        sender.send((True, question()))
+    except BaseException as error:
+        sender.send((False, f"{type(error).__name__}: {error}"))
+
+
+@contextmanager
+def hidden_gpus() -> Iterator[None]:
+    """No GPU is visible inside: what asks for one when it is imported is told that there is none."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ |= {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+
+
+@contextmanager
+def forks_kept(what: str) -> Iterator[None]:
+    """Run imports with GPUs hidden, then check that ranks can still be forked.
+
+    InfrastructureError naming the module that called into the driver. On a node without a GPU nothing is checked: no
+    rank will want CUDA there.
+    """
+    there, known = gpu_table(), set(sys.modules)
+    with hidden_gpus(), _callers() as callers:
+        try:
+            yield
+        except Exception as error:
+            if not (there and callers):
+                raise
+            raise InfrastructureError(_spoilt(what, callers[0], str(error))) from error
+    new = sorted({name.partition(".")[0] for name in sys.modules.keys() - known})
+    if there and (callers or new) and (trouble := in_child(_trouble, "checking that ranks can be forked")):
+        raise InfrastructureError(_spoilt(what, callers[0] if callers else f"one of {', '.join(new)}", trouble))
+
+
+def _trouble() -> str:
+    """Why CUDA cannot be used in this process, a fresh fork; empty when it can."""
+    if torch.cuda._is_in_bad_fork():
+        return "torch refuses CUDA in a forked process now"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _spoilt(what: str, caller: str, trouble: str) -> str:
+    return (
+        f"{what} started CUDA in the process that forks the ranks, called by {caller}: {trouble}. Take that package "
+        "out of the stack, or use a release of it that starts CUDA only when it is used"
+    )
+
+
+@contextmanager
+def _callers() -> Iterator[list[str]]:
+    """The modules that call into the driver inside, in order."""
+    found: list[str] = []
+    known = {name: getattr(torch._C, name) for name in _INTO_DRIVER if hasattr(torch._C, name)}
+    for name, function in known.items():
+        setattr(torch._C, name, _noting(function, found))
+    try:
+        yield found
+    finally:
+        for name, function in known.items():
+            setattr(torch._C, name, function)
+
+
+def _noting(function: Any, found: list[str]) -> Any:
+    def noted(*args: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "ctypes"):
+            frame = frame.f_back
+        found.append(f"{frame.f_globals.get('__name__')} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        return function(*args)
+
+    return noted

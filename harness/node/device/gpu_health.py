@@ -1,0 +1,68 @@
+"""Whether the GPUs of a cell that failed still compute, asked in a fresh process: CUDA never starts in the agent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from harness.core.cell.config import CellConfig
+from harness.core.errors import InfrastructureError
+from harness.core.hardware.devices import shown_gpus
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import AttemptDir
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination.rendezvous import NodeResult, Share, node_file, read
+
+SIZE = 256  # rows of the products: a kernel, a copy and a synchronisation are what is asked for
+
+
+def check_after(attempt: AttemptDir, config: CellConfig, share: Share) -> None:
+    """Look at the GPUs that a cell had on this node after it failed; those of cells beside it are theirs.
+
+    InfrastructureError when one is broken, which ends the allocation: the next cell would fail on it too, and elsewhere
+    it need not.
+    """
+    if config.device == "cpu" or _completed(attempt, share.node):
+        return
+    from harness.node.device.cuda_forks import gpu_table  # imports torch
+
+    own = range(min(share.size, len(gpu_table()))) if share.gpus is None else share.gpus
+    if trouble := broken_gpus(own):
+        raise InfrastructureError(trouble)
+
+
+def _completed(attempt: AttemptDir, node: int) -> bool:
+    """Whether no rank failed, or never began, as far as this node knows."""
+    if attempt.result.exists():
+        result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
+        return result.status in ("completed", "rejected")
+    here = read(NodeResult, node_file(attempt, node))
+    return here is not None and all(rank.ended == "completed" for rank in here.ranks)
+
+
+def broken_gpus(part: Sequence[int]) -> str:
+    """Why GPUs of this node cannot be used any more; empty when they can. Indices as in CUDA_VISIBLE_DEVICES now."""
+    if not part:
+        return ""
+    from harness.node.device.cuda_forks import in_child
+
+    def use() -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(part, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        for index in range(len(part)):
+            compute(f"cuda:{index}")
+
+    try:
+        in_child(use, f"using GPU {', '.join(map(str, part))} after a cell failed on it")
+    except InfrastructureError as error:
+        return str(error)
+    return ""
+
+
+def compute(device: str) -> None:
+    """A product that is known. RuntimeError when it is wrong, or whatever CUDA raises."""
+    import torch
+
+    ones = torch.ones(SIZE, SIZE, device=device)
+    total = float((ones @ ones).sum())
+    if total != float(SIZE**3):
+        raise RuntimeError(f"{device} computed {total:g} where {SIZE**3} is right")

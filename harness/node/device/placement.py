@@ -1,0 +1,110 @@
+"""Where the ranks of a cell compute: what core/hardware/devices.py decides, done.
+
+The choice has run on machines without a GPU only, its CUDA branch by tests that pretend GPUs; see tests/gpu.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from harness.core.hardware.devices import DevicePlacement, place
+
+_LEAST_LIMIT = 4 * 2**30  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(DevicePlacement):
+    """A rank's place, as torch names it."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
+
+
+def gpus() -> int:
+    """GPUs that torch can use in this rank. Only after the fork: it may call into the driver (cuda_forks.py)."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -> Device:
+    """The device of one rank; `asked` as in core/hardware/devices.py. Must be called after the fork: it may start CUDA.
+
+    On the CPU GPUs are hidden, since upstream asks whether there are any. ValueError: asked for a GPU, and none there.
+    """
+    found = place(asked, gpus(), local_rank, local_world_size)
+    if found.kind == "cpu":
+        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
+    else:
+        torch.cuda.set_device(found.index)
+        torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, and fp32 is held to bounds of fp32
+    return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
+
+
+def barrier(device: Device) -> None:
+    """dist.barrier() on this rank's own GPU: by itself NCCL guesses global rank modulo GPUs of the node, and hangs
+    where two ranks guess the same."""
+    own = [device.index] if device.backend == "nccl" and device.index is not None else None
+    dist.barrier(device_ids=own)
+
+
+def synchronize(device: Device) -> None:
+    if device.kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def limit_memory(local_world_size: int) -> int:
+    """Let no rank on the CPU allocate more than its share of the machine, at least 4 GiB; returns the limit in bytes.
+
+    A garbage max_seqlen makes a rotary table of any size: without a limit the kernel kills whom it likes.
+    """
+    total = _kibibytes("/proc/meminfo", "MemTotal")
+    limit = max(total // local_world_size, _LEAST_LIMIT)
+    inherited = _kibibytes("/proc/self/status", "VmData")  # of the parent, mostly shared with it
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = inherited + limit if hard == resource.RLIM_INFINITY else min(inherited + limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return limit
+
+
+def _kibibytes(file: str, name: str) -> int:
+    """A field of a file of /proc, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{file} has no {name}")
+    return int(found.group(1)) * 1024
+
+
+def processor() -> str:
+    """Model and number of cores of this machine's CPU, e.g. "AMD EPYC 9654 96-Core Processor x 192"."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{found.group(1) if found else platform.machine()} x {os.cpu_count()}"
+
+
+def capability(device: Device) -> tuple[int, int] | None:
+    """CUDA's compute capability of a rank's GPU, like (9, 0); None on the CPU."""
+    return torch.cuda.get_device_capability(device.torch_device) if device.kind == "cuda" else None
+
+
+def memory_bytes(device: Device) -> int:
+    """All memory of a rank's GPU."""
+    return int(torch.cuda.get_device_properties(device.torch_device).total_memory)
+
+
+def peak_memory_bytes(device: Device) -> int:
+    """Peak of allocated GPU memory, or of this process's resident memory on the CPU."""
+    if device.kind == "cuda":
+        return torch.cuda.max_memory_allocated(device.torch_device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_reserved_bytes(device: Device) -> int | None:
+    """Peak of what torch's allocator held of the GPU, allocated or not; None on the CPU."""
+    return torch.cuda.max_memory_reserved(device.torch_device) if device.kind == "cuda" else None

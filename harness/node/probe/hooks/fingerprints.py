@@ -1,0 +1,81 @@
+"""Fingerprints: a sum of squares and random projections that add up over the shards of a tensor.
+
+A projection of the whole is the dot product with a full-size random tensor; a shard takes the same part of it,
+so sums over shards equal the whole whatever the layout (up to rounding; sums are in float64).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.record_limits import PROJECTIONS
+from harness.core.run.records import Fingerprint
+from harness.node.probe.weights import NamedParameter, draw, parts_of
+
+
+def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
+    """Fingerprint of this rank's shard of a parameter's gradient."""
+    local = gradient.detach().to("cpu", torch.float64)
+    return _fingerprint(local, [item.shard.take(vector) for vector in _vectors(item, seed)])
+
+
+def part_fingerprints(item: NamedParameter, gradient: Tensor, seed: int) -> list[Fingerprint]:
+    """Fingerprints of the parts that tensor parallelism would split a whole gradient into; see weights.parts_of."""
+    shards = parts_of(item)
+    vectors = _vectors(item, seed) if shards else []
+    whole = gradient.detach().to("cpu", torch.float64)
+    return [_fingerprint(shard.take(whole), [shard.take(vector) for vector in vectors]) for shard in shards]
+
+
+def _vectors(item: NamedParameter, seed: int) -> list[Tensor]:
+    """Full-size random vectors of a parameter."""
+    return [draw(f"projection-{number}", item.name, item.shard.full, seed) for number in range(PROJECTIONS)]
+
+
+def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
+    projections = [float((local * vector.double()).sum()) for vector in vectors]
+    return Fingerprint(norm_sq=float(local.square().sum()), projections=projections)
+
+
+@lru_cache(maxsize=4)
+def _position_vectors(length: int, hidden: int, seed: int) -> Tensor:
+    """[PROJECTIONS, length, hidden]: the vector a token is projected on depends on its place in the document."""
+    return torch.stack(
+        [draw(f"position-{number}", "activation", (length, hidden), seed) for number in range(PROJECTIONS)]
+    )
+
+
+def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
+    """Per document, over this rank's real tokens.
+
+    hidden [tokens, hidden]; owners int64 [tokens, 2] = (document or PAD, position). `length` is the longest position
+    + 1 that can occur.
+    """
+    real = owners[:, 0] != PAD
+    rows = hidden.detach()[real].to("cpu", torch.float64)
+    documents, positions = owners[real].unbind(1)
+    vectors = _position_vectors(length, rows.shape[-1], seed)[:, positions].double()
+    values = torch.cat([rows.square().sum(-1)[None], (rows[None] * vectors).sum(-1)])  # [1 + PROJECTIONS, tokens]
+    found, place = torch.unique(documents, return_inverse=True)
+    sums = torch.zeros(len(values), len(found), dtype=torch.float64).index_add_(1, place, values)
+    return {
+        int(document): Fingerprint(norm_sq=float(column[0]), projections=[float(value) for value in column[1:]])
+        for document, column in zip(found, sums.T)
+    }
+
+
+def merge(into: dict[int, Fingerprint], new: dict[int, Any]) -> None:
+    """Add fingerprints of further tokens of the same documents."""
+    for document, part in new.items():
+        if document in into:
+            old = into[document]
+            part = Fingerprint(
+                norm_sq=old.norm_sq + part.norm_sq,
+                projections=[a + b for a, b in zip(old.projections, part.projections)],
+            )
+        into[document] = part

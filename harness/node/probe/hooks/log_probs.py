@@ -1,0 +1,62 @@
+"""Whether a data path that unpacks log-probabilities gives each back to the token it belongs to.
+
+Instead of the model, made-up logits: at each slot the next token gets a log-probability that no other slot of the
+micro-batch has. So a value that comes back tells which slot it was computed at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.run.records import TensorSeen
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.probe.truth import MicroTruth
+
+LOWEST = -4.0  # log-probabilities lie evenly in [LOWEST, LOWEST / 4]
+
+
+def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch: Batch) -> TensorSeen | None:
+    """None when the path returns none. `first` is [document, position, expected slot, slot found or -1]."""
+    if not hasattr(path, "log_probs"):
+        return None
+    values = slot_values(micro.plan.slots)
+    returned = path.log_probs(micro, batch, _logits(micro, context, values))
+    count, first = 0, None
+    for item, scores in zip(micro.plan.placed, returned, strict=True):
+        expected = values[item.start : item.start + item.document.length - 1]
+        found = scores.detach().double().cpu()
+        if found.shape != expected.shape:
+            return TensorSeen(shape=list(found.shape), dtype=str(scores.dtype), mismatches=len(expected))
+        wrong = ((found - expected).abs() > _step(len(values)) / 4).nonzero().flatten().tolist()
+        if wrong and first is None:
+            nearest = int((values - found[wrong[0]]).abs().argmin())
+            known = abs(float(values[nearest] - found[wrong[0]])) <= _step(len(values)) / 4
+            first = [item.document.index, wrong[0], item.start + wrong[0], nearest if known else -1]
+        count += len(wrong)
+    return TensorSeen(shape=[len(values)], dtype=str(returned[0].dtype), mismatches=count, first=first)
+
+
+def slot_values(slots: int) -> Tensor:
+    """[slots] float64: the log-probability that each slot gives to its next token."""
+    return torch.linspace(LOWEST, LOWEST / 4, slots, dtype=torch.float64)
+
+
+def _step(slots: int) -> float:
+    return -LOWEST * 3 / 4 / max(slots - 1, 1)
+
+
+def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
+    """[rows, local slots, vocabulary / tp] float32: 0 everywhere but at the next token."""
+    layout, vocab = context.config.layout, context.config.model.vocab
+    share = vocab // layout.tp
+    labels = micro.local(micro.labels, layout.cp, context.place.cp)
+    mine = micro.local(values, layout.cp, context.place.cp)
+    # softmax gives exp(x) / (exp(x) + vocab - 1) = exp(value) to the token whose logit is x
+    heights = mine + math.log(vocab - 1) - torch.log1p(-mine.exp())
+    logits = torch.zeros(*labels.shape, vocab)
+    logits.scatter_(-1, labels[..., None], heights[..., None].float())
+    return logits[..., context.place.tp * share : (context.place.tp + 1) * share].to(context.device.torch_device)

@@ -1,0 +1,64 @@
+"""Multi-token prediction at step 0: its loss per document, over the tokens that upstream counted.
+
+The losses are those that upstream's own compute_language_model_loss returns for the labels that it rolled. Which of
+them count is read from what it hands to backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.run.records import DocumentLoss, MtpSeen
+from harness.node.probe.hooks.witness import Position
+from harness.node.recording.recorder import Recorder
+
+
+class MtpWatch:
+    """Stands around the loss and the output layer of the last stage's chunk; changes nothing."""
+
+    def __init__(self, chunk: Any, depths: int, position: Position, recorder: Recorder) -> None:
+        self.depths, self.position, self.recorder = depths, position, recorder
+        self.losses: list[Tensor] = []  # per depth, [rows, local slots] each
+        self.main_next = False  # the next loss is that of the main head
+        self.upstream = chunk.compute_language_model_loss
+        chunk.compute_language_model_loss = self._loss
+        chunk.output_layer.register_forward_pre_hook(self._before_output)
+
+    def _loss(self, labels: Tensor, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = self.upstream(labels, logits, *args, **kwargs)
+        if not self.main_next:
+            self.losses.append(loss.detach())
+        self.main_next = False
+        return loss
+
+    def _before_output(self, module: Any, args: Any) -> None:
+        """The main head comes after all depths; its input carries their losses, the last depth outermost."""
+        if len(self.losses) < self.depths:
+            return
+        losses, self.losses, self.main_next = self.losses, [], True
+        if not self.position.first_step:
+            return
+        node = args[0].grad_fn
+        for depth in range(self.depths, 0, -1):
+            (weighted,) = node.saved_tensors
+            self.recorder.record.mtp.append(self._seen(depth, losses[depth - 1], weighted))
+            node = node.next_functions[0][0]
+
+    def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
+        assert self.position.owners is not None
+        documents = self.position.owners[..., 0].flatten()
+        weighted = weighted.detach().cpu()  # owners are in main memory
+        counted, values = weighted.flatten() != 0, losses.cpu().flatten().double()
+        seen = {}
+        for document in torch.unique(documents[counted]).tolist():
+            mine = counted & (documents == document)
+            seen[int(document)] = DocumentLoss(loss_sum=float(values[mine].sum()), tokens=int(mine.sum()))
+        return MtpSeen(
+            depth=depth,
+            micro_batch=self.position.micro_batch,
+            documents=seen,
+            weighted=float(weighted.double().sum()),
+        )

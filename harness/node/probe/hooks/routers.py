@@ -1,0 +1,105 @@
+"""What routers did at step 0: which experts real and padding tokens went to, and what became of auxiliary losses.
+
+Scores are recomputed here from the router's logits (softmax, top k), so that the judge can hold upstream's auxiliary
+loss against its own arithmetic. Names of megatron.core.transformer.moe, 0.14 to 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.packing.arithmetic import PAD
+from harness.core.run.records import ExpertShare, RouterSeen
+from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.witness import Position
+from harness.node.recording.recorder import Recorder
+
+
+class RouterWatch:
+    """Stands around each router's `routing` and `attach_and_log_load_balancing_loss`; changes nothing."""
+
+    def __init__(self, layers: dict[int, Any], context: RankContext, position: Position, recorder: Recorder) -> None:
+        """`layers`: global number -> transformer layer."""
+        self.context, self.position, self.recorder = context, position, recorder
+        self.seen: RouterSeen | None = None  # of the routing under way
+        for number, layer in layers.items():
+            router = getattr(layer.mlp, "router", None)
+            if router is not None:
+                router.routing = self._routing(number, router.routing)
+                router.attach_and_log_load_balancing_loss = self._attach(router.attach_and_log_load_balancing_loss)
+
+    def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.seen = self._shares(layer, logits.detach()) if self.position.first_step else None
+            made = upstream(logits, *args, **kwargs)
+            if self.seen is not None:
+                self.recorder.record.routers.append(self.seen)
+            return made
+
+        return routing
+
+    def _attach(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attach(activation: Tensor, coefficient: float, aux_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            made = upstream(activation, coefficient, aux_loss, *args, **kwargs)
+            if self.seen is not None:
+                self.seen.aux_loss = float(aux_loss)
+                (weighted,) = made.grad_fn.saved_tensors  # type: ignore[union-attr]  # MoEAuxLossAutoScaler keeps it
+                self.seen.aux_weighted = float(weighted)
+            return made
+
+        return attach
+
+    def _shares(self, layer: int, logits: Tensor) -> RouterSeen | None:
+        """logits [s, b, experts] of this rank, or what upstream made of them: see _slots."""
+        moe = self.context.config.model.moe
+        owners, rows = self.position.owners, self.position.rows
+        assert moe is not None and owners is not None and rows is not None
+        padding, row = self._slots(owners[..., 0] == PAD, logits), self._slots(rows, logits)
+        if padding is None or row is None:
+            return None  # the data path delivered another shape; the metadata lane says so
+        scores = torch.softmax(logits.flatten(0, 1).float(), -1)
+        chosen = torch.zeros_like(scores).scatter(1, scores.topk(moe.topk, dim=1).indices, 1.0)
+        count = self.context.config.micro_batch_size
+
+        def shares(mask: Tensor) -> list[ExpertShare]:
+            parts = [mask & (row == number) for number in range(count)]
+            return [
+                ExpertShare(
+                    tokens=int(part.sum()),
+                    counts=[int(value) for value in chosen[part].sum(0)],
+                    scores=[float(value) for value in scores[part].double().sum(0)],
+                )
+                for part in parts
+            ]
+
+        return RouterSeen(
+            layer=layer, micro_batch=self.position.micro_batch, real=shares(~padding), padding=shares(padding)
+        )
+
+    def _slots(self, values: Tensor, logits: Tensor) -> Tensor | None:
+        """[rows, local slots] in the order of flattened logits; None when they do not fit.
+
+        Under sequence parallel logits are this rank's contiguous share. From 0.19 upstream sets the merged rows of a
+        packed micro-batch side by side again: [slots per row, rows].
+        """
+        stream = values.transpose(0, 1)  # [s, b]
+        layout = self.context.config.layout
+        if layout.sp:
+            stream = stream.chunk(layout.tp, 0)[self.context.place.tp]
+        if stream.shape != logits.shape[:2]:
+            if stream.numel() != logits.shape[:2].numel() or stream.shape[1] != 1:
+                return None
+            stream = stream.view(logits.shape[1], logits.shape[0]).transpose(0, 1)
+        return stream.flatten()
+
+
+def aux_scale() -> float | None:
+    """The scale that the schedule put on auxiliary losses; None where there are none."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    scale = MoEAuxLossAutoScaler.main_loss_backward_scale
+    return None if scale is None else float(scale)

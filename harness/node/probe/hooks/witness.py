@@ -1,0 +1,108 @@
+"""Hooks on the model: what each attention layer received, and fingerprints of each layer's output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from harness.core.run.records import ActivationSeen, LayerSeen
+from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
+from harness.node.probe.model.parts import mtp_layers
+from harness.node.recording.recorder import Recorder
+
+
+@dataclass
+class Position:
+    """Which micro-batch a model chunk works on, in which leg: set for and by the forward step, read by the hooks."""
+
+    leg: str = "training"  # or a canary leg
+    fingerprints: bool = False  # whether outputs of layers are taken
+    step: int = 0
+    chunk: int = 0
+    micro_batch: int = 0
+    owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
+    rows: Tensor | None = None  # [rows, local slots]: the row of the micro-batch before rows are merged
+
+    @property
+    def first_step(self) -> bool:
+        """Step 0 of the training, not of a canary leg."""
+        return self.leg == "training" and self.step == 0
+
+
+def local_owners(position: Position, context: RankContext) -> Tensor:
+    """Owners of the hidden states between layers: [s, b, 2]; s as in Witness._take."""
+    assert position.owners is not None
+    owners, layout = position.owners.transpose(0, 1), context.config.layout
+    return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
+
+
+class Witness:
+    """Registers its hooks on construction and keeps them; params are recorded in the training leg only."""
+
+    def __init__(self, chunks: list[Any], context: RankContext, position: Position, recorder: Recorder) -> None:
+        self.context = context
+        self.position = position
+        self.recorder = recorder
+        self.activations: dict[int, ActivationSeen] = {}
+        self.embedded: tuple[str, int, int] | None = None  # (leg, step, micro-batch) whose tokens were embedded last
+        for chunk in chunks:
+            if context.is_first(chunks.index(chunk)):
+                chunk.embedding.register_forward_hook(self._output_hook(0))
+            for layer in chunk.decoder.layers:
+                attention = layer.self_attention.core_attention
+                attention.register_forward_pre_hook(self._params_hook(layer.layer_number), with_kwargs=True)
+                layer.register_forward_hook(self._output_hook(layer.layer_number))
+            for number, layer in enumerate(mtp_layers(chunk), context.config.model.layers + 1):
+                attention = layer.self_attention.core_attention
+                attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
+
+    def taken(self) -> list[ActivationSeen]:
+        """What was taken since the last call, by layer."""
+        seen = [self.activations[layer] for layer in sorted(self.activations)]
+        self.activations = {}
+        return seen
+
+    def _params_hook(self, layer: int) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            at = self.position
+            if at.leg != "training":
+                return
+            seen = LayerSeen(step=at.step, chunk=at.chunk, micro_batch=at.micro_batch, layer=layer, params=None)
+            self.recorder.layer(seen, kwargs.get("packed_seq_params"))
+
+        return hook
+
+    def _output_hook(self, layer: int) -> Any:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            if self.position.fingerprints and not (layer == 0 and self._embedded_before()):
+                self._take(layer, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def _embedded_before(self) -> bool:
+        """Prediction layers on the first stage embed their rolled tokens with the same module, after the model."""
+        at = self.position
+        before, self.embedded = self.embedded, (at.leg, at.step, at.micro_batch)
+        return before == self.embedded
+
+    def _take(self, layer: int, hidden: Tensor) -> None:
+        """hidden [s, b, h]; under sequence parallel s is this tensor-parallel rank's contiguous share."""
+        config, place = self.context.config, self.context.place
+        if place.tp > 0 and not config.layout.sp:
+            return  # every tensor-parallel rank holds the same tokens: rank 0 speaks for all
+        owners = local_owners(self.position, self.context)
+        if owners.shape[:2] != hidden.shape[:2]:
+            return  # the data path delivered another shape; the metadata lane says so
+        seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
+        merge(
+            seen.documents,
+            document_fingerprints(
+                hidden.flatten(0, 1),
+                owners.flatten(0, 1),
+                length=config.train.seq_length,
+                seed=config.train.seed,
+            ),
+        )

@@ -1,0 +1,248 @@
+"""Timing leg: loads that only time tells apart, in turn and round after round; nothing but seconds is recorded.
+
+It comes last, after everything else is recorded, and takes the probe's own hooks off the model, since they cost time
+for each document. What is timed is the code under test on batches that were fetched before.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from harness.core.cell.benchmark_workloads import load_config, slope_config
+from harness.core.cell.config import CellConfig
+from harness.core.cell.timing import Timed, rotary_tokens
+from harness.node.data_paths.base import Batch, DataPath
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device.gpu_state import busiest, gpu_state, sampled
+from harness.node.device.placement import barrier, synchronize
+from harness.node.probe.legs.interleaving import Turns, turns_of
+from harness.node.probe.legs.stopwatch import stopwatch
+from harness.node.probe.model.gpt import DTYPES, transformer_config
+from harness.node.probe.model.kernels import attention_ops
+from harness.node.probe.model.rotary import other_rotary, rotary_load
+from harness.node.probe.passes import Passes, forward
+from harness.node.probe.truth import StepTruth
+
+SHARE = 0.4  # of the deadline, that the rounds may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """`run` is None on ranks that have no part in it."""
+
+    name: str
+    documents: int
+    run: Callable[[], None] | None
+
+
+class TimingLeg:
+    """Owns the loads of a cell."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.chunks, self.path = passes.chunks, passes.path
+        self.context, self.recorder = passes.context, passes.recorder
+        self.stopwatch = stopwatch(self.context.device)
+        self.warmup = self.context.config.timing.warmup_on(self.context.device.kind)
+
+    def run(self) -> None:
+        """Time every load `rounds` times, after rounds that warm up and are not recorded. Collective."""
+        timing = self.context.config.timing
+        if not timing.asked:
+            return
+        self.prepare()
+        if timing.alone:
+            self._rounds([*self._slope(), *self._packing()])
+        if timing.turns:
+            self._turns()
+        self.recorder.flush()
+
+    def prepare(self) -> None:
+        """Leave nothing of the probe on the model. Loads come after this."""
+        self.recorder.progress("timing", 0, 0, "start")
+        self.recorder.record.warmup_rounds = self.warmup
+        for chunk in self.chunks:
+            _take_hooks_off(chunk)
+
+    def _rounds(self, loads: list[Load]) -> None:
+        rounds = self.context.config.timing.rounds
+        gc.collect()
+        gc.disable()  # else a collection falls into some load or other
+        try:
+            for number in range(-self.warmup, rounds):
+                self.recorder.progress("timing", max(number, 0), 0, "forward")
+                begin = time.perf_counter()
+                with self._kernels_noted(number == -self.warmup):
+                    self.one_round(loads if number % 2 else loads[::-1], number)
+                if number == -1:
+                    if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
+                        return
+                    self._note_gpu("before")
+                self.recorder.flush()  # what a cell that runs out of time has timed so far
+            self._note_gpu("after")
+            self._note_gpu_under(loads)
+        finally:
+            gc.enable()
+
+    def one_round(self, loads: Sequence[Load], number: int) -> None:
+        """Run loads one after the other, then read their times; a round below 0 is not recorded.
+
+        Each load starts on an idle device: else it could be launched behind the kernels of the one before, and what
+        it takes to launch many kernels, or to wait for the host, would not show.
+        """
+        device, readings = self.context.device, []
+        for load in loads:
+            synchronize(device)
+            barrier(device)
+            if load.run is not None:
+                readings.append((load, self.stopwatch(load.run)))
+        synchronize(device)
+        if number >= 0:
+            self.recorder.record.timings += [
+                Timed(load=load.name, documents=load.documents, round=number, seconds=read()) for load, read in readings
+            ]
+
+    def _note_gpu(self, when: str) -> None:
+        if self.context.device.kind == "cuda":
+            self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
+
+    def _note_gpu_under(self, loads: list[Load]) -> None:
+        """The GPU's state while it works, in a round that is not recorded: an idle GPU is not slowed by anything."""
+        if self.context.device.kind == "cuda":
+            with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
+                self.one_round(loads, -1)
+            self.recorder.record.gpu_states += busiest(states)
+
+    @contextmanager
+    def _kernels_noted(self, noted: bool) -> Iterator[None]:
+        """Record which attention kernels the loads of a round take: a library may choose others for other shapes."""
+        if not noted:
+            yield
+            return
+        with attention_ops() as names:
+            yield
+        self.recorder.record.environment["timed_attention"] = ", ".join(sorted(names)) or "none that torch names"
+
+    def _turns(self) -> None:
+        """The step of this cell, in turns with the same cell in another stack; the first rounds warm up."""
+        config = self.context.config
+        turns, load = Turns(self.context), self.load_of("turn", 0, config, self.path)
+        for number, turn in turns_of(config.timing.rounds + self.warmup, config.timing.first):
+            if not turns.wait(turn):
+                self.recorder.record.untimed["turn"] = f"the other stack did not come to its turn {turn - 1}"
+                return
+            begin = time.perf_counter()
+            self.one_round([load], number - self.warmup)
+            if number == self.warmup - 1 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
+                turns.give_up(turn)
+                return
+            turns.over(turn)
+
+    def _fits(self, seconds: float, names: set[str]) -> bool:
+        """Whether rounds of so many seconds of wall time end well before the deadline; if not, says so. Collective."""
+        told = torch.tensor([seconds], device=self.context.device.torch_device)
+        dist.broadcast(told, 0)
+        config = self.context.config
+        rounds, room = config.timing.rounds, SHARE * config.deadline_s
+        if rounds * float(told) <= room:
+            return True
+        why = f"{rounds} rounds of {float(told):.3g} s do not fit in {room:.3g} s, {SHARE} of launch.deadline_s"
+        self.recorder.record.untimed.update(dict.fromkeys(names, why))
+        return False
+
+    def _slope(self) -> Iterator[Load]:
+        """Packs of the same tokens in more and more documents; the rotary function alone on one rank only."""
+        config = self.context.config
+        if not config.timing.documents:
+            return
+        upstream = transformer_config(config)
+        yield from self._rotary("rotary", upstream)
+        other = other_rotary(upstream, self.context.device.kind)
+        if isinstance(other, str):
+            self.recorder.record.untimed["rotary_other"] = other
+        else:
+            yield from self._rotary("rotary_other", other)
+        for documents in config.timing.documents:
+            yield self.load_of("step", documents, slope_config(config, documents))
+
+    def _rotary(self, name: str, upstream: Any) -> Iterator[Load]:
+        config, device = self.context.config, self.context.device.torch_device
+        tokens = rotary_tokens(config.timing, config.layout)
+        for documents in config.timing.documents:
+            alone = None
+            if self.context.is_rank_zero:
+                alone = rotary_load(upstream, documents, tokens, device, DTYPES[config.dtype])
+            yield Load(name=name, documents=documents, run=alone)
+
+    def _packing(self) -> Iterator[Load]:
+        """The documents of step 0 as the data path packs them; one per row, and full rows, in the same layout."""
+        config = self.context.config
+        asked = [name for name, wanted in self._unpacked_loads().items() if wanted]
+        made = {}
+        for name in asked:
+            try:
+                made[name] = load_config(config, name, 0)
+            except ValueError as error:
+                self.recorder.record.untimed[name] = str(error)
+        if made:
+            yield self.load_of("packed", 0, config, self.path)
+        for name, other in made.items():
+            assert other is not None
+            yield self.load_of(name, 0, other)
+
+    def _unpacked_loads(self) -> dict[str, bool]:
+        timing = self.context.config.timing
+        return {"unpacked": timing.unpacked, "full": timing.full_rows}
+
+    def load_of(self, name: str, documents: int, config: CellConfig, path: DataPath | None = None) -> Load:
+        """Forward and backward over the micro-batches of step 0 of `config`, fetched now."""
+        path = path or DATA_PATHS[config.data_path](replace(self.context, config=config))
+        truth = StepTruth(config, 0, self.context.place.dp)
+        batches = []
+        for chunk in range(len(self.chunks)):
+            iterator = path.iterator(truth, chunk)
+            batches.append([path.fetch(iterator, chunk) for _ in truth.plans])
+        return Load(name=name, documents=documents, run=partial(self._forward_backward, config, batches))
+
+    def _forward_backward(self, config: CellConfig, batches: list[list[Batch]]) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        iterators = [iter(own) for own in batches]
+        get_forward_backward_func()(
+            forward_step_func=partial(_forward_step, config),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=len(batches[0]),
+            seq_length=config.train.seq_length,
+            micro_batch_size=config.micro_batch_size,
+            forward_only=False,
+        )
+
+
+def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
+    """Megatron's forward_step_func, as in the training leg but for the records."""
+    batch = next(iterator)
+    return forward(model, batch, config), partial(_loss, batch)
+
+
+def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    assert batch.loss_mask is not None
+    loss, tokens = (output.float() * batch.loss_mask.float()).sum(), batch.loss_mask.sum().to(torch.int)
+    return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
+
+
+def _take_hooks_off(chunk: Any) -> None:
+    """Forward hooks are the probe's: Megatron's own work by hooks of autograd."""
+    for module in chunk.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()

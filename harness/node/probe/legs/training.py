@@ -1,0 +1,102 @@
+"""Training leg: a few optimizer steps through Megatron's schedule, everything recorded that the checks need."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from harness.core.run.records import StepSeen
+from harness.node.data_paths.base import RankContext
+from harness.node.device.placement import synchronize
+from harness.node.probe.hooks.routers import aux_scale
+from harness.node.probe.legs.metadata import note_workload
+from harness.node.probe.passes import Passes, gradient_of
+from harness.node.probe.truth import StepTruth
+from harness.node.probe.weights import NamedParameter
+
+
+class TrainingLeg:
+    """Runs the steps and the optimizer."""
+
+    def __init__(self, passes: Passes, optimizer: Any) -> None:
+        self.passes, self.optimizer = passes, optimizer
+        self.context, self.fault, self.recorder = passes.context, passes.fault, passes.recorder
+
+    def run(self) -> None:
+        for step in range(self.context.config.train.steps):
+            self._step(step)
+
+    def _step(self, step: int) -> None:
+        passes = self.passes
+        truth = StepTruth(self.context.config, step, self.context.place.dp)
+        count = self.fault.micro_batches(len(truth.plans), self.context, step)
+        iterators = passes.begin(truth, "training", keep_tokens=step == 0)
+        note_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
+        passes.position.fingerprints = step == 0 and self.context.config.fingerprints
+        synchronize(self.context.device)
+        begin, busy = time.perf_counter(), time.process_time()
+        self.optimizer.zero_grad()
+        self.fault.on_step(self.context, step)
+        passes.run(iterators, micro_batches=count, forward_only=False)
+        synchronize(self.context.device)
+        trained, computed = time.perf_counter() - begin, time.process_time() - busy
+        losses = passes.settle()
+        seen = StepSeen(
+            step=step,
+            micro_batches=count,
+            real_tokens=sum(plan.real_tokens for plan in truth.plans),
+            slots=sum(plan.slots for plan in truth.plans),
+            documents=losses.documents,
+            tokens=losses.tokens,
+        )
+        self._observe(seen)
+        passes.progress("optimizer")
+        begin, busy = time.perf_counter(), time.process_time()
+        self.optimizer.step()
+        synchronize(self.context.device)
+        seen.time_s = trained + time.perf_counter() - begin
+        on_cpu = self.context.device.kind == "cpu"
+        seen.busy_s = computed + time.process_time() - busy if on_cpu else seen.time_s
+        self.recorder.record.steps.append(seen)
+        self.recorder.flush()
+
+    def _observe(self, seen: StepSeen) -> None:
+        """After reduction, before the optimizer: gradient norm every step, fingerprints at step 0, global loss."""
+        seen.grad_norm = _gradient_norm(list(self.passes.named_parameters()), self.context)
+        if seen.step == 0 and self.context.config.fingerprints:
+            self.recorder.record.parameters = self.passes.parameters_seen()
+            self.recorder.record.activations = self.passes.witness.taken()
+        if seen.step == 0:
+            self.recorder.record.aux_scale = aux_scale() if self.context.config.model.balanced else None
+        self._global_loss(seen)
+
+    def _global_loss(self, seen: StepSeen) -> None:
+        """Sum of loss and token count over all replicas and context ranks; last stage only."""
+        if not self.context.is_last(len(self.passes.chunks) - 1):
+            return
+        losses = self.passes.losses
+        device = self.context.device.torch_device
+        both = torch.tensor([losses.loss_sum, losses.token_count], dtype=torch.float64, device=device)
+        dist.all_reduce(both, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        seen.loss_sum, seen.token_count = float(both[0]), int(both[1])
+
+
+def _gradient_norm(parameters: list[NamedParameter], context: RankContext) -> float:
+    """Norm over the whole model before clipping: replicated parameters count once.
+
+    Experts that are spread over ranks (`allreduce` is false on them) add up over those ranks too.
+    """
+    totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
+    for item in parameters:
+        duplicate = item.shard.dim is None and context.place.tp > 0
+        if not duplicate and not getattr(item.parameter, "shared", False):
+            spread = not getattr(item.parameter, "allreduce", True)
+            totals[int(spread)] += gradient_of(item).double().square().sum()
+    dist.all_reduce(totals, group=parallel_state.get_model_parallel_group())
+    if context.config.layout.ep > 1:
+        dist.all_reduce(totals[1:], group=parallel_state.get_expert_model_parallel_group())
+    return float(totals.sum().sqrt())

@@ -1,0 +1,149 @@
+"""Which attention a cell computes with on this node, and what the software here cannot do.
+
+`auto` becomes Transformer Engine, else torch's varlen_attn, else the harness's reference attention: the first that
+nothing speaks against. It is the same on all ranks, whose stack and layout are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.transformer.enums import AttnBackend
+
+from harness.core.cell.attention import (
+    KERNELS,
+    TE_DETERMINISTIC,
+    TE_KINDS,
+    TE_PADDING,
+    first_padded,
+    limits,
+    te_auto_padding,
+    te_deterministic,
+)
+from harness.core.cell.config import CellConfig
+from harness.core.hardware.devices import DevicePlacement, ring_needs_p2p
+from harness.core.hardware.environment import is_deterministic_te
+from harness.core.outcomes import Missing, Rejection
+from harness.node.data_paths.reference import TELLS_PADDING
+from harness.node.probe.model.attention import ReferenceAttention
+from harness.node.probe.model.varlen import VarlenAttention
+
+FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # what Transformer Engine's flash back end is
+_STACK = "the stack under test"
+_HOW = "add it to `packages` of the stack"
+# Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
+_BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
+
+
+def lacking(
+    config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None
+) -> Rejection | Missing | None:
+    """Why the cell's attention cannot run here: device, installed software, GPU; None when it can.
+
+    `capability`: of the node's GPUs, like (9, 0); None where there is none.
+    """
+    kind = config.attention
+    if kind not in KERNELS:
+        return None
+    if place.kind != "cuda":
+        reason = f"attention {kind} has CUDA kernels only, and ranks compute on the CPU; use attention: reference"
+        if config.device != "cpu":
+            return Missing(reason=f"{reason}, or a machine with a GPU")
+        return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
+    if kind == "varlen":
+        return _varlen_lacking()
+    return _engine_lacking(config, capability)
+
+
+def _varlen_lacking() -> Rejection | None:
+    if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
+        return None
+    reason = f"torch {torch.__version__} has no varlen_attn: torch 2.10 has"
+    return Rejection(rule="attention.varlen-torch", reason=reason, source=_STACK)
+
+
+def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:
+    engine = installed("transformer-engine")
+    if engine is None or installed("transformer-engine-torch") is None:
+        reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
+        return Missing(reason=f"{reason}; {_HOW}")
+    told = config.data_path == "reference" and TELLS_PADDING
+    if wrong := te_auto_padding(_numbers(engine), config, told):
+        return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
+    bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)
+    if bound and (wrong := te_deterministic(config, capability or (0, 0))):
+        return Rejection(rule=TE_DETERMINISTIC[0], reason=wrong, source=TE_DETERMINISTIC[1])
+    return _flash_lacking(config) if config.attention == "te-flash" else None
+
+
+def _flash_lacking(config: CellConfig) -> Rejection | Missing | None:
+    there = [name for name in FLASH_PACKAGES if installed(name)]
+    needed = ", ".join(FLASH_PACKAGES)
+    if not there:
+        return Missing(reason=f"attention te-flash needs one of {needed}, and this stack has none; {_HOW}")
+    if "flash-attn-3" not in there and (found := first_padded(config)):
+        reason = f"{found}; of {', '.join(there)} none takes padding between documents: flash-attn-3 does"
+        return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
+    return None
+
+
+def installed(name: str) -> str | None:
+    """Version of a distribution, None when it is not installed. Nothing is imported."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`2.16.0+abc` gives (2, 16, 0)."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None) -> CellConfig:
+    """The cell with the attention that it computes with in place of `auto`; `capability` as in `lacking`."""
+    if config.attention != "auto":
+        return config
+    wanted = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
+    for kind in wanted:
+        tried = replace(config, attention=kind)
+        if not limits(tried) and lacking(tried, place, capability) is None and ring_needs_p2p(tried, place) is None:
+            return tried
+    return replace(config, attention="reference")
+
+
+def core_attention(kind: str) -> Any:
+    """The class that stands as core_attention in a layer spec; `auto` only where nothing resolved it: reference."""
+    if kind in TE_KINDS:
+        return get_gpt_layer_with_transformer_engine_spec().submodules.self_attention.submodules.core_attention
+    return VarlenAttention if kind == "varlen" else ReferenceAttention
+
+
+def attention_fields(kind: str) -> dict[str, Any]:
+    """Fields of upstream's configuration that choose Transformer Engine's back ends."""
+    return {"attention_backend": _BACKENDS[kind]} if kind in TE_KINDS else {}
+
+
+def described(kind: str) -> str:
+    """For the record, e.g. "Transformer Engine 2.20.2, te-fused"."""
+    if kind in TE_KINDS:
+        return f"Transformer Engine {installed('transformer-engine')}, {kind}"
+    return f"torch varlen_attn {torch.__version__}" if kind == "varlen" else "harness reference attention"
+
+
+def chosen_backend(kind: str) -> str:
+    """The back end that Transformer Engine took for its last call, by its own word; empty when it has none."""
+    name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
+    state = getattr(sys.modules.get(name), "_attention_backends", None) if kind in TE_KINDS else None
+    if not state:
+        return ""
+    return next((back for back in ("flash", "fused", "unfused") if state.get(f"use_{back}_attention")), "")

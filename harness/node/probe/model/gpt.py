@@ -1,0 +1,216 @@
+"""The model under the probe: megatron-core's GPTModel, DDP and optimizer, built for one cell's layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import package_info, parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from harness.core.cell.axes import upstream_names
+from harness.core.cell.config import CellConfig
+from harness.core.outcomes import Missing, Rejection
+from harness.core.setting import upstream_of
+from harness.node.device.placement import Device
+from harness.node.probe.model.attention_kinds import attention_fields
+from harness.node.probe.model.norm import RMSNorm
+from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _undrawn(weight: torch.Tensor) -> torch.Tensor:
+    """An init_method of upstream's configuration that leaves a weight as it was allocated."""
+    return weight
+
+
+_FIXED: dict[str, Any] = {
+    "use_cpu_initialization": True,
+    # `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but older
+    # releases then leave weights without their tensor-parallel attributes.
+    **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "gradient_accumulation_fusion": False,
+    "bias_dropout_fusion": False,
+    "bias_activation_fusion": False,
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+}
+
+
+def initialize_parallel(config: CellConfig, device: Device) -> None:
+    """Megatron's process groups and random state for the layout; torch.distributed must be up."""
+    layout = config.layout
+    wanted: dict[str, Any] = {
+        # Like the world's: a hang must end by the cell's deadline, whatever it is, and not by a time-out before it.
+        "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
+        # Copies of the groups over gloo, which checkpoints of a distributed optimizer use: none here.
+        "create_gloo_process_groups": device.backend != "nccl",
+    }
+    known = inspect.signature(parallel_state.initialize_model_parallel).parameters
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        **{name: value for name, value in wanted.items() if name in known},
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(config.train.seed)
+
+
+def timeout_of(config: CellConfig) -> timedelta:
+    """Of collectives: longer than the deadline, so that a hang ends by the deadline's dumps, not by a time-out."""
+    return timedelta(seconds=config.deadline_s + 60)
+
+
+def first_collectives(device: Device) -> list[str]:
+    """One all_reduce on the world and on every parallel group, so that all connections exist before upstream's code.
+
+    NCCL connects a group at its first collective: what fails there is the network, a GPU or the driver, and must not
+    look like a failure of the batch or the model. Returns the groups' names, in the order that all ranks share.
+    """
+    found: dict[str, Any] = {"WORLD": None}
+    for name, group in sorted(vars(parallel_state).items()):
+        if isinstance(group, dist.ProcessGroup) and group.size() > 1 and group not in found.values():
+            found[name.strip("_")] = group
+    one = torch.ones(1, device=device.torch_device)
+    for name, group in found.items():
+        total = one.clone()
+        dist.all_reduce(total, group=group)
+        if int(total) != dist.get_world_size(group):  # also waits for the GPU
+            size = dist.get_world_size(group)
+            raise RuntimeError(f"the first all_reduce of {name} gave {float(total):g} instead of {size}, its ranks")
+    return list(found)
+
+
+def upstream_fields(config: CellConfig) -> dict[str, Any]:
+    """Every field of upstream's configuration that the cell asks for; a part's own come last."""
+    layout, dtype = config.layout, DTYPES[config.dtype]
+    return {
+        **upstream_of(layout),
+        **upstream_of(config.model),
+        **upstream_of(config.options),
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": config.dtype == "bf16",
+        **_FIXED,
+        # Rows differ in length between micro-batches, so stages must exchange shapes.
+        "variable_seq_lengths": True,
+        # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.
+        "moe_token_dispatcher_type": "alltoall",
+        # Megatron's own default for interleaving (arguments.py). The batched form crosses the forward and backward
+        # messages of two stages that are each other's previous and next (pp 2) on backends that match by order.
+        "overlap_p2p_comm": layout.vpp > 1,
+        "batch_p2p_comm": layout.vpp == 1,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        **attention_fields(config.attention),
+        **part_fields(config),
+    }
+
+
+def lacking(config: CellConfig) -> Rejection | Missing | None:
+    """Why this release's configuration cannot say what the cell is; None when it can.
+
+    A release without a field that the cell leaves off (None, false) is as the cell wants it.
+    """
+    upstream = config_class(config)
+    known = {item.name for item in dataclasses.fields(upstream)}
+    absent = [
+        name for name, value in upstream_fields(config).items() if name not in known and value not in (None, False)
+    ]
+    if not absent:
+        return None
+    asked = upstream_names()
+    said = ", ".join(f"{name} ({asked[name]})" if name in asked else name for name in absent)
+    reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {said}"
+    if all(name in asked for name in absent):
+        return Rejection(rule="stack.field", reason=reason, source="the stack under test")
+    return Missing(reason=f"{reason}; the probe needs it")
+
+
+def transformer_config(config: CellConfig) -> TransformerConfig:
+    """Upstream's configuration. `lacking` is asked before: what it does not know here is off."""
+    upstream = config_class(config)
+    known = {item.name for item in dataclasses.fields(upstream)}
+    return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
+
+
+def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
+    """The model chunks of this rank's stage, each in Megatron's DDP."""
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=False,
+        average_in_collective=config.options.average_in_collective,
+    )
+    chunks = []
+    for index in range(config.layout.vpp):
+        stage = index if config.layout.vpp > 1 else None
+        virtual = {"ignore_virtual": False, "vp_stage": stage} if stage is not None else {}
+        spec = TransformerBlockSubmodules(
+            layer_specs=[layer_spec(config)] * get_num_layers_to_build(upstream, vp_stage=stage), layer_norm=RMSNorm
+        )
+        chunk = GPTModel(
+            upstream,
+            spec,
+            config.model.vocab,
+            config.train.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(**virtual),
+            post_process=parallel_state.is_pipeline_last_stage(**virtual),
+            position_embedding_type="rope",
+            rotary_base=config.model.rope_base,
+            share_embeddings_and_output_weights=config.model.tied,
+            parallel_output=True,
+            **({"vp_stage": stage} if stage is not None else {}),
+            **mtp_arguments(config, upstream, spec, stage),
+        ).to(device.torch_device)
+        # As megatron.training.get_model does: inputs cast to bf16, outputs of the last stage back to fp32.
+        wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
+        chunks.append(DistributedDataParallel(upstream, ddp_config, wrapped))
+    upstream.finalize_model_grads_func = finalize_model_grads
+    return chunks
+
+
+def unwrap(chunk: Any) -> GPTModel:
+    """The GPTModel inside DDP and the precision wrapper."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def expert_rank() -> int:
+    """This rank's place among those that share the experts of a layer."""
+    return int(parallel_state.get_expert_model_parallel_rank())
+
+
+def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
+    """Megatron's Adam without clipping: the probe records the norm before clipping itself."""
+    dtype = DTYPES[config.dtype]
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=config.train.lr,
+            bf16=config.dtype == "bf16",
+            params_dtype=dtype,
+            clip_grad=0.0,
+            use_distributed_optimizer=False,
+        ),
+        chunks,
+    )

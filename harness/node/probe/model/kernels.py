@@ -1,0 +1,44 @@
+"""Choices of kernels that a model asks for: fused rotary positions. They have not run on a GPU yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import megatron.core.models.common.embeddings.rope_utils as rope_utils
+import torch
+
+from harness.core.cell.config import CellConfig
+
+# Operators of torch that stand for one attention kernel each, and autograd functions of Transformer Engine.
+_ATTENTION = re.compile(
+    r"aten::(_scaled_dot_product_\w+?|_(?:flash|cudnn|efficient)_attention_forward\w*?)(?:_for_cpu)?$|"
+    r"(FusedAttnFunc\w*|FlashAttnFunc\w*|FlashAttnVarlenFunc\w*|UnfusedDotProductAttention)$"
+)
+
+
+@contextmanager
+def attention_ops() -> Iterator[set[str]]:
+    """The attention kernels that torch's profiler sees inside, by the name of their operator."""
+    names: set[str] = set()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        yield names
+    for event in profiler.events() or ():
+        if found := _ATTENTION.match(event.name):
+            names.add(found[1] or found[2])
+
+
+def lacking(config: CellConfig, device: str) -> str | None:
+    """Why kernels that a cell asks for cannot run on a kind of device, "cpu" or "cuda"; None when they can."""
+    reason = no_rope_fusion(device) if config.model.rope_fusion else None
+    return f"model.rope_fusion is true: {reason}" if reason else None
+
+
+def no_rope_fusion(device: str) -> str | None:
+    """Why fused rotary kernels cannot run on a kind of device; None where they can."""
+    if device != "cuda":
+        return "fused rotary kernels (apply_rope_fusion) are CUDA kernels, and the ranks compute on the CPU"
+    if rope_utils.fused_apply_rotary_pos_emb_thd is None:
+        return "fused rotary kernels (apply_rope_fusion) are Transformer Engine's, and the stack has none"
+    return None

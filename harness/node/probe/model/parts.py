@@ -1,0 +1,98 @@
+"""Experts, multi-token prediction and latent attention: upstream's settings and layer specs for them.
+
+Experts run one after the other (SequentialMLP): grouped products need a GPU. Norms are the probe's own, since torch's
+refuse sequence parallel, and core attention is what attention_kinds.py says. All else is the same for all kinds of it,
+so that parameters have the same names and values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import megatron.core.package_info as package_info
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer import multi_token_prediction
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from harness.core.cell.config import CellConfig
+from harness.core.setting import upstream_of
+from harness.node.probe.model.attention_kinds import core_attention
+from harness.node.probe.model.norm import RMSNorm
+
+
+def lacking(config: CellConfig) -> str | None:
+    """Why this release cannot run the cell's model; None when it can."""
+    release = f"megatron-core {package_info.__version__}"
+    if config.model.padding_mask and "padding_mask" not in inspect.signature(GPTModel.forward).parameters:
+        return f"{release} has no padding mask for routers: GPTModel.forward takes one from 0.16 on"
+    rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
+    if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
+        return f"{release} rolls tokens for multi-token prediction across documents: packed rows from 0.16 on"
+    return None
+
+
+def config_class(config: CellConfig) -> Any:
+    return MLATransformerConfig if config.model.mla else TransformerConfig
+
+
+def part_fields(config: CellConfig) -> dict[str, Any]:
+    """Fields of upstream's configuration for the parts that the model has."""
+    moe, mtp, mla = config.model.moe, config.model.mtp, config.model.mla
+    fields: dict[str, Any] = {}
+    if moe:
+        fields |= upstream_of(moe)
+        fields |= {
+            "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
+            "moe_grouped_gemm": False,
+            # Stages need not exchange shapes where all rows are equally long, and allgather refuses that they do.
+            "variable_seq_lengths": moe.dispatcher != "allgather",
+        }
+    if mtp:
+        fields |= upstream_of(mtp)
+    if mla:
+        fields |= upstream_of(mla)
+        fields |= {"rotary_base": config.model.rope_base, "qk_layernorm": True}
+        fields |= {"num_query_groups": config.model.heads}
+    return fields
+
+
+def layer_spec(config: CellConfig) -> Any:
+    """One transformer layer."""
+    model = config.model
+    experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
+    latent = {"multi_latent_attention": True, "qk_layernorm": True} if model.mla else {}
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", **experts, **latent)
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = core_attention(config.attention)
+    if model.mla:
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    spec.submodules.input_layernorm = RMSNorm
+    spec.submodules.pre_mlp_layernorm = RMSNorm
+    return spec
+
+
+def mtp_arguments(
+    config: CellConfig, upstream: TransformerConfig, spec: TransformerBlockSubmodules, vp_stage: int | None
+) -> dict[str, Any]:
+    """GPTModel's argument for its prediction layers, where the model and the stage have some."""
+    if config.model.mtp is None:
+        return {}
+    known = inspect.signature(get_gpt_mtp_block_spec).parameters
+    stage = {"vp_stage": vp_stage} if "vp_stage" in known else {}
+    block = get_gpt_mtp_block_spec(upstream, spec, use_transformer_engine=False, **stage)
+    for layer in block.layer_specs if block is not None else ():
+        layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = RMSNorm
+    return {"mtp_block_spec": block}
+
+
+def mtp_layers(chunk: Any) -> list[Any]:
+    """The transformer layers inside the prediction layers of a chunk (the module inside DDP)."""
+    block = getattr(chunk, "mtp", None)
+    inner = ("mtp_model_layer", "transformer_layer")  # its name from 0.17, and before
+    return [
+        next(getattr(layer, name) for name in inner if hasattr(layer, name))
+        for layer in (block.layers if block is not None else ())
+    ]

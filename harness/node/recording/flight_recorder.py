@@ -1,0 +1,69 @@
+"""Writes what NCCL's flight recorder holds when a rank is about to run into its deadline, and reads it afterwards.
+
+A thread of the rank asks shortly before the deadline: the main thread waits for the GPU then, and has given the GIL
+away. The format: harness/core/run/flight_dump.py.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.core.run.flight_dump import Collective, waiting
+from harness.core.run.run_dir import AttemptDir, write_atomic
+
+EARLY_S = 1.0  # before the deadline: the dump takes milliseconds, the stacks follow at the deadline
+# Functions of torch's C module with the recorder's entries, newest first: JSON from torch 2.5 on, pickle before.
+_DUMPS: tuple[tuple[str, Callable[[bytes], Any]], ...] = (
+    ("_dump_nccl_trace_json", json.loads),
+    ("_dump_nccl_trace", pickle.loads),  # made by this very process
+)
+
+
+def flight_file(attempt: AttemptDir, rank: int) -> Path:
+    return attempt.log(rank).with_suffix(".flight.json")
+
+
+def watch(attempt: AttemptDir, rank: int, deadline_at: float) -> threading.Timer:
+    """Start the thread that writes the dump; `deadline_at` in seconds since the epoch. Cancel it at the rank's end."""
+    timer = threading.Timer(max(deadline_at - EARLY_S - time.time(), 0.0), _write, (flight_file(attempt, rank),))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _write(path: Path) -> None:
+    """Nothing is written where collectives are not NCCL's: there the stack names the collective."""
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return
+    import torch._C._distributed_c10d as c10d
+
+    trace = dumped(c10d)
+    if trace is not None:
+        write_atomic(path, json.dumps(trace, default=str))
+
+
+def dumped(c10d: Any) -> dict[str, Any] | None:
+    """The recorder's whole dump, by the best function that this torch has; None when it has none."""
+    for name, read in _DUMPS:
+        function = getattr(c10d, name, None)
+        if function is not None:
+            trace: dict[str, Any] = read(function())
+            return trace
+    return None
+
+
+def waited_in(attempt: AttemptDir, rank: int) -> list[Collective]:
+    """What a rank that hit the deadline was waiting for; nothing where it left no whole dump."""
+    try:
+        trace = json.loads(flight_file(attempt, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return waiting(trace) if isinstance(trace, dict) else []

@@ -1,0 +1,157 @@
+"""The rank record while it grows: flushed by rename before every micro-batch's forward and at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from dataclasses import astuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
+from harness.core.run.run_dir import needs_room, write_json
+from harness.core.serialization import dumps, from_jsonable, loads
+from harness.node.recording.frames import errno_of, frames_of
+
+_PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
+_FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+
+
+class Recorder:
+    """Owns one rank's record and its file."""
+
+    def __init__(self, record: RankRecord, path: Path) -> None:
+        self.record = record
+        self.path = path
+        self.written = ""  # how the record on the disk says that the rank ended
+        self._known: dict[Any, int] = {}
+        self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params have not been read from the GPU yet
+        self._last: tuple[Any, Any, Any] | None = None  # params seen last, their key, their snapshot
+        with needs_room(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
+
+    def progress(self, leg: str, step: int, micro_batch: int, phase: str) -> None:
+        """Say where the rank is, also to a file of its own: a rank that hangs or is killed cannot flush its record."""
+        self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
+        with needs_room(self.path):
+            os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
+
+    def flush(self) -> None:
+        self._settle()
+        write_json(self.path, self.record)
+
+    def layer(self, seen: LayerSeen, packed_seq_params: Any) -> None:
+        """Record what a layer received. Values on a GPU are copied there now and read at the next flush: reading them
+        would wait for the GPU in the middle of a step that is timed."""
+        self.record.layers.append(seen)
+        if packed_seq_params is None:
+            return
+        tensors = [value for value in vars(packed_seq_params).values() if isinstance(value, Tensor)]
+        if not any(waits(tensor) for tensor in tensors):
+            seen.params = self.params(packed_seq_params)
+            return
+        key = [(id(tensor), tensor._version) for tensor in tensors]
+        if self._last is None or self._last[0] is not packed_seq_params or self._last[1] != key:
+            self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
+        self._pending.append((seen, self._last[2]))
+
+    def _settle(self) -> None:
+        pending, self._pending, self._last = self._pending, [], None
+        for seen, params in pending:
+            seen.params = self.params(params)
+
+    def params(self, packed_seq_params: Any) -> int | None:
+        """Index of these PackedSeqParams in the record's table of distinct values; None for None."""
+        if packed_seq_params is None:
+            return None
+        seen = _seen(packed_seq_params)
+        key = repr(astuple(seen))
+        if key not in self._known:
+            self._known[key] = len(self.record.packed_params)
+            self.record.packed_params.append(seen)
+        return self._known[key]
+
+    def end(self, ended: str) -> None:
+        self.record.ended = ended
+        self.flush()
+        self.written = ended
+
+    def fail(self, error: BaseException) -> None:
+        unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
+        self.record.layers = [seen for seen in self.record.layers if id(seen) not in unread]
+        self._pending = []
+        self.record.failure = Failure(
+            type=type(error).__name__,
+            message=str(error)[:4000],
+            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__))[-16000:],
+            time=time.time(),
+            frames=frames_of(error),
+            errno=errno_of(error),
+        )
+        self.end("raised")
+
+
+def waits(tensor: Tensor) -> bool:
+    """Whether to read a tensor's values is to wait for a GPU."""
+    return tensor.is_cuda
+
+
+def progress_file(record: Path) -> Path:
+    """Where a rank says how far it is, beside its record."""
+    return record.with_suffix(".progress")
+
+
+def last_progress(record: Path) -> Progress | None:
+    """What a rank last said; None when it said nothing."""
+    path = progress_file(record)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return from_jsonable(Progress, loads(text)) if text else None
+
+
+def _snapshot(params: Any) -> Any:
+    """A copy whose tensors nobody else changes; fields that share a tensor share its copy."""
+    copies = {id(value): value.clone() for value in vars(params).values() if isinstance(value, Tensor)}
+    return SimpleNamespace(**{name: copies.get(id(value), value) for name, value in vars(params).items()})
+
+
+def _seen(params: Any) -> SeenParams:
+    tensors = {name: getattr(params, name, None) for name in _FIELDS}
+    offsets = {name: _ints(tensor) for name, tensor in tensors.items()}
+    longest = getattr(params, "max_seqlen_q", None)
+    return SeenParams(
+        **offsets,
+        max_seqlen_q=_int(longest),
+        max_seqlen_kv=_int(getattr(params, "max_seqlen_kv", None)),
+        qkv_format=getattr(params, "qkv_format", None),
+        forms=_forms({name: tensor for name, tensor in tensors.items() if tensor is not None}),
+        pad_between_seqs=getattr(params, "pad_between_seqs", None),
+        max_seqlen_type=None if longest is None else type(longest).__name__,
+    )
+
+
+def _forms(tensors: dict[str, Any]) -> dict[str, TensorForm]:
+    first: dict[int, str] = {}
+    forms = {}
+    for name, tensor in tensors.items():
+        known = first.setdefault(id(tensor), name)
+        forms[name] = TensorForm(
+            dtype=str(tensor.dtype),
+            shape=list(tensor.shape),
+            device=str(tensor.device),
+            same_as=None if known == name else known,
+        )
+    return forms
+
+
+def _ints(tensor: Any) -> list[int] | None:
+    """Values of a tensor; None when there is none, or when it is on the device that holds no values."""
+    return None if tensor is None or tensor.is_meta else [int(value) for value in tensor.reshape(-1).tolist()]
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,249 @@
+"""From a matrix to its cells: resolve every combination, apply constraints and rules, find the reference cells."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from harness.core.cell.attention import KERNELS
+from harness.core.cell.axes import always
+from harness.core.cell.config import CellConfig, ShapeIdentity, cell_id
+from harness.core.outcomes import Rejection
+from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
+from harness.core.stack import DEFAULT
+from harness.plan.expansion.interleaving import in_turns
+from harness.plan.expansion.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
+from harness.plan.expansion.selection import Candidate, Forbidden, choose
+from harness.plan.matrix.axes import Row
+from harness.plan.matrix.constraints import ConstraintError
+from harness.plan.matrix.load import Matrix
+from harness.plan.matrix.problems import KeyPath, Problems
+from harness.plan.matrix.select_parse import KEY
+from harness.plan.matrix.sizes import MOST_ROWS
+from harness.plan.rules.rule import Rule
+from harness.plan.rules.table import CELL_RULES, SHAPE_RULES, rejections, world_size_rule
+
+_ALWAYS = always()  # axes that every table shows
+
+
+def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Expansion:
+    """Cells, rejected cells and counts of excluded combinations; InputError when nothing is left to run.
+
+    `more_rules`: those of the cluster that the cells run on.
+    """
+    problems = Problems(matrix.file, matrix.lines)
+    excluded: Counter[str] = Counter()
+    rows = list(itertools.islice(_allowed_rows(matrix, excluded, problems), MOST_ROWS + 1))
+    if len(rows) > MOST_ROWS:
+        hint = "drop some by constraints or exclude, or split the matrix over several files"
+        problems.add(("matrix",), "too many combinations are left", allowed=f"at most {MOST_ROWS:,}", hint=hint)
+    problems.raise_any()
+    resolver = Resolver(matrix, largest_cp=max((row.values["cp"] for row in rows), default=1))
+    resolver.check_models(rows, problems)
+    problems.raise_any()
+    rules: tuple[Rule[CellConfig], ...] = (*CELL_RULES, world_size_rule(matrix.launch.max_ranks), *more_rules)
+    shown = list(dict.fromkeys([*_ALWAYS, *matrix.axes.names]))
+    cells, rejected, forbidden = _judge_rows(rows, resolver, rules, shown)
+    if not cells:
+        problems.add(*_nothing_left(rejected, excluded))
+    known = _KnownFailures(matrix.xfail)
+    allowed, selection = cells, None
+    if matrix.covering and matrix.base:
+        hint = "run every cell with select: full, or drop checks.throughput.slower_than"
+        problems.add(KEY, "a selection would leave out cells that others take turns with", hint=hint)
+    elif matrix.covering and cells:
+        cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
+    planned = _plan(cells, shown, known)
+    planned = in_turns(planned, matrix.base, problems) if matrix.base else planned
+    known.check_used(allowed, rejected, problems)
+    problems.raise_any()
+    return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)
+
+
+def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) -> Iterator[Row]:
+    """Combinations with every axis filled in, less those that a constraint drops."""
+    base = default_values(matrix)
+    dotted = any("." in constraint.text for constraint in matrix.constraints)
+    for combination in matrix.axes.combinations():
+        values = {**base, **combination.values}
+        if "packing" not in values:
+            problems.add(("matrix",), "a combination has no packing", hint="add the axis 'packing'")
+            return
+        if values["sp"] is None:
+            values["sp"] = values["tp"] > 1
+        values["world_size"] = values["tp"] * values["pp"] * values["cp"] * values["dp"]
+        names = {**values, **_sections(matrix, values)} if dotted else values
+        try:
+            broken = next((constraint for constraint in matrix.constraints if not constraint.holds(names)), None)
+        except ConstraintError as error:
+            problems.add(("constraints",), str(error))
+            return
+        if broken is None:
+            yield Row(values, combination.line, combination.included)
+        else:
+            excluded[broken.text] += 1
+
+
+def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
+    """What `model.layers` and `train.seq_length` mean in a constraint: the combination's value, or the section's."""
+    return {
+        name: dataclasses.replace(section, **of_section(name, values))
+        for name, section in (("model", matrix.model), ("train", matrix.train))
+    }
+
+
+class _Shape:
+    """What cells of one shape have in common, worked out for the first of them."""
+
+    def __init__(self, config: CellConfig) -> None:
+        self.identity = ShapeIdentity.of(config)
+        self._config = config
+
+    @cached_property
+    def rejections(self) -> tuple[Rejection, ...]:
+        return rejections(self._config, SHAPE_RULES)
+
+
+def _judge_rows(
+    rows: list[Row], resolver: Resolver, rules: tuple[Rule[CellConfig], ...], shown: list[str]
+) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
+    """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged.
+
+    `rules`: beside those of shapes.
+    """
+    cells: dict[str, Candidate] = {}
+    rejected: dict[str, RejectedCell] = {}
+    forbidden: list[Forbidden] = []
+    shapes: dict[tuple[Any, ...], _Shape] = {}
+    for row in rows:
+        config, key = resolver.config(row.values), resolver.shape_key(row.values)
+        shape = shapes.get(key) or shapes.setdefault(key, _Shape(config))
+        name = cell_id(config, shape.identity)
+        if name in cells and row.included:
+            cells[name] = cells[name]._replace(included=True)
+        if name in cells or name in rejected:
+            continue
+        if reasons := shape.rejections + rejections(config, rules):
+            axes = axes_of(config, shown)
+            rejected[name] = RejectedCell(id=name, axes=axes, rejections=reasons, line=row.line)
+            forbidden.append(Forbidden(config, reasons[0].rule))
+        else:
+            cells[name] = Candidate(name, config, row.line, row.included)
+    return list(cells.values()), list(rejected.values()), forbidden
+
+
+def _group(config: CellConfig) -> str:
+    """Within one matrix, cells differ in model, train and documents only by their variant.
+
+    A stack is compared with itself: releases may compute other numbers, and a broken one must not accuse another.
+    """
+    device = "" if config.device == "auto" else config.device
+    parts = (config.dtype, config.variant, device, "" if config.stack == DEFAULT else config.stack)
+    return "-".join(part for part in parts if part)
+
+
+def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:
+    """The cells, each with its group's reference; a reference that the matrix lacks is added before its group."""
+    groups: dict[str, list[Candidate]] = {}
+    for cell in cells:
+        groups.setdefault(_group(cell.config), []).append(cell)
+    result: list[PlannedCell] = []
+    for group, members in groups.items():
+        known_ids = {cell.id for cell in members}
+        controls: dict[CellConfig, Candidate] = {}
+        references = _references(members, controls)
+        added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
+        references |= _references(added, controls)
+        held_against = set(references.values())
+        for cell in [*added, *members]:
+            extra, reference = cell.id not in known_ids, references[cell.id]
+            result.append(
+                PlannedCell(
+                    id=cell.id,
+                    axes=axes_of(cell.config, shown),
+                    config=measuring(cell.config) if cell.id in held_against else cell.config,
+                    group=group,
+                    reference=None if reference == cell.id else reference,
+                    role="reference" if extra else "cell",
+                    xfail=None if extra else known.of(cell.id),
+                    line=cell.line,
+                )
+            )
+    return result
+
+
+def alone(config: CellConfig) -> list[PlannedCell]:
+    """A cell that comes from no matrix, after the chain of its references."""
+    return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
+
+
+def _references(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
+    """Id of each cell of a group -> id of its control. Those whose rows do not matter have one per attention."""
+    common: dict[str, str] = {}
+    references: dict[str, str] = {}
+    for cell in cells:
+        attention = cell.config.attention
+        if cell.config.by_rows or attention in KERNELS:
+            references[cell.id] = _reference(cell.config, controls)
+        else:
+            common[attention] = common.get(attention) or _reference(cell.config, controls)
+            references[cell.id] = common[attention]
+    return references
+
+
+def _reference(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
+    """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
+    control = reference_config(config)
+    if control not in controls:
+        if control != config:
+            _reference(control, controls)
+        controls.setdefault(control, Candidate(cell_id(control), control, None))
+    return controls[control].id
+
+
+class _KnownFailures:
+    """The xfail entries of a matrix, and which of them matched a cell."""
+
+    def __init__(self, entries: tuple[XFail, ...]) -> None:
+        self._entries = [(entry, re.compile(fnmatch.translate(entry.pattern))) for entry in entries]
+        self._used: set[int] = set()
+
+    def of(self, cell: str) -> XFail | None:
+        """The first entry whose pattern matches the cell's name."""
+        if not self._entries:
+            return None
+        matching = [n for n, (_, pattern) in enumerate(self._entries) if pattern.match(name_of(cell))]
+        self._used.update(matching)
+        return self._entries[matching[0]][0] if matching else None
+
+    def check_used(self, allowed: list[Candidate], rejected: list[RejectedCell], problems: Problems) -> None:
+        """An entry that matches no cell excuses nothing: a typo, or a cell that is gone. Cells left out are cells."""
+        for number, (entry, pattern) in enumerate(self._entries):
+            if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
+                only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)
+                hint = "it matches rejected cells only" if only_rejected else "`harness plan` lists the cell names"
+                problems.add(("xfail", number, "pattern"), "matches no cell", found=repr(entry.pattern), hint=hint)
+
+
+def name_of(cell: str) -> str:
+    """A cell id without its hash."""
+    return cell.rpartition("-")[0]
+
+
+def _nothing_left(rejected: list[RejectedCell], excluded: Counter[str]) -> tuple[KeyPath, str]:
+    """Where and why no cell is left."""
+    if rejected:
+        counts = Counter(rejection.rule for cell in rejected for rejection in cell.rejections)
+        listed = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common())
+        first = f"{rejected[0].id}: {rejected[0].rejections[0].reason}"
+        return ("matrix",), f"nothing left to run: rules reject every cell: {listed}; first {first}"
+    if excluded:
+        listed = ", ".join(f"{text!r} ({count})" for text, count in excluded.items())
+        return ("constraints",), f"nothing left to run: constraints drop every combination: {listed}"
+    return ("matrix",), "nothing left to run: the matrix has no combination"

@@ -1,0 +1,50 @@
+"""Cells of two stacks that take turns: each block of one runs next to a block of the other, on the same machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.core.cell.config import CellConfig, cell_id
+from harness.core.run.run_plan import PlannedCell
+from harness.plan.matrix.problems import Problems
+
+_KEY = ("checks", "throughput", "slower_than", "stack")
+
+
+def in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
+    """The cells, of which those that differ in nothing but the stack are paired; `base` is the stack compared with.
+
+    Cells that the matrix wants timed take part; one whose partner is rejected has none. Adds a problem unless there are
+    two stacks, one of them the base.
+    """
+    stacks = list(dict.fromkeys(cell.config.stack for cell in cells))
+    if base not in stacks:
+        problems.add(_KEY, "no cell runs in this stack", found=repr(base), allowed=", ".join(stacks))
+    elif len(stacks) != 2:
+        hint = "run a matrix for each pair of stacks, or drop slower_than"
+        problems.add(_KEY, f"cells take turns in two stacks, and the axis 'stack' has {len(stacks)}", hint=hint)
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        if cell.config.timing.turns:
+            groups.setdefault(_pair(cell.config), []).append(cell)
+    partners = {cell.id: members for members in groups.values() if len(members) == 2 for cell in members}
+    return [_paired(cell, partners[cell.id], base) if cell.id in partners else _alone(cell) for cell in cells]
+
+
+def _pair(config: CellConfig) -> str:
+    """The name of what a cell is but for its stack."""
+    name = cell_id(replace(config, stack=""))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _alone(cell: PlannedCell) -> PlannedCell:
+    return replace(cell, config=replace(cell.config, timing=replace(cell.config.timing, turns="")))
+
+
+def _paired(cell: PlannedCell, members: Sequence[PlannedCell], base: str) -> PlannedCell:
+    is_base = cell.config.stack == base
+    timing = replace(cell.config.timing, turns=_pair(cell.config), first=is_base)
+    partner = next(member.id for member in members if member.id != cell.id)
+    return replace(cell, config=replace(cell.config, timing=timing), base=None if is_base else partner)

@@ -1,0 +1,240 @@
+"""From the values of a combination to the resolved configuration of a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
+from functools import cache
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from harness.core.cell.attention import KERNELS
+from harness.core.cell.axes import LAYOUT, axes, dotted
+from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.packing.documents import MIXES, DocumentsConfig, mix
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import UNPACKED
+from harness.core.setting import keys_of
+from harness.core.stack import digest
+from harness.plan.matrix.axes import Row
+from harness.plan.matrix.load import Matrix
+from harness.plan.matrix.problems import Problems
+from harness.plan.matrix.sizes import size_problems
+from harness.plan.schema.model import PARTS, model_problems, shown_part
+
+_OPTIONS = tuple(keys_of(PackingOptions))
+_LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
+_OWN = tuple(axis for axis in axes().values() if axis.field)  # each sets a field of CellConfig
+_SHAPED = tuple(axis for axis in _OWN if axis.setting.shape)
+_BESIDE = tuple(axis for axis in _OWN if not axis.setting.shape)
+_BESIDE_SHAPE = (*(axis.name for axis in _BESIDE), "timed")  # axes that a rules.rule.Shape does not have
+# What a table shows where it is not the value itself.
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    **{f"model.{name}": shown_part for name in PARTS},
+    "pad_seq_to_mult": lambda value: value or "auto",
+}
+
+
+def default_values(matrix: Matrix) -> dict[str, Any]:
+    """Values of the axes that a combination leaves out. `packing` has none: every combination must name it."""
+    values = {name: axis.default for name, axis in axes().items() if name != "packing"}
+    values |= {name: getattr(matrix.options, name) for name in _OPTIONS}
+    values["documents"] = matrix.documents.mode
+    return values | {name: attrgetter(name)(matrix) for name in matrix.axes.names if "." in name}
+
+
+def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a section's axes: {"model.layers": 8} gives {"layers": 8} for "model"."""
+    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{section}.")}
+
+
+class Resolver:
+    """Turns the values of a combination into a CellConfig; shared parts are made once."""
+
+    def __init__(self, matrix: Matrix, largest_cp: int) -> None:
+        self.matrix = matrix
+        self.largest_cp = largest_cp
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._options: dict[tuple[Any, ...], PackingOptions] = {}
+        self._bases: dict[tuple[Any, ...], tuple[ModelConfig, TrainConfig, DocumentsConfig, str]] = {}
+        self._made_of = {name: digest(stack) for name, stack in matrix.stacks.items()}
+        self._dotted = [name for name in self.matrix.axes.names if "." in name]
+        names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
+        self._shape_values = itemgetter(*[name for name in names if name not in _BESIDE_SHAPE])
+        self._shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._common: dict[str, Any] = {
+            "deadline_s": matrix.launch.deadline_s,
+            "canaries": matrix.canaries,
+            "fingerprints": matrix.fingerprints,
+        }
+
+    def shape_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
+        """Equal for combinations whose cells differ at most in what _BESIDE_SHAPE names."""
+        key: tuple[Any, ...] = self._shape_values(values)
+        return key
+
+    def config(self, values: dict[str, Any]) -> CellConfig:
+        key = self._shape_values(values)
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(values)
+        return CellConfig(
+            **self._shapes[key],
+            **self._common,
+            **{axis.field: values[axis.name] for axis in _BESIDE},
+            made_of=self._made_of.get(values["stack"], ""),
+            timing=self._timing(values),
+        )
+
+    def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of CellConfig that a rule of shapes may read, and the name of the variant."""
+        model, train, documents, variant = self.base(values)
+        return {
+            "layout": self._layout(values),
+            **{axis.field: values[axis.name] for axis in _SHAPED},
+            "model": model,
+            "train": train,
+            "documents": documents,
+            "options": self._packing_options(values),
+            "variant": variant,
+        }
+
+    def check_models(self, rows: list[Row], problems: Problems) -> None:
+        """Models and training runs that axes make impossible in every layout."""
+        if not self._dotted:
+            return
+        bases = {(base[0], base[1], base[3]): None for base in (self.base(row.values) for row in rows)}
+        for model, train, variant in bases:
+            for _, message in (*model_problems(model), *size_problems(model, train)):
+                problems.add(("matrix",), f"{variant}: {message}")
+
+    def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:
+        """Model, train, documents, and a readable name of where they are not those of the matrix's sections."""
+        own = {name: values[name] for name in self._dotted}
+        mode = values["documents"]
+        key = (mode, *own.items())
+        if key not in self._bases:
+            model = dataclasses.replace(self.matrix.model, **of_section("model", own))
+            train = dataclasses.replace(self.matrix.train, **of_section("train", own))
+            documents = self.matrix.documents
+            parts = [] if mode == documents.mode else [mode]
+            if mode in MIXES:
+                documents = mix(mode, train.seq_length, self.largest_cp)
+            parts += [
+                _named(name.partition(".")[2], value)
+                for name, value in own.items()
+                if value != attrgetter(name)(self.matrix)
+            ]
+            self._bases[key] = (model, train, documents, "-".join(parts))
+        return self._bases[key]
+
+    def _timing(self, values: dict[str, Any]) -> TimingConfig:
+        """What the matrix asks for; rows of one document can only take turns."""
+        timing = self.matrix.timing if values["timed"] else NOT_TIMED
+        alone = timing != NOT_TIMED and values["packing"] in UNPACKED
+        return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
+
+    def _layout(self, values: dict[str, Any]) -> Layout:
+        key = tuple([values[name] for name in LAYOUT])
+        if key not in self._layouts:
+            self._layouts[key] = Layout(**dict(zip(LAYOUT, key)))
+        return self._layouts[key]
+
+    def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
+        """Options of the combination; an unpacked cell keeps only those of the loss."""
+        names = _LOSS_OPTIONS if values["packing"] in UNPACKED else _OPTIONS
+        key = (names, *[values[name] for name in names])
+        if key not in self._options:
+            self._options[key] = PackingOptions(**{name: values[name] for name in names})
+        return self._options[key]
+
+
+def _named(key: str, value: Any) -> str:
+    """`layers8`, `moe4x2`, `nomoe`."""
+    if key in PARTS:
+        return f"no{key}" if value is None else str(value)
+    return f"{key}{_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A value as part of a cell's name, which is also a file name."""
+    return re.sub(r"[^A-Za-z0-9._]", "", str(value).lower())
+
+
+def value_of(config: CellConfig, name: str) -> Any:
+    """The cell's value of an axis, resolved; of a part of the model, the part itself."""
+    return attrgetter(name)(config) if name.startswith("model.") else _reader(name)(config)
+
+
+def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
+    """The cell's values of the axes, resolved: what a table shows."""
+    return {name: _reader(name)(config) for name in names}
+
+
+@cache
+def _reader(name: str) -> Callable[[CellConfig], Any]:
+    read = attrgetter((axes().get(name) or dotted()[name]).path)
+    shown = _SHOWN.get(name)
+    return (lambda config: shown(read(config))) if shown else read
+
+
+def reference_config(config: CellConfig) -> CellConfig:
+    """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
+
+    Where gradients depend on the rows, a cell with rows of the harness's own is held against one rank with the same
+    rows. That control is a cell like others: packed on one rank, it is held against the unpacked one in turn.
+
+    A control runs the attention of its cells, whose noise it measures; one of another kernel than the harness's own is
+    held against the same cell with the reference attention.
+    """
+    control = _control(config)
+    if control == config and config.attention in KERNELS:
+        return dataclasses.replace(control, attention="reference")
+    return control
+
+
+def _control(config: CellConfig) -> CellConfig:
+    plain = {axis.field: axis.default for axis in _OWN if axis.default is not MISSING and not axis.setting.in_control}
+    control = dataclasses.replace(
+        config,
+        **plain,
+        model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False),
+        layout=Layout(),
+        data_path="unpacked",
+        options=PackingOptions(),
+        timing=NOT_TIMED,
+        fault=None,
+        rows_of=None,
+    )
+    if not config.by_rows:
+        return control
+    options = PackingOptions(calculate_per_token_loss=config.options.calculate_per_token_loss)
+    if config.data_path == "unpacked":
+        return dataclasses.replace(control, micro_batch_size=config.micro_batch_size, options=options)
+    if config.data_path != "reference" or (config.layout == Layout() and config.fault is None):
+        return dataclasses.replace(control, options=options)
+    options = dataclasses.replace(config.options, average_in_collective=False)
+    rows_of = _row_layout(config.layout)
+    return dataclasses.replace(
+        control,
+        data_path=config.data_path,
+        micro_batch_size=config.micro_batch_size,
+        options=options,
+        rows_of=None if rows_of == Layout() else rows_of,
+    )
+
+
+def measuring(config: CellConfig) -> CellConfig:
+    """A control that measures the noise of its dtype beside; bounds of fp32 are fixed."""
+    if config.dtype == "fp32" or NOISE in config.canaries or not config.fingerprints:
+        return config
+    return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
+
+
+def _row_layout(layout: Layout) -> Layout:
+    """What of a layout tells on rows: stages matter only when they are interleaved."""
+    stages = {"pp": layout.pp, "vpp": layout.vpp} if layout.vpp > 1 else {}
+    return Layout(tp=layout.tp, cp=layout.cp, dp=layout.dp, sp=layout.sp, **stages)

@@ -1,0 +1,198 @@
+"""A covering selection of the cells that constraints and rules allow, and what it must never leave out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from harness.core.cell.config import CellConfig, TrainConfig, cell_name
+from harness.core.packing.documents import DocumentsConfig, documents_of_step
+from harness.core.packing.styles import UNPACKED
+from harness.core.run.run_plan import Selection
+from harness.plan.expansion.covering import Row, Space, cover, covered
+from harness.plan.expansion.resolve import value_of
+from harness.plan.matrix.axes import Axes
+from harness.plan.matrix.problems import Problems, shown
+from harness.plan.matrix.select_parse import KEY, Covering
+
+MOST_PARTS = 20_000  # t-tuples of values that a selection looks at
+NOT_THERE = "no combination of the matrix has it, or a constraint drops all that do"
+
+
+class Candidate(NamedTuple):
+    """A cell that no rule forbids, before its reference is known."""
+
+    id: str
+    config: CellConfig
+    line: int | None
+    included: bool = False  # an include row of its own
+
+
+class Forbidden(NamedTuple):
+    """A cell that a rule forbids, and the rule."""
+
+    config: CellConfig
+    rule: str
+
+
+def choose(
+    covering: Covering,
+    axes: Axes,
+    cells: Sequence[Candidate],
+    forbidden: Sequence[Forbidden],
+    problems: Problems,
+) -> tuple[list[Candidate], Selection]:
+    """The cells that run, in matrix order, and what they cover. Entries of `keep` without a cell are problems."""
+    kept = _kept(covering, cells, forbidden, problems)
+    factors = _factors(axes)
+    table = _Table(factors, [cell.config for cell in cells], [item.config for item in forbidden])
+    space = Space(table.rows, table.sizes)
+    strength = min(covering.strength, len(table.sizes))
+    _check_parts(space, strength, problems)
+    needed = sorted({number for numbers in kept.values() for number in numbers})
+    numbers = cover(space, strength, needed, table.texts)
+    seen = covered((table.rows[number] for number in numbers), strength)
+    possible, impossible = 0, Counter[str]()
+    others = Space(table.others, table.sizes)
+    for part in space.parts(strength):
+        if space.first(part) is not None:
+            possible += 1
+        else:
+            found = others.first(part)
+            impossible[NOT_THERE if found is None else f"rule {forbidden[found].rule}"] += 1
+    selection = Selection(
+        strength=covering.strength,
+        cells=len(numbers),
+        allowed=len(cells),
+        covered=len(seen),
+        possible=possible,
+        impossible=dict(impossible.most_common()),
+        kept={why: len(set(found)) for why, found in kept.items() if found or why in dict(_MUST_COVER)},
+    )
+    return [cells[number] for number in numbers], selection
+
+
+def _check_parts(space: Space, strength: int, problems: Problems) -> None:
+    """Raises a problem where finding the cells would take minutes."""
+    parts = sum(math.prod(sizes) for sizes in combinations(space.sizes, strength))
+    if parts > MOST_PARTS:
+        found, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
+        problems.add(KEY, "too much to cover", found=found, allowed=f"at most {MOST_PARTS:,}", hint=hint)
+        problems.raise_any()
+
+
+def _factors(axes: Axes) -> list[tuple[str, ...]]:
+    """Axes that vary together are one factor; one that only include rows set is a factor of its own."""
+    tied = [tuple(rows[0].values) for rows in axes.dimensions]
+    single = dict.fromkeys(name for row in axes.include for name in row.values)
+    return tied + [(name,) for name in single if not any(name in names for names in tied)]
+
+
+class _Table:
+    """Cells as rows of codes, one per factor with more than one value. Values are those that cells come to have."""
+
+    def __init__(
+        self, factors: Sequence[tuple[str, ...]], allowed: Sequence[CellConfig], forbidden: Sequence[CellConfig]
+    ) -> None:
+        columns: list[list[int]] = []
+        self.texts: list[list[str]] = []
+        for names in factors:
+            values = [tuple([value_of(config, name) for name in names]) for config in (*allowed, *forbidden)]
+            known = sorted(set(values), key=_order)
+            if len(known) > 1:
+                codes = {value: code for code, value in enumerate(known)}
+                columns.append([codes[value] for value in values])
+                self.texts.append([f"{names}={value}" for value in known])
+        rows: list[Row] = list(zip(*columns)) if columns else [()] * (len(allowed) + len(forbidden))
+        self.sizes = [len(texts) for texts in self.texts]
+        self.rows, self.others = rows[: len(allowed)], rows[len(allowed) :]
+
+
+def _order(values: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """Small numbers first: free places of a row are filled with them, which keeps cells small."""
+    return [(type(value).__name__, value if isinstance(value, (int, str)) else repr(value)) for value in values]
+
+
+def _kept(
+    covering: Covering, cells: Sequence[Candidate], forbidden: Sequence[Forbidden], problems: Problems
+) -> dict[str, list[int]]:
+    """Why -> numbers of the cells that are never left out."""
+    kept = {"include rows": [number for number, cell in enumerate(cells) if cell.included], "keep": []}
+    for place, entry in enumerate(covering.keep):
+        matches = _matcher(entry)
+        found = [number for number, cell in enumerate(cells) if matches(cell.config)]
+        kept["keep"] += found
+        if not found:
+            only_rejected = any(matches(item.config) for item in forbidden)
+            hint = "it matches rejected cells only" if only_rejected else "`select: full` lists the names in a plan"
+            problems.add((*KEY, "keep", place), "matches no cell", found=shown(covering.written[place]), hint=hint)
+    return kept | _must_cover(cells, {number for numbers in kept.values() for number in numbers})
+
+
+def _matcher(entry: str | Mapping[str, Any]) -> Callable[[CellConfig], bool]:
+    if isinstance(entry, str):
+        pattern = re.compile(translate(entry))
+        return lambda config: pattern.match(cell_name(config)) is not None
+    return lambda config: all(value_of(config, name) == _asked(config, name, entry[name]) for name in entry)
+
+
+def _asked(config: CellConfig, name: str, value: Any) -> Any:
+    """What `auto` stands for."""
+    if value is None and name == "sp":
+        return config.layout.tp > 1
+    return "auto" if value is None and name == "pad_seq_to_mult" else value
+
+
+def _stages(config: CellConfig) -> bool:
+    return config.layout.tp >= 2 and config.layout.pp >= 4
+
+
+def _odd(config: CellConfig) -> bool:
+    return config.layout.cp >= 2 and _has_odd(config.documents, config.train)
+
+
+def _both(config: CellConfig) -> bool:
+    return config.layout.world_size >= 16 and _stages(config) and _odd(config)
+
+
+# The strongest first: its cell counts for the others too.
+_MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
+    ("both on 16 ranks", _both),
+    ("tp >= 2 with pp >= 4", _stages),
+    ("cp >= 2 with odd lengths", _odd),
+)
+
+
+def _must_cover(cells: Sequence[Candidate], kept: Iterable[int]) -> dict[str, list[int]]:
+    """Of every data path in every stack a cell where most known packing bugs show: the one of fewest ranks."""
+    chosen = set(kept)
+    found: dict[str, list[int]] = {}
+    for reason, holds in _MUST_COVER:
+        groups: dict[tuple[str, str], list[int]] = {}
+        for number, cell in enumerate(cells):
+            if cell.config.data_path not in UNPACKED and holds(cell.config):
+                groups.setdefault((cell.config.stack, cell.config.data_path), []).append(number)
+        found[reason] = []
+        for members in groups.values():
+            there = [number for number in members if number in chosen]
+            found[reason] += there or [min(members, key=lambda number: _size(cells[number]))]
+        chosen.update(found[reason])
+    return found
+
+
+def _size(cell: Candidate) -> tuple[int, int, str]:
+    """Fewest ranks, then fewest axes off their defaults."""
+    return cell.config.layout.world_size, len(cell.id), cell.id
+
+
+@lru_cache(maxsize=256)
+def _has_odd(documents: DocumentsConfig, train: TrainConfig) -> bool:
+    """Whether a document of the first step has an odd length, which no even alignment leaves without padding."""
+    step = documents_of_step(documents, seed=train.seed, step=0, count=train.global_batch, seq_length=train.seq_length)
+    return any(document.length % 2 for document in step)

@@ -1,0 +1,76 @@
+"""The fault catalogue as text: for `harness selftest --list` and docs/faults.md. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.core.cell.config import cell_name
+from harness.core.outcomes import Outcome
+from harness.plan.faults import CLASSES, FaultSpec
+
+_HEAD = """# Faults
+
+`harness selftest` injects each of these faults into a real training cell and demands that it is caught: the leading
+finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. All run
+all canaries. The same cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its
+cell passes. Beside a fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane
+both others. Where only another stack shows what a fault costs, the clean twin stands for that stack and the two take
+turns. References such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
+
+`python -m harness.app.commands.selftest > docs/faults.md` makes this page from the catalogue in
+`harness/plan/faults`. The injections are in `harness/node/faults`, under the same names.
+"""
+
+
+def catalogue_text(faults: Sequence[FaultSpec]) -> str:
+    """One block per fault, in the order of the classes."""
+    blocks = [f"{len(faults)} faults"]
+    for spec in _ordered(faults):
+        lines = (
+            spec.name,
+            f"  class:       {spec.fault_class}",
+            f"  fault:       {spec.summary}",
+            f"  modelled on: {spec.modelled_on}",
+            f"  cell:        {cell_name(spec.twin)} ({spec.why})",
+            f"  caught by:   {demand_text(spec)}",
+        )
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
+    """docs/faults.md."""
+    parts = [_HEAD]
+    for fault_class in CLASSES:
+        rows = [spec for spec in faults if spec.fault_class == fault_class]
+        if rows:
+            parts.append(f"\n## {fault_class.capitalize()}\n\n{_table(rows)}")
+    return "".join(parts)
+
+
+def demand_text(spec: FaultSpec) -> str:
+    """E.g. 'metadata: params_present at stage 1, ranks [1]'."""
+    outcome = "" if spec.outcome is Outcome.FAIL else f"outcome {spec.outcome.value}; "
+    also = "".join(f"; {check} at {where_text(where)}" for check, where in spec.also.items())
+    return f"{outcome}{spec.lane.value}: {', '.join(spec.checks)} at {where_text(spec.where)}{also}"
+
+
+def where_text(where: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in where.items())
+
+
+def _ordered(faults: Sequence[FaultSpec]) -> list[FaultSpec]:
+    return sorted(faults, key=lambda spec: CLASSES.index(spec.fault_class))
+
+
+def _table(rows: Sequence[FaultSpec]) -> str:
+    lines = [
+        "| fault | what is broken | modelled on | cell, and why it is the smallest | caught by |",
+        "|---|---|---|---|---|",
+    ]
+    for spec in rows:
+        cell = f"`{cell_name(spec.twin)}`: {spec.why}"
+        cells = (f"`{spec.name}`", spec.summary, spec.modelled_on, cell, demand_text(spec))
+        lines.append(f"| {' | '.join(text.replace('|', '/') for text in cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,222 @@
+"""The profile of a cluster: what a job may ask for, and how its file is written. Reads values, not files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from harness.core.setting import setting
+from harness.core.text.secrets import NAMES, holds_secret, is_secret_name
+from harness.plan.matrix.problems import KeyPath, Problems
+from harness.plan.schema.sections import Name
+from harness.plan.schema.throughput import PeakTflops
+
+SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
+# What the job file sets from the plan or from a key of the profile -> where the user sets it.
+SBATCH_OWN = {
+    **dict.fromkeys(("array", "job-name", "output", "error", "open-mode", "comment", "wrap"), "the harness sets it"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "parsable", "wait", "test-only"), "the harness sets it"),
+    **dict.fromkeys(("gpus", "gpus-per-task", "gpus-per-node"), "write gpus_per_node and gpu_flag"),
+    "gres": "write gpus_per_node, gpu_flag: gres and gres",
+    "time": "write time, or launch.time_limit_min in the matrix",
+    "no-requeue": "write requeue: false",
+    "cpus-per-task": "write cpus_per_task",
+} | {
+    name: f"write {name}"
+    for name in ("partition", "account", "qos", "reservation", "constraint", "nodes", "mem", "signal", "requeue")
+    + ("exclusive", "exclude")
+}
+SRUN_OWN = dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "kill-on-bad-exit"), "the harness sets it") | {
+    "container-image": "write container.image",
+    "container-mounts": "write container.mounts",
+    "container-workdir": "write container.workdir",
+    "cpus-per-task": "write cpus_per_task",
+}
+
+
+def has_control(text: str) -> bool:
+    """Whether a text could break out of a line of a job file."""
+    return bool(_CONTROL.search(text))
+
+
+def _one_line(value: str) -> str:
+    if not value or has_control(value):
+        raise ValueError("must be one line of text, without control characters")
+    return value
+
+
+def _matching(pattern: str, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {what}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+
+
+def _within_memory(value: str) -> str:
+    """sbatch reads a number alone as MiB."""
+    unit = value[-1] if value[-1:].isalpha() else "M"
+    if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MOST_MEMORY_KIB:
+        raise ValueError("must be at most 1024T: no node has more memory")
+    return value
+
+
+MOST_MEMORY_KIB = 2**40
+Memory = Annotated[
+    str,
+    BeforeValidator(_number_as_text),
+    _matching(r"\d{1,12}[KMGT]?", "a size like 0, 500M or 64G"),
+    AfterValidator(_within_memory),
+]
+Signal = Annotated[
+    str, _matching(r"([RB]{1,2}:)?[A-Z][A-Z0-9+-]{0,14}(@\d{1,5})?", "[B:]SIGNAL[@seconds], e.g. USR1@120")
+]
+Gres = Annotated[str, _matching(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?", "a resource name like gpu or gpu:h100")]
+EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """The container that agents run in."""
+
+    image: Line = setting(doc="Image, as srun --container-image or apptainer exec takes it.")
+    runtime: Literal["pyxis", "apptainer"] = setting("pyxis", doc="What starts the container.")
+    mounts: tuple[Line, ...] = setting((), doc="SOURCE:TARGET; the run directory is added.")
+    workdir: Line | None = setting(None, doc="Working directory in the container.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterProfile:
+    """A profile file. Sizes count per node; what is None is not asked for."""
+
+    name: Name = setting("local", doc="Names the profile.", required=True)
+    kind: Literal["local", "slurm"] = setting("local", doc="local: this machine; slurm: jobs.", required=True)
+    partition: Line | None = setting(None, doc="sbatch --partition.")
+    account: Line | None = setting(None, doc="sbatch --account.")
+    qos: Line | None = setting(None, doc="sbatch --qos.")
+    reservation: Line | None = setting(None, doc="sbatch --reservation.")
+    constraint: Line | None = setting(None, doc="sbatch --constraint.")
+    exclude: tuple[Line, ...] = setting((), doc="Nodes that no job may use.")
+    nodes: int = setting(1, doc="Most nodes that one job may take.", ge=1, le=65_536)
+    gpus_per_node: int = setting(0, doc="GPUs of a node; 0: a CPU cluster.", ge=0, le=1_024)
+    ranks_per_node: int = setting(1, doc="Ranks a node takes; absent: one per GPU.", ge=1, le=65_536, optional=True)
+    gpu_flag: Literal["gpus-per-node", "gres", "none"] = setting("gpus-per-node", doc="How a job asks for GPUs.")
+    gres: Gres = setting("gpu", doc="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
+    exclusive: bool = setting(False, doc="Whole nodes, with all their GPUs.")
+    mem: Memory | None = setting(None, doc="sbatch --mem; 0: all memory of a node.")
+    cpus_per_task: int | None = setting(None, doc="Cores of a node for its ranks together.", ge=1, le=65_536)
+    time: int = setting(60, doc="Most minutes that one job may take.", ge=1, le=525_600)
+    peak_tflops: PeakTflops = setting(
+        default_factory=dict, doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
+    )
+    signal: Signal | None = setting(None, doc="sbatch --signal.")
+    requeue: bool = setting(False, doc="Slurm may start a job again by itself.")
+    container: Container | None = setting(None, doc="The container that agents run in.")
+    env: dict[EnvName, EnvValue | None] = setting(
+        default_factory=dict, doc="Environment of the job; null takes a default away."
+    )
+    setup: tuple[Line, ...] = setting((), doc="Shell lines before srun, on the first node.")
+    sbatch_flags: tuple[Line, ...] = setting((), doc="More sbatch flags, --name=value each.")
+    srun_flags: tuple[Line, ...] = setting((), doc="More srun flags, --name=value each.")
+    run_dir: Line | None = setting(None, doc="Folder of run directories that every node sees.")
+    python: Line | None = setting(None, doc="Interpreter on the nodes; absent: the launcher's own.")
+    template: Line = setting("default", doc="Name in sbatch_templates, or a path beside the profile.")
+
+    def gpus_of(self, ranks_per_node: int) -> int:
+        """GPUs per node that a job with so many ranks per node is given, and pays for."""
+        return self.gpus_per_node if self.exclusive else min(self.gpus_per_node, ranks_per_node)
+
+
+LOCAL = ClusterProfile()
+
+
+def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> ClusterProfile:
+    """The profile in `values`; InputError with every problem at once, each at its line of the file."""
+    problems = Problems(file, lines)
+    if values is None:
+        problems.add((), "the profile is empty")
+        problems.raise_any()
+    # Before anything prints a value: these messages must not show what they refuse.
+    _check_secrets(values, problems)
+    problems.raise_any()
+    profile = problems.validate(ClusterProfile, values, ())
+    if profile:
+        given = {name.replace("-", "_") for name, value in values.items() if value is not None}
+        _check_together(profile, given, {name.replace("-", "_") for name in values}, problems)
+        if "ranks_per_node" not in given:
+            profile = replace(profile, ranks_per_node=profile.gpus_per_node or 1)
+    problems.raise_any()
+    assert profile
+    return profile
+
+
+def _check_secrets(values: Any, problems: Problems) -> None:
+    """No secret may be written in a profile: job files and run directories are read by many."""
+    if not isinstance(values, Mapping):
+        return
+    env = values.get("env")
+    for name, value in env.items() if isinstance(env, Mapping) else ():
+        if isinstance(name, str) and is_secret_name(name):
+            problems.add(
+                ("env", name), f"names a secret ({NAMES}), which must not stand in a job file", hint=SECRET_HINT
+            )
+        elif isinstance(value, str) and holds_secret(value):
+            problems.add(("env", name), "holds a secret, which must not stand in a job file", hint=SECRET_HINT)
+    for key in ("setup", "sbatch_flags", "srun_flags", "sbatch-flags", "srun-flags"):
+        entries = values.get(key)
+        for number, line in enumerate(entries if isinstance(entries, list) else ()):
+            # NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
+            if isinstance(line, str) and holds_secret(line):
+                problems.add((key, number), "writes out a secret, by its name or by its looks", hint=SECRET_HINT)
+
+
+def _check_together(profile: ClusterProfile, given: set[str], written: set[str], problems: Problems) -> None:
+    """What depends on more than one key. `given`: those that the file has a value for, `written`: also with null."""
+    for number, mount in enumerate(profile.container.mounts if profile.container else ()):
+        if "," in mount or not 1 <= mount.count(":") <= 2:
+            problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
+    if profile.kind == "local":
+        for name in sorted(written - {"name", "kind", "run_dir"}):
+            problems.add((name,), "has no meaning for kind: local", allowed="name, kind, run_dir")
+        return
+    ranks = profile.ranks_per_node if "ranks_per_node" in given else 0
+    if not profile.gpus_per_node and not ranks:
+        problems.add((), "says neither gpus_per_node nor ranks_per_node", hint="a CPU cluster sets ranks_per_node")
+    if profile.gpus_per_node and ranks > profile.gpus_per_node:
+        sizes = f"{ranks} ranks on {profile.gpus_per_node} GPUs"
+        problems.add(("ranks_per_node",), f"every rank needs a GPU of its own: {sizes}")
+    for name, value in profile.env.items():
+        if value is not None and has_control(value):
+            problems.add(("env", name), "must be one line of text, without control characters")
+    _check_flags("sbatch_flags", profile.sbatch_flags, SBATCH_OWN, problems)
+    _check_flags("srun_flags", profile.srun_flags, SRUN_OWN, problems)
+
+
+def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], problems: Problems) -> None:
+    for number, flag in enumerate(flags):
+        name = flag.partition("=")[0].lstrip("-")
+        taken = next((full for full in own if full.startswith(name)), None)  # Slurm takes --part for --partition
+        if not _FLAG.fullmatch(flag):
+            problems.add((key, number), "must be one flag with its value", found=flag, allowed="--name or --name=value")
+        elif taken:
+            problems.add((key, number), f"--{taken} cannot stand here", found=flag, hint=own[taken])
+
+
+def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:
+    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` when that is more and the ranks go round."""
+    return max(-(-world_size // cluster.ranks_per_node), min(nodes_per_cell, world_size))

@@ -1,0 +1,154 @@
+"""What a plan will cost, before anything runs: counts are exact, seconds a rough estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.flops import weights_per_token
+from harness.core.errors import InputError, Problem
+from harness.core.run.run_plan import Allocation, Expansion
+from harness.plan.jobs.cluster import ClusterProfile
+
+# Fitted to matrices/smoke.yaml with megatron-core 0.19.2 on 2 cores without a GPU: 167 ranks in 56 to 69 s.
+IMPORT_S = 6.5  # torch and Megatron, once per agent
+RANK_CPU_S = 0.65  # fork, process groups, model, record: processor time of one rank outside its steps
+RANK_STEP_CPU_S = 0.02  # one rank, one step, beside its arithmetic: schedule and collectives
+CPU_FLOPS = 5e9  # small matrix products in fp32, one core
+# Assumed for cells on GPUs, not measured: CUDA contexts and NCCL communicators, kernel launches, small products.
+GPU_CELL_S = 15.0
+GPU_STEP_S = 0.2
+GPU_FLOPS = 2e13  # one GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """`rank_steps` counts training steps times ranks over all cells."""
+
+    cells: int
+    rejected: int
+    excluded: int
+    largest_world: int  # ranks of the biggest cell
+    ranks: int  # processes started over the whole run
+    rank_steps: int
+    seconds: float
+    basis: str  # what the seconds come from
+
+
+def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
+    """Counts of a plan and its estimated wall time on `cores` processor cores."""
+    configs = [cell.config for cell in expansion.cells]
+    worlds = [config.layout.world_size for config in configs]
+    stacks = len({config.stack for config in configs})
+    imports = "one import" if stacks == 1 else f"{stacks} imports"
+    busy = stacks * IMPORT_S / min(cores, stacks)
+    busy += sum(_cpu_seconds(config) / min(cores, world) for config, world in zip(configs, worlds))
+    return Cost(
+        cells=len(configs),
+        rejected=len(expansion.rejected),
+        excluded=sum(expansion.excluded.values()),
+        largest_world=max(worlds),
+        ranks=sum(worlds),
+        rank_steps=sum(config.train.steps * world for config, world in zip(configs, worlds)),
+        seconds=busy,
+        basis=f"{imports}, {RANK_CPU_S} s per rank and {RANK_STEP_CPU_S} s per rank and step, cores: {cores}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCost:
+    """What the jobs of one array cost. Hours are those of one member times the members."""
+
+    array: str
+    jobs: int
+    nodes: int  # of one job
+    gpus: int  # of one job, over all its nodes
+    time_limit_min: int
+    seconds: float  # estimated, over all jobs
+
+    @property
+    def node_hours(self) -> float:
+        """Estimated."""
+        return self.nodes * self.seconds / 3600
+
+    @property
+    def most_node_hours(self) -> float:
+        """If every job runs into its time limit."""
+        return self.jobs * self.nodes * self.time_limit_min / 60
+
+    @property
+    def gpu_hours(self) -> float:
+        """Estimated."""
+        return self.gpus * self.seconds / 3600
+
+    @property
+    def most_gpu_hours(self) -> float:
+        """If every job runs into its time limit."""
+        return self.jobs * self.gpus * self.time_limit_min / 60
+
+
+def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: ClusterProfile) -> tuple[JobCost, ...]:
+    """The cost of every array, in order."""
+    configs = {cell.id: cell.config for cell in expansion.cells}
+    members: dict[str, list[Allocation]] = {}
+    for allocation in allocations:
+        members.setdefault(allocation.array, []).append(allocation)
+    return tuple(
+        JobCost(
+            array=array,
+            jobs=len(jobs),
+            nodes=jobs[0].nodes,
+            gpus=jobs[0].nodes * cluster.gpus_of(jobs[0].ranks_per_node),
+            time_limit_min=jobs[0].time_limit_min or cluster.time,
+            seconds=sum(
+                IMPORT_S + sum(cell_seconds(configs[cell], cluster, job.nodes) for cell in job.cells) for job in jobs
+            ),
+        )
+        for array, jobs in members.items()
+    )
+
+
+def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: ClusterProfile) -> None:
+    """InputError with the arithmetic when the jobs may cost more GPU-hours.
+
+    What counts is the time limit, which Slurm enforces; the estimate is too rough to guard a budget.
+    """
+    if not cluster.gpus_per_node:
+        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so nothing would be held to it")
+    total = sum(cost.most_gpu_hours for cost in costs)
+    if total <= most_gpu_hours:
+        return
+    terms = [
+        f"{cost.array}: {cost.jobs} x {cost.gpus} x {cost.time_limit_min / 60:.4g} h = {cost.most_gpu_hours:.4g}"
+        for cost in costs
+    ]
+    message = (
+        f"--max-gpu-hours {most_gpu_hours:g}: the plan may cost {total:.4g} GPU-hours, jobs x GPUs x time limit: "
+        f"{'; '.join(terms)} (estimated use: {sum(cost.gpu_hours for cost in costs):.3g})"
+    )
+    raise InputError(Problem(message=message, hint="lower launch.time_limit_min, or pick fewer cells with --only"))
+
+
+def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
+    """Estimated seconds of one cell in a job of `nodes` nodes that runs its cells in turn."""
+    world, steps = config.layout.world_size, config.train.steps
+    if cluster.gpus_per_node:
+        return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))
+    cores = nodes * (cluster.cpus_per_task or cluster.ranks_per_node)
+    return _cpu_seconds(config) / min(cores, world)
+
+
+def _cpu_seconds(config: CellConfig) -> float:
+    """Processor time of one cell over all its ranks."""
+    world, steps = config.layout.world_size, config.train.steps
+    return world * (RANK_CPU_S + steps * RANK_STEP_CPU_S) + steps * step_flops(config) / CPU_FLOPS
+
+
+def step_flops(config: CellConfig) -> float:
+    """Arithmetic of one step, forward and backward: 6 x parameters x slots (attention scores left out).
+
+    Slots are bounded by one row per document, the unpacked case.
+    """
+    model, train = config.model, config.train
+    return 6.0 * weights_per_token(model) * train.global_batch * train.seq_length

@@ -1,0 +1,210 @@
+"""The `matrix:` section: axes that multiply, tied lists, include and exclude, as in GitHub Actions.
+
+A key that names an axis holds one value or a list of values. Any other key holds a list of mappings whose
+keys are axes that vary together. Axes may also be packing options and `model.<key>` or `train.<key>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from harness.core.cell.axes import SECTIONS, axes, dotted
+from harness.core.setting import aliases_of
+from harness.plan.matrix.problems import KeyPath, Problems, shown
+from harness.plan.schema.model import PARTS
+from harness.plan.schema.section import model_of, model_with
+
+AXES = tuple(axes())
+DOTTED = tuple(dotted())
+AXIS_ALIASES = {alias: name for name, axis in axes().items() for alias in axis.aliases}
+ALIASES = AXIS_ALIASES | {
+    f"{section}.{alias}": f"{section}.{key}"
+    for section, kind in SECTIONS.items()
+    for alias, key in aliases_of(kind).items()
+}
+AxisRow = model_with(
+    "AxisRow",
+    "Values of some axes: one combination, or a row of include, exclude or a tied list.",
+    [replace(axis, default=None) for axis in axes().values()],
+)
+_TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
+_INVALID: Any = object()  # a value that has added a problem
+MOST_COMBINATIONS = 1_000_000
+
+
+class Row(NamedTuple):
+    """Values of some axes, and the line they come from."""
+
+    values: dict[str, Any]
+    line: int | None
+    included: bool = False  # a combination of its own, made by an include row
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The parsed section: dimensions multiply; include and exclude rows are partial combinations."""
+
+    dimensions: tuple[tuple[Row, ...], ...]
+    include: tuple[Row, ...] = ()
+    exclude: tuple[Row, ...] = ()
+    line: int | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every axis the section names, in its order."""
+        rows = itertools.chain(*self.dimensions, self.include)
+        return list(dict.fromkeys(name for row in rows for name in row.values))
+
+    @property
+    def count(self) -> int:
+        """Combinations that the dimensions make, before any is made."""
+        return math.prod(len(rows) for rows in self.dimensions) if self.dimensions else 0
+
+    def combinations(self) -> Iterator[Row]:
+        """All combinations, with GitHub's meaning of include and exclude.
+
+        An include row extends every combination in which it overwrites no value of an axis of the matrix; a row
+        that extends none is a combination of its own.
+        """
+        used: set[int] = set()
+        for original, line in self._product():
+            if self.exclude and any(_matches(row.values, original) for row in self.exclude):
+                continue
+            values = original
+            for number, row in enumerate(self.include):
+                if _extends(row.values, original):
+                    used.add(number)
+                    values = {**values, **row.values}
+            yield Row(values, line)
+        yield from (row._replace(included=True) for number, row in enumerate(self.include) if number not in used)
+
+    def _product(self) -> Iterator[tuple[dict[str, Any], int | None]]:
+        """Values and line of every combination; the last dimension varies fastest."""
+        if not self.dimensions:
+            return
+        tied = next((place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
+        half = len(self.dimensions) // 2
+        slow, fast = self._part(0, half, tied), self._part(half, len(self.dimensions), tied)
+        for values, line in slow:
+            for more, other in fast:
+                yield {**values, **more}, line or other or self.line
+
+    def _part(self, begin: int, end: int, tied: int | None) -> list[tuple[dict[str, Any], int | None]]:
+        """Combinations of the dimensions from `begin` to before `end`, with the line of `tied` if it is one."""
+        combined: list[tuple[dict[str, Any], int | None]] = [({}, None)]
+        for place in range(begin, end):
+            combined = [
+                ({**values, **row.values}, row.line if place == tied else line)
+                for values, line in combined
+                for row in self.dimensions[place]
+            ]
+        return combined
+
+
+def _extends(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether an include row overwrites no value of an axis of the matrix."""
+    for name, value in row.items():  # noqa: SIM110 - asked of every combination, and a generator takes thrice as long
+        if values.get(name, value) != value:
+            return False
+    return True
+
+
+def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return all(name in values and values[name] == value for name, value in pattern.items())
+
+
+def parse_axes(section: Any, problems: Problems) -> Axes:
+    """The `matrix:` section; what is wrong is added to `problems`."""
+    path: KeyPath = ("matrix",)
+    values = problems.canonical(section, ALIASES, path)
+    if values is None:
+        return Axes(())
+    include = _rows(values.pop("include", []), (*path, "include"), problems)
+    exclude = _rows(values.pop("exclude", []), (*path, "exclude"), problems)
+    dimensions = [_dimension(name, value, (*path, name), problems) for name, value in values.items()]
+    _check_unique(values, dimensions, problems)
+    known = {name for rows in (*dimensions, include) for row in rows for name in row.values}
+    for number, row in enumerate(exclude):
+        for name in row.values.keys() - known:
+            problems.add((*path, "exclude", number, name), "no row of the matrix sets this axis")
+    axes = Axes(tuple(rows for rows in dimensions if rows), include, exclude, problems.line(path))
+    if axes.count > MOST_COMBINATIONS:
+        sizes = " x ".join(str(len(rows)) for rows in axes.dimensions if len(rows) > 1)
+        found, hint = f"{sizes} = {axes.count:,}", "split the matrix over several files, or tie axes together"
+        problems.add(path, "too many combinations", found=found, allowed=f"at most {MOST_COMBINATIONS:,}", hint=hint)
+    return axes
+
+
+def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:
+    """An axis may stand in one dimension only."""
+    owner: dict[str, str] = {}
+    for key, rows in zip(values, dimensions):
+        for name in rows[0].values if rows else ():
+            if name in owner:
+                problems.add(("matrix", key), f"axis {name!r} is already set by 'matrix.{owner[name]}'")
+            owner[name] = key
+
+
+def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
+        return ()
+    if name in AXES or name in DOTTED:
+        places = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
+        rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, places)]
+        return tuple(row for row in rows if row.values[name] is not _INVALID)
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        tied = _rows(value, path, problems)
+        if any(row.values.keys() != tied[0].values.keys() for row in tied):
+            problems.add(path, "every item of a tied list must set the same axes")
+        return tied
+    hint = _TIED_HINT if isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in items) else None
+    for section, kind in SECTIONS.items():
+        key = aliases_of(kind).get(name, name)
+        if f"{section}.{key}" in DOTTED:
+            hint = f"as an axis it is written '{section}.{key}'"
+    problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>", "include", "exclude"], ALIASES, hint)
+    return ()
+
+
+def _rows(section: Any, path: KeyPath, problems: Problems) -> tuple[Row, ...]:
+    if not isinstance(section, list):
+        problems.add(path, "must be a list of mappings", found=shown(section))
+        return ()
+    rows = [parse_row(item, (*path, number), problems) for number, item in enumerate(section)]
+    return tuple(row for row in rows if row)
+
+
+def parse_row(item: Any, path: KeyPath, problems: Problems) -> Row | None:
+    """A mapping of axes to values; None after adding its problems."""
+    values = problems.canonical(item, ALIASES, path)
+    if values == {}:
+        problems.add(path, "sets no axis")
+    if not values:
+        return None
+    checked = {name: _value(name, value, (*path, name), problems) for name, value in values.items()}
+    return None if any(value is _INVALID for value in checked.values()) else Row(checked, problems.line(path))
+
+
+def _value(name: str, value: Any, path: KeyPath, problems: Problems) -> Any:
+    """One value of one axis, checked; _INVALID after adding its problem."""
+    prefix, _, key = name.rpartition(".")
+    if name not in AXES and name not in DOTTED:
+        problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>"], [*ALIASES, *DOTTED])
+        return _INVALID
+    if prefix == "model" and key in PARTS:
+        part = None if value is None else problems.validate(PARTS[key], value, path)
+        return _INVALID if part is None and value is not None else part
+    model = model_of(SECTIONS[prefix]) if prefix else AxisRow
+    try:
+        return getattr(model.model_validate({key: value}), key)
+    except ValidationError as error:
+        problems.add_validation(error, path, at_value=True)
+        return _INVALID

@@ -1,0 +1,236 @@
+"""The matrix file as a value: sections checked and turned into the types of `core`.
+
+`load` is pure: the values, their lines and the reader of length files come from `infra`
+(harness/infra/inputs/matrix_file.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.cell.timing import TimingConfig
+from harness.core.packing.documents import DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.core.run.run_plan import HistoryAsked, XFail
+from harness.core.stack import DEFAULT, Stack
+from harness.core.tolerances import ToleranceOverrides
+from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
+from harness.plan.matrix.constraints import Constraint, ConstraintError, compile_constraint
+from harness.plan.matrix.problems import KeyPath, Problems, shown
+from harness.plan.matrix.select_parse import Covering, parse_select
+from harness.plan.matrix.sizes import check_tests, size_problems
+from harness.plan.schema.bounds import as_written, overrides_of
+from harness.plan.schema.documents import LengthsReader, parse_documents
+from harness.plan.schema.model import parse_model
+from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
+from harness.plan.stacks.section import PathOf, layers_of, parse_stacks
+
+CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
+_ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it under 'matrix:'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A matrix file without mistakes of form; what combinations it means is `expand`'s work."""
+
+    name: str
+    file: str
+    model: ModelConfig
+    train: TrainConfig
+    documents: DocumentsConfig  # modes in MIXES: lengths are made in expansion, from the largest cp
+    options: PackingOptions
+    axes: Axes
+    constraints: tuple[Constraint, ...]
+    launch: Launch
+    tolerances: ToleranceOverrides
+    canaries: tuple[str, ...]
+    fingerprints: bool
+    timing: TimingConfig
+    base: str  # the stack that cells of the other are timed against, in turns; empty for none
+    xfail: tuple[XFail, ...]
+    values: Mapping[str, Any]  # the file as read
+    history: HistoryAsked | None = None  # earlier runs to compare times with
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where it is stated
+    covering: Covering | None = None  # None: every cell that constraints and rules allow
+    cluster: str = "local"  # a profile's name or path
+    stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+
+
+def load(
+    values: Any, *, file: str, lines: Mapping[KeyPath, int], read_lengths: LengthsReader, path_of: PathOf = str
+) -> Matrix:
+    """The matrix in `values`; InputError with every problem at once.
+
+    `read_lengths` gives the document lengths of a path written in the matrix, or raises InputError; `path_of`
+    makes any other path written in it absolute.
+    """
+    problems = Problems(file, lines, elsewhere=_ELSEWHERE)
+    top = _top(values, problems)
+    model = parse_model(top.get("model", {}), problems)
+    train = problems.validate(TrainConfig, top.get("train", {}), ("train",))
+    options = problems.validate(PackingOptions, top.get("packing_options", {}), ("packing_options",))
+    launch = problems.validate(Launch, top.get("launch", {}), ("launch",))
+    checks = problems.validate(ChecksSection, top.get("checks", {}), ("checks",))
+    documents = parse_documents(top.get("documents", {"mode": "adversarial"}), problems, read_lengths)
+    axes = parse_axes(top.get("matrix", {}), problems)
+    stacks = _stacks(top.get("stacks", {}), axes, problems, path_of)
+    constraints = _constraints(top.get("constraints", []), problems)
+    covering = parse_select(top.get("select", "full"), problems)
+    xfail = _xfail(top.get("xfail", []), problems)
+    check_tests(axes, len(constraints), len(xfail), problems)
+    problems.raise_any()
+    assert model and train and options and launch and checks and documents  # each None has added a problem
+    return Matrix(
+        name=top["name"],
+        file=file,
+        model=model,
+        train=_sized(train, model, problems),
+        documents=documents,
+        options=options,
+        axes=axes,
+        constraints=constraints,
+        launch=launch,
+        **_of_checks(checks),
+        xfail=xfail,
+        covering=covering,
+        values=values,
+        cluster=top.get("cluster", "local"),
+        stacks=stacks,
+        lines=lines,
+    )
+
+
+def _sized(train: TrainConfig, model: ModelConfig, problems: Problems) -> TrainConfig:
+    for key, message in size_problems(model, train):
+        problems.add((key,), message)
+    problems.raise_any()
+    return train
+
+
+def _of_checks(checks: ChecksSection) -> dict[str, Any]:
+    throughput = checks.throughput
+    return {
+        "tolerances": ToleranceOverrides(numerics=overrides_of(checks.numerics), throughput=throughput.bounds()),
+        "canaries": tuple(checks.canaries),
+        "fingerprints": checks.fingerprints,
+        "timing": throughput.timing(),
+        "base": throughput.base(),
+        "history": throughput.asked_history(),
+        "peak_tflops": throughput.peak_tflops,
+    }
+
+
+def _top(values: Any, problems: Problems) -> dict[str, Any]:
+    """The top-level keys; those that need no section of their own are checked."""
+    if values is None:
+        problems.add((), "the matrix file is empty")
+        problems.raise_any()
+    top = problems.canonical(values, {}, ()) or {}
+    for name in top:
+        if name not in MatrixFile.model_fields:
+            problems.add_unknown((name,), MatrixFile.model_fields)
+    for name, item in MatrixFile.model_fields.items():
+        if item.is_required() and name not in top:
+            problems.add((name,), "is required")
+    plain = {name: top[name] for name in ("name", "cluster") if name in top}
+    problems.validate(MatrixFile, {"name": "x", "matrix": {}} | plain, ())
+    return top
+
+
+def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
+    """Every name on the axis is a stack, and every stack is on the axis: else other code would be tested than meant."""
+    stacks = parse_stacks(section, problems, path_of)
+    names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
+    used: dict[str, int | None] = {}
+    for row in (*(row for rows in axes.dimensions for row in rows), *axes.include):
+        if "stack" in row.values:
+            used.setdefault(row.values["stack"], row.line)
+    for name, line in used.items():
+        if name != DEFAULT and name not in names:
+            near = difflib.get_close_matches(name, [*names, DEFAULT], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "define it under 'stacks:'"
+            problems.add_at(line, ("matrix", "stack"), "no such stack", found=repr(name), hint=hint)
+    for name in stacks:
+        if name not in used:
+            problems.add(("stacks", name), "no row of the matrix uses this stack", hint="add it to the axis 'stack'")
+    return stacks
+
+
+def _constraints(section: Any, problems: Problems) -> tuple[Constraint, ...]:
+    path: KeyPath = ("constraints",)
+    items = [section] if isinstance(section, str) else section
+    if not isinstance(items, list):
+        problems.add(path, "must be a list of expressions", found=shown(section))
+        return ()
+    compiled = []
+    for number, text in enumerate(items):
+        if not isinstance(text, str):
+            problems.add((*path, number), "must be an expression", found=shown(text))
+            continue
+        try:
+            compiled.append(compile_constraint(text, CONSTRAINT_NAMES))
+        except ConstraintError as error:
+            problems.add((*path, number), str(error), found=shown(text))
+    return tuple(compiled)
+
+
+def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
+    path: KeyPath = ("xfail",)
+    if not isinstance(section, list):
+        problems.add(path, "must be a list", found=shown(section))
+        return ()
+    entries = [problems.validate(XFail, item, (*path, number)) for number, item in enumerate(section)]
+    return tuple(entry for entry in entries if entry)
+
+
+def resolved(matrix: Matrix) -> dict[str, Any]:
+    """Plain values for matrix.resolved.yaml: a matrix file with every default written out, which loads to the same.
+
+    Lengths that came from a file are written out too, so that the resolved file stands alone.
+    """
+    written = dict(matrix.values)
+    result: dict[str, Any] = {"name": matrix.name}
+    result["model"] = {key: value for key, value in dataclasses.asdict(matrix.model).items() if value is not None}
+    result["train"] = dataclasses.asdict(matrix.train)
+    result["documents"] = matrix.documents.section()
+    options = dataclasses.asdict(matrix.options)
+    options["pad_seq_to_mult"] = options["pad_seq_to_mult"] or "auto"
+    result["packing_options"] = options
+    result["matrix"] = written["matrix"]
+    result["constraints"] = [constraint.text for constraint in matrix.constraints]
+    result["select"] = matrix.covering.section() if matrix.covering else "full"
+    result["cluster"] = matrix.cluster
+    result["stacks"] = {name: layers_of(stack) for name, stack in matrix.stacks.items()}
+    result["launch"] = {key: value for key, value in dataclasses.asdict(matrix.launch).items() if value is not None}
+    result["checks"] = {"numerics": as_written(matrix.tolerances.numerics), "canaries": list(matrix.canaries)}
+    result["checks"] |= {} if matrix.fingerprints else {"fingerprints": False}
+    result["checks"]["throughput"] = _resolved_throughput(matrix)
+    result["xfail"] = [{k: v for k, v in dataclasses.asdict(entry).items() if v} for entry in matrix.xfail]
+    return result
+
+
+def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
+    bounds, timing = matrix.tolerances.throughput, matrix.timing
+    result: dict[str, Any] = {"rounds": timing.rounds}
+    result |= {"warmup": timing.warmup} if timing.warmup else {}
+    result |= {"full_rows": True} if timing.full_rows else {}
+    result |= {"peak_tflops": dict(matrix.peak_tflops)} if matrix.peak_tflops else {}
+    if "segment_slope" in bounds:
+        names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
+        result["segment_slope"] = {key: bounds[name] for key, name in names.items()}
+        result["segment_slope"]["documents"] = list(timing.documents)
+        result["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
+    if matrix.base:
+        result["slower_than"] = {"stack": matrix.base, "bound": bounds["slower_than"]}
+    if "packed_slower" in bounds:
+        result["packed_slower"] = {"bound": bounds["packed_slower"]}
+    if matrix.history:
+        since = {"since": matrix.history.since} if matrix.history.since else {}
+        result["history"] = {"runs": matrix.history.runs, "slower": bounds["slower_than_history"], **since}
+    return result

@@ -1,0 +1,81 @@
+"""One cell as a matrix file of its own, with the stack that it ran in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from harness.core.cell.axes import axes
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.timing import NOT_TIMED
+from harness.core.packing.options import PackingOptions
+from harness.core.setting import keys_of
+from harness.core.stack import ReadyStack, Stack
+from harness.core.tolerances import ToleranceOverrides
+from harness.plan.schema.bounds import as_written
+from harness.plan.stacks.section import layers_of
+
+_PLAIN = CellConfig(layout=Layout(), data_path="reference")
+_OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # these are written there, not as axes
+
+
+def one_cell(
+    config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
+) -> dict[str, Any]:
+    """Values of a matrix file whose only cell is this one; a mix of documents must be the cell's own.
+
+    `stack`: what the cell's stack is, None for the default one. What a file cannot say is left out: an injected fault.
+    """
+    bounds = tolerances or ToleranceOverrides()
+    written: dict[str, Any] = {
+        "name": name,
+        "model": {key: value for key, value in asdict(config.model).items() if value is not None},
+        "train": asdict(config.train),
+        "documents": config.documents.section(),
+        "matrix": _axes(config),
+    }
+    options = asdict(config.options)
+    changed = {key: value for key, value in options.items() if value != getattr(_PLAIN.options, key)}
+    written |= {"packing_options": changed} if changed else {}
+    written |= {"stacks": {config.stack: layers_of(stack)}} if stack is not None else {}
+    written["launch"] = {"deadline_s": config.deadline_s}
+    written["checks"] = {"canaries": list(config.canaries)}
+    written["checks"] |= {} if config.fingerprints else {"fingerprints": False}
+    written["checks"] |= {"numerics": as_written(bounds.numerics)} if bounds.numerics else {}
+    written["checks"] |= {"throughput": _throughput(config, bounds)} if config.timing != NOT_TIMED else {}
+    return written
+
+
+def pinned(stack: ReadyStack) -> Stack:
+    """The stack with its checkouts at the commits that their refs meant; a working tree has no other name."""
+    found = [
+        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts
+    ]
+    return replace(stack.asked, checkouts=tuple(found))
+
+
+def _axes(config: CellConfig) -> dict[str, Any]:
+    plain = replace(_PLAIN, layout=replace(_PLAIN.layout, sp=config.layout.tp > 1))
+    return {
+        name: value
+        for name, axis in axes().items()
+        if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or axis.setting.always)
+    }
+
+
+def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any]:
+    """What is timed in the cell alone: nothing is left of taking turns with another stack."""
+    timing, values = config.timing, bounds.throughput
+    found: dict[str, Any] = {"rounds": timing.rounds}
+    found |= {"warmup": timing.warmup} if timing.warmup else {}
+    found |= {"full_rows": True} if timing.full_rows else {}
+    if timing.documents:
+        slopes = {"bound": values.get("segment_slope"), "rotary_bound": values.get("rotary_slope")}
+        found["segment_slope"] = {key: value for key, value in slopes.items() if value is not None}
+        found["segment_slope"]["documents"] = list(timing.documents)
+        found["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
+    if timing.unpacked:
+        bound = values.get("packed_slower")
+        found["packed_slower"] = True if bound is None else {"bound": bound}
+    return found

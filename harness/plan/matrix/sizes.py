@@ -1,0 +1,40 @@
+"""Bounds on what several keys of a matrix make together; those of one key stand at its field in the section."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.cell.flops import weights_per_token
+from harness.plan.matrix.axes import Axes
+from harness.plan.matrix.problems import Problems
+
+MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
+MOST_DOCUMENTS = 2**16  # of all steps: planning makes each
+MOST_ROWS = 2**17  # combinations that constraints leave: each becomes a cell or a rejected cell
+MOST_TESTS = 20_000_000  # of a combination against a row of include or exclude, a constraint or an xfail entry
+
+
+def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
+    """What makes a cell too large whatever its layout is: (key, message with the arithmetic)."""
+    found = []
+    dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
+    weights = weights_per_token(dense)
+    if weights > MOST_WEIGHTS:
+        found.append(("model", f"a model of {weights:,} weights is too large: at most {MOST_WEIGHTS:,}"))
+    documents = train.steps * train.global_batch
+    if documents > MOST_DOCUMENTS:
+        sizes = f"steps {train.steps} x global_batch {train.global_batch} = {documents:,}"
+        found.append(("train", f"too many documents: {sizes}, at most {MOST_DOCUMENTS:,}"))
+    return found
+
+
+def check_tests(axes: Axes, constraints: int, xfail: int, problems: Problems) -> None:
+    """Every combination is held against every row, constraint and entry."""
+    against = len(axes.include) + len(axes.exclude) + constraints + xfail
+    tests = axes.count * against
+    if tests > MOST_TESTS:
+        found = f"{axes.count:,} combinations x {against:,} = {tests:,}"
+        allowed, hint = f"at most {MOST_TESTS:,}", "split the matrix over several files"
+        message = "too many combinations for so many rows of include, exclude, constraints and xfail"
+        problems.add(("matrix",), message, found=found, allowed=allowed, hint=hint)

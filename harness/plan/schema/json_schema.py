@@ -1,0 +1,77 @@
+"""The JSON Schema of a matrix file, for editors: sections from their models, axes from the axis table."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from harness.core.cell.axes import SECTIONS
+from harness.core.packing.options import PackingOptions
+from harness.core.setting import aliases_of
+from harness.plan.matrix.axes import ALIASES, AXES, AXIS_ALIASES, AxisRow
+from harness.plan.schema.model import PARTS
+from harness.plan.schema.section import model_of
+from harness.plan.schema.sections import MatrixFile
+
+_DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a matrix file, long Megatron names included.
+
+    Dashes may stand for underscores in a matrix file; the schema lists the names with underscores only.
+    """
+    schema = MatrixFile.model_json_schema()
+    definitions = schema["$defs"]
+    for kind in _DECLARED:
+        _add_aliases(definitions[model_of(kind).__name__]["properties"], aliases_of(kind))
+    definitions["AxisRow"] = _row(definitions)
+    schema["properties"]["matrix"] = _matrix(definitions["AxisRow"]["properties"])
+    _drop_null_defaults(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Packing harness matrix"} | schema
+
+
+def _add_aliases(properties: dict[str, Any], aliases: dict[str, str]) -> None:
+    for alias, name in aliases.items():
+        properties[alias] = copy.deepcopy(properties[name]) | {"description": f"Same as {name}."}
+
+
+def _row(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Values of some axes: a row of include, exclude or a tied list."""
+    row = AxisRow.model_json_schema()
+    properties = row["properties"]
+    for section, kind in SECTIONS.items():
+        own = definitions[model_of(kind).__name__]["properties"]
+        properties |= {f"{section}.{key}": copy.deepcopy(value) for key, value in own.items()}
+    _add_aliases(properties, AXIS_ALIASES)
+    assert properties.keys() >= {*AXES, *ALIASES}
+    for item in properties.values():
+        item.pop("default", None)  # an axis that a row leaves out has the value of the combination it extends
+    return row | {"minProperties": 1}
+
+
+def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
+    rows = {"type": "array", "items": {"$ref": "#/$defs/AxisRow"}}
+    several = {
+        name: {"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
+        | ({"description": item["description"]} if "description" in item else {})
+        for name, item in axes.items()
+    }
+    return {
+        "type": "object",
+        "description": "Axes: one value or a list. Any other key: a list of mappings of axes that vary together.",
+        "properties": several | {"include": rows, "exclude": rows},
+        "additionalProperties": rows | {"minItems": 1},
+    }
+
+
+def _drop_null_defaults(node: Any) -> None:
+    """`default: null` says nothing to an editor but offers a value that is refused."""
+    if isinstance(node, dict):
+        if "default" in node and node["default"] is None:
+            del node["default"]
+        for item in node.values():
+            _drop_null_defaults(item)
+    elif isinstance(node, list):
+        for item in node:
+            _drop_null_defaults(item)

@@ -1,0 +1,130 @@
+"""The tables of keys in docs/matrix.md, from the declarations. scripts/key_tables.py writes them into the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from harness.core.cell.axes import axes
+from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.packing.documents import KEYS_OF_MODE, DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.core.run.run_plan import XFail
+from harness.core.setting import Key, Limits, keys_of
+from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
+from harness.plan.schema.model import PARTS
+from harness.plan.schema.section import union_of
+from harness.plan.schema.sections import Launch
+
+_MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
+
+
+def tables() -> dict[str, str]:
+    """Name -> table, as Markdown."""
+    documents = keys_of(DocumentsConfig)
+    modes = {mode: [documents[name] for name in KEYS_OF_MODE[mode]] for mode in ("distribution", "file")}
+    plain = [axis for axis in axes().values() if not axis.path.startswith("options.")]
+    found = {"model": table(keys_of(ModelConfig).values())}
+    found |= {part: table(keys_of(kind).values(), of=f"`{part}`", prefix=f"{part}.") for part, kind in PARTS.items()}
+    found |= {"train": table(keys_of(TrainConfig).values())}
+    found |= {mode: table(keys) for mode, keys in modes.items()}
+    found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
+    found |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
+    return found | {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+
+
+def filled(page: str) -> str:
+    """The page with the table behind every mark `<!-- generated: name -->` made again; KeyError for an unknown name."""
+    made = tables()
+    return _MARK.sub(lambda found: f"<!-- generated: {found[1]} -->\n{made[found[1]]}", page)
+
+
+def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
+    rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
+    for key in keys:
+        names = [f"{prefix}{key.name}", *(name for name in key.setting.names if name != key.name)]
+        text = key.setting.doc
+        rows.append(["<br>".join(f"`{name}`" for name in names), _values(key), _default(key), text])
+    return _markdown(rows)
+
+
+def _markdown(rows: Iterable[Iterable[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("| --- | --- | --- | --- |", "|---|---|---|---|")
+
+
+def _bounds() -> str:
+    rows = [["key", *(f"default {dtype}" for dtype in DEFAULTS)]]
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"|{'---|' * (1 + len(DEFAULTS))}\n"
+    for name in BOUND_NAMES:
+        lines += f"| `{name}` | {' | '.join(f'{getattr(one, name).value:g}' for one in DEFAULTS.values())} |\n"
+    screens = " | ".join(f"{one.ratio_screen:g}" for one in DEFAULTS.values())
+    return f"{lines}| `{RATIO_SCREEN}` | {screens} |\n"
+
+
+def _values(key: Key) -> str:
+    """What a file may say."""
+    setting = key.setting
+    if setting.values:
+        return setting.values
+    kinds = [part for part in union_of(key.type) if part is not type(None)]
+    text = _kind(kinds[0], setting)
+    if setting.auto:
+        return f"{text}, `auto`" if kinds[0] is bool else f"{text} or `auto`"
+    nullable = type(None) in union_of(key.type) and key.default is not None
+    return f"{text}, null" if nullable else text
+
+
+def _kind(kind: Any, limits: Limits) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _kind(parts[0], next((note for note in parts[1:] if isinstance(note, Limits)), limits))
+    if limits.choices or origin is Literal:
+        return ", ".join(f"`{name}`" for name in (limits.choices or parts))
+    if origin is tuple:
+        return _list(parts[0], limits)
+    if is_dataclass(kind):
+        return "mapping"
+    return {int: _number("integer", limits), float: _number("number", limits), bool: "true, false"}.get(kind, "text")
+
+
+def _list(item: Any, limits: Limits) -> str:
+    most = f"at most {limits.max_length} " if limits.max_length else ""
+    kind = get_args(item)[0] if get_origin(item) is Annotated else item
+    return f"list of {most}integers" if kind is int else f"list of {_kind(item, Limits())}"
+
+
+def _number(noun: str, limits: Limits) -> str:
+    if limits.gt is not None:
+        return f"{noun} > {limits.gt:g}" + (f", at most {limits.le:.0f}" if limits.le is not None else "")
+    if limits.ge is None or limits.le is None:
+        return noun
+    return f"{noun} {'from ' if noun == 'number' else ''}{limits.ge:.0f} to {_whole(limits.le)}"
+
+
+def _whole(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.0f}"
+
+
+def _default(key: Key) -> str:
+    setting, value = key.setting, key.default
+    if setting.shown_default:
+        return setting.shown_default
+    if setting.required or value is MISSING:
+        return "required"
+    if setting.auto:
+        return "`auto`"
+    if value is None or value == "" or setting.optional:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def stale(page: str) -> Mapping[str, str]:
+    """Name -> the table as it should be, of every table on the page that is not so."""
+    made = tables()
+    return {found[1]: made[found[1]] for found in _MARK.finditer(page) if made[found[1]] not in found[0]}

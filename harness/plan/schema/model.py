@@ -1,0 +1,45 @@
+"""The `model:` section. `moe`, `mtp` and `mla` are mappings of their own, also as values of the axes `model.moe` ..."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.core.cell.model import ModelConfig
+from harness.plan.matrix.problems import KeyPath, Problems
+from harness.plan.schema.section import parts_of
+
+PARTS = parts_of(ModelConfig)
+
+
+def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
+    """The `model:` section; None after adding all its problems."""
+    path: KeyPath = ("model",)
+    model = problems.validate(ModelConfig, values, path)
+    for key, message in model_problems(model) if model else ():
+        problems.add((*path, *key.split(".")), message)
+    return model
+
+
+def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
+    """What makes a model impossible in every layout: (key, message with the arithmetic)."""
+    found = []
+    if model.hidden % model.heads:
+        found.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
+    elif model.hidden // model.heads % 2:
+        size = model.hidden // model.heads
+        found.append(("heads", f"rotary positions need an even head size: {model.hidden} / {model.heads} = {size}"))
+    if model.heads % model.kv_heads:
+        found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
+    moe, mla = model.moe, model.mla
+    if moe and moe.topk > moe.experts:
+        found.append(("moe.topk", f"a token cannot go to {moe.topk} of {moe.experts} experts"))
+    if mla and mla.qk_pos_emb_head_dim % 2:
+        size = mla.qk_pos_emb_head_dim
+        found.append(("mla.qk_pos_emb_head_dim", f"rotary positions turn pairs, and {size} is odd"))
+    return found
+
+
+def shown_part(part: Mapping[str, Any] | Any) -> str:
+    """A part of a model as the value of an axis."""
+    return "none" if part is None else str(part)

@@ -1,0 +1,147 @@
+"""What all sections of a matrix or profile file share, and the pydantic model of a section that words declare."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, Optional, TypeVar, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+
+from harness.core.setting import Key, Limits, Setting, keys_of
+
+Count = Annotated[int, Field(ge=1)]
+_NO_LIMITS = Limits()
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """Unknown keys and silent conversions ("2" for 2, 1 for true) are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def one_of(*names: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def model_of(kind: type[Any]) -> type[Section]:
+    """The model that a file's section is checked with; `kind` is the dataclass that it becomes."""
+    any_kind: Any = kind
+    return kind if issubclass(kind, Section) else _model_of(any_kind)
+
+
+@cache
+def _model_of(kind: Any) -> type[Section]:
+    name = re.sub("(Config|Profile)?$", "Section", kind.__name__, count=1)
+    return model_with(name, kind.__doc__ or "", keys_of(kind).values())
+
+
+def model_with(name: str, doc: str, keys: Iterable[Key], **more: Any) -> type[Section]:
+    """A model of declared keys; `more`: fields as pydantic's create_model takes them, which stand first."""
+    fields = more | {key.name: (_field_type(key), _field(key)) for key in keys}
+    model: type[Section] = create_model(name, __base__=Section, __doc__=doc, __module__=__name__, **fields)
+    return model
+
+
+def made(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
+    """The dataclass of checked values; what a file leaves open has the dataclass's default."""
+    values = {name: _frozen(getattr(checked, name)) for name in type(checked).model_fields} | dict(parts or {})
+    keys = keys_of(kind)
+    return kind(
+        **{name: value for name, value in values.items() if value is not None or not keys[name].setting.optional}
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def parts_of(kind: type[Any]) -> dict[str, Any]:
+    """Keys that hold sections of their own, e.g. `moe` of a model."""
+    keys = {} if issubclass(kind, Section) else keys_of(kind)
+    found = {name: next(filter(dataclasses.is_dataclass, union_of(key.type)), None) for name, key in keys.items()}
+    return {name: part for name, part in found.items() if part}
+
+
+def plain_doc(setting: Setting) -> str:
+    """The sentence without the links of the pages."""
+    return _LINK.sub(r"\1", setting.doc)
+
+
+def _field(key: Key) -> Any:
+    setting = key.setting
+    if setting.required or key.default is dataclasses.MISSING:
+        return Field(description=plain_doc(setting))
+    default = None if setting.auto or setting.optional else key.default
+    return Field(default=default, description=plain_doc(setting))
+
+
+def _field_type(key: Key) -> Any:
+    setting = key.setting
+    notes: list[Any] = []
+    kind = _type(key.type, setting)
+    if setting.auto or setting.optional:
+        kind = Optional[kind]  # noqa: UP045 - made of a value
+    if setting.read:
+        notes.append(BeforeValidator(setting.read))
+    if setting.auto:
+        notes += [BeforeValidator(_auto_to_none), WithJsonSchema(_auto_schema(key))]
+    if setting.written:
+        notes.append(WithJsonSchema(dict(setting.written)))
+    return Annotated[(kind, *notes)] if notes else kind
+
+
+def _auto_to_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _auto_schema(key: Key) -> dict[str, Any]:
+    if bool in union_of(key.type):
+        return {"enum": [True, False, "auto"]}
+    number = {"type": "integer", "minimum": key.setting.ge, "maximum": key.setting.le}
+    return {"anyOf": [number, {"const": "auto"}]}
+
+
+def union_of(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; of another type, itself."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _type(annotation: Any, limits: Limits = _NO_LIMITS) -> Any:
+    """A declared type as pydantic takes it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        limits = next((note for note in parts[1:] if isinstance(note, Limits)), limits)
+        notes = [note for note in parts[1:] if not isinstance(note, Limits)]
+        kind = _type(parts[0], limits)
+        return Annotated[(kind, *notes)] if notes else kind
+    if len(union_of(annotation)) > 1:
+        return Union[tuple(part if part is type(None) else _type(part, limits) for part in parts)]  # noqa: UP007
+    if dataclasses.is_dataclass(annotation):
+        return model_of(annotation)  # type: ignore[arg-type]
+    if origin is tuple:
+        annotation = list[_type(parts[0])]  # type: ignore[misc]
+    elif origin is dict:
+        annotation = dict[_type(parts[0]), _type(parts[1])]  # type: ignore[misc]
+    return Annotated[(annotation, *_notes(annotation, limits))]
+
+
+def _notes(kind: Any, limits: Limits) -> list[Any]:
+    names = ("ge", "gt", "le", "min_length", "max_length")
+    facts: dict[str, Any] = {name: value for name in names if (value := getattr(limits, name)) is not None}
+    facts |= {"allow_inf_nan": False} if kind is float else {}
+    extra: dict[str, Any] = {"enum": [*limits.choices]} if limits.choices else {}
+    extra |= {"pattern": limits.pattern} if limits.pattern else {}
+    notes: list[Any] = [Field(**facts, json_schema_extra=extra or None)]
+    notes += [one_of(*limits.choices)] if limits.choices else []
+    return notes + ([AfterValidator(limits.check)] if limits.check else [])

@@ -1,0 +1,156 @@
+"""The sections of a matrix file. Most are dataclasses, of which section.py makes the models; the rest stand here.
+
+Every description ends up in the JSON Schema (`harness schema`) and in the tables of docs/matrix.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, ModelConfig, TrainConfig
+from harness.core.packing.documents import KEYS_OF_MODE, MIXES, DocumentsConfig
+from harness.core.packing.options import PackingOptions
+from harness.core.run.run_plan import XFail
+from harness.core.setting import keys_of, setting
+from harness.core.stack import SAFE_NAME, safe_name
+from harness.plan.schema.bounds import Bounds
+from harness.plan.schema.section import Section, model_of, model_with, one_of
+from harness.plan.schema.select import SelectSection
+from harness.plan.schema.throughput import ThroughputSection
+from harness.plan.stacks.section import StackLayer
+
+Name = Annotated[str, AfterValidator(safe_name), Field(json_schema_extra={"pattern": f"^{SAFE_NAME}$"})]
+
+
+def _documents(name: str, doc: str, mode: Any, default: Any = ...) -> type[Section]:
+    keys = keys_of(DocumentsConfig)
+    named = KEYS_OF_MODE[default if default is not ... else mode.__args__[0]]
+    return model_with(name, doc, [keys[key] for key in named], mode=(mode, default))
+
+
+AdversarialDocuments = _documents(
+    "AdversarialDocuments",
+    "The built-in mix of lengths in which most known packing bugs show; `uncut` leaves out the truncated one.",
+    Literal[MIXES],
+    MIXES[0],
+)
+DistributionDocuments = _documents(
+    "DistributionDocuments",
+    "Random lengths, as Megatron-LM's mock SFT dataset draws them.",
+    Literal["distribution"],
+)
+FileDocuments = _documents(
+    "FileDocuments",
+    "Lengths from a CSV file or from the matrix itself, taken in order and round again.",
+    Literal["file"],
+)
+DOCUMENT_MODES: dict[str, type[Section]] = {
+    **dict.fromkeys(MIXES, AdversarialDocuments),
+    "distribution": DistributionDocuments,
+    "file": FileDocuments,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How cells are run."""
+
+    parallel_ranks: int | None = setting(
+        None, doc="Ranks that run at once; absent: as the cores allow.", ge=1, le=65_536
+    )
+    deadline_s: float = setting(
+        120.0, doc="Seconds after which a cell that has not ended is stopped and named a hang.", gt=0, le=604_800
+    )
+    max_ranks: int = setting(64, doc="A cell that needs more ranks is rejected.", ge=1, le=65_536)
+    cells_per_allocation: int | None = setting(
+        None, doc="Cells that one job runs in turn; auto: as many as fit its time limit.", ge=1, le=2**20, auto=True
+    )
+    throttle: int = setting(64, doc="Jobs of one array that may run at once.", ge=1, le=65_536)
+    time_limit_min: int | None = setting(
+        None, doc="Minutes of one job; absent: the most that the cluster profile allows.", ge=1, le=525_600
+    )
+    max_attempts: int = setting(
+        3, doc="Attempts of one cell in all, when node failure, boot failure or preemption ends it.", ge=1, le=100
+    )
+    nodes_per_cell: int = setting(
+        1, doc="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks.", ge=1, le=65_536
+    )
+
+
+CANARY_SETS = {"all": CANARIES, "none": ()}
+
+
+def _canaries(value: Any) -> Any:
+    if isinstance(value, str) and value in CANARY_SETS:
+        return list(CANARY_SETS[value])
+    if not isinstance(value, list):
+        raise ValueError(f"must be {', '.join(CANARY_SETS)} or a list of {', '.join(CANARIES)}")
+    return value
+
+
+CanaryName = Annotated[str, one_of(*CANARIES)]
+Canaries = Annotated[
+    list[CanaryName],
+    BeforeValidator(_canaries),
+    WithJsonSchema({"anyOf": [{"enum": [*CANARY_SETS]}, {"type": "array", "items": {"enum": [*CANARIES]}}]}),
+]
+
+
+class ChecksSection(Section):
+    """Bounds that replace the defaults of the numerics lane, and the canaries that cells run."""
+
+    canaries: Canaries = Field(
+        default=list(DEFAULT_CANARIES), description="Canaries that every cell runs: passes beyond its training."
+    )
+
+    fingerprints: bool = Field(
+        default=True,
+        description="Gradients and activations of step 0 are compared; false: losses, counts and gradient norms alone.",
+    )
+
+    numerics: Bounds = Field(
+        default_factory=dict,
+        description="Name of a bound -> largest allowed distance, or a mapping of value, unit and direction.",
+    )
+    throughput: ThroughputSection = Field(
+        default_factory=ThroughputSection, description="What the throughput lane times and judges."
+    )
+
+
+Cluster = Annotated[str, Field(min_length=1)]
+
+
+class MatrixFile(Section):
+    """A matrix file of the packing harness. `matrix:` is read by matrix/axes.py and described by json_schema.py."""
+
+    name: Name = Field(description="Names the run: letters, digits, '.', '_', '-'; at most 64.")
+    model: model_of(ModelConfig) = Field(default_factory=ModelConfig)  # type: ignore[valid-type]
+    train: model_of(TrainConfig) = Field(default_factory=TrainConfig)  # type: ignore[valid-type]
+    documents: AdversarialDocuments | DistributionDocuments | FileDocuments = Field(  # type: ignore[valid-type]
+        default_factory=AdversarialDocuments, discriminator="mode", description="Where document lengths come from."
+    )
+    packing_options: model_of(PackingOptions) = Field(default_factory=PackingOptions)  # type: ignore[valid-type]
+    matrix: dict[str, Any] = Field(description="The axes whose values multiply into cells.")
+    constraints: list[str] | str = Field(
+        default_factory=list, description="Expressions over axis names; a combination that breaks one is dropped."
+    )
+    select: SelectSection = Field(
+        default="full",
+        description="Of the cells that nothing forbids, all, or so many that every pair of values is run.",
+    )
+    stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Software under test: name -> layer or list of layers, the upper first.",
+        json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
+    )
+    cluster: Cluster = Field(
+        default="local", description="Where cells run: a cluster profile by name, or its path beside this file."
+    )
+    launch: model_of(Launch) = Field(default_factory=Launch)  # type: ignore[valid-type]
+    checks: ChecksSection = Field(default_factory=ChecksSection)
+    xfail: list[model_of(XFail)] = Field(  # type: ignore[valid-type]
+        default_factory=list, description="Known failures."
+    )

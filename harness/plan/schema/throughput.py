@@ -1,0 +1,173 @@
+"""`checks.throughput` of a matrix file: what is timed and judged. What it does not name is measured and shown only."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from harness.core.cell.timing import DOCUMENTS, ROUNDS, TimingConfig
+from harness.core.hardware.peak_flops import DTYPES
+from harness.core.run.run_plan import HistoryAsked
+from harness.core.tolerances import DEFAULTS
+from harness.plan.schema.section import Section
+
+MOST_DOCUMENTS = 1024
+LEAST_RUNS = 5  # fewer are no baseline: harness/judge/stats/baseline.py
+TO_BE_PAIRED = "?"
+_DEFAULT = DEFAULTS["fp32"]
+MOST_FACTOR = 1_000  # slower is not measured, it is a hang
+_Bound = Annotated[float, Field(gt=1, le=MOST_FACTOR, allow_inf_nan=False)]
+_MOST_TOKENS = 2**20
+
+
+def _dtypes(values: dict[str, float]) -> dict[str, float]:
+    for name in values:
+        if name not in DTYPES:
+            raise ValueError(f"{name} is no dtype of cells; allowed: {', '.join(DTYPES)}")
+    return values
+
+
+MOST_TFLOPS = 1e6  # of one GPU
+PeakTflops = Annotated[
+    dict[str, Annotated[float, Field(gt=0, le=MOST_TFLOPS, allow_inf_nan=False)]], AfterValidator(_dtypes)
+]
+
+
+def _dividing(values: list[int]) -> list[int]:
+    """So that packs of the same length hold them all, in documents of equal length."""
+    if values != sorted(set(values)):
+        raise ValueError("must rise")
+    if any(values[-1] % value for value in values):
+        raise ValueError(f"each must divide the last, {values[-1]}")
+    return values
+
+
+def _date(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("must be a date like 2026-08-01, in quotes") from error
+    return text
+
+
+class SlopeSection(Section):
+    """Time over the number of documents in a pack, at a fixed number of tokens."""
+
+    bound: _Bound = Field(
+        default=_DEFAULT.segment_slope.value,
+        description="Largest factor of time of the whole step, most documents over fewest.",
+    )
+    rotary_bound: _Bound = Field(
+        default=_DEFAULT.rotary_slope.value, description="The same of the stack's rotary function alone."
+    )
+    documents: Annotated[
+        list[Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]], Field(min_length=2), AfterValidator(_dividing)
+    ] = Field(default=list(DOCUMENTS), description="Documents per pack.")
+    tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = Field(
+        default=None, description="Tokens of a pack, about; absent: 4096 for the rotary function, 1024 for the step."
+    )
+
+
+class PackedSlowerSection(Section):
+    """Packed against unpacked, over the same documents."""
+
+    bound: _Bound = Field(
+        default=_DEFAULT.packed_slower.value, description="Largest factor of time, packed over unpacked."
+    )
+
+
+class SlowerThanSection(Section):
+    """Every cell against the same cell in a base stack; the two take turns."""
+
+    stack: str = Field(min_length=1, description="The base: the other stack of the axis `stack`.")
+    bound: _Bound = Field(
+        default=_DEFAULT.slower_than.value, description="Largest factor of time, a stack over the base."
+    )
+
+
+class HistorySection(Section):
+    """Every cell against the green runs of the same cell on the same hardware."""
+
+    runs: Annotated[int, Field(ge=LEAST_RUNS, le=100)] = Field(default=20, description="Runs that count, the newest.")
+    slower: _Bound = Field(
+        default=_DEFAULT.slower_than_history.value, description="Largest factor of time, over their median."
+    )
+    since: Annotated[str, AfterValidator(_date)] = Field(
+        default="", description="Only runs from this date on: after a slowdown that is accepted."
+    )
+
+
+def _named(value: Any) -> Any:
+    return {"stack": value} if isinstance(value, str) else value
+
+
+def _switch(value: Any) -> Any:
+    """`true` asks for the defaults, `false` for nothing."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+def _switched(section: type[Section]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"type": "boolean"}, section.model_json_schema()]})
+
+
+class ThroughputSection(Section):
+    """Checks of the throughput lane: `true`, or a mapping of what differs from the defaults."""
+
+    segment_slope: Annotated[SlopeSection | None, BeforeValidator(_switch), _switched(SlopeSection)] = Field(
+        default=None, description="Time of packs with few and with many documents."
+    )
+    packed_slower: Annotated[PackedSlowerSection | None, BeforeValidator(_switch), _switched(PackedSlowerSection)] = (
+        Field(default=None, description="The documents of a step packed, and one per row.")
+    )
+    slower_than: Annotated[
+        SlowerThanSection | None,
+        BeforeValidator(_named),
+        WithJsonSchema({"anyOf": [{"type": "string"}, SlowerThanSection.model_json_schema()]}),
+    ] = Field(default=None, description="The stack that the other one is timed against, in turns.")
+    history: Annotated[HistorySection | None, BeforeValidator(_switch), _switched(HistorySection)] = Field(
+        default=None, description="Earlier green runs that a step is timed against."
+    )
+    rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
+        default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
+    )
+    warmup: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        default=None, description="Rounds before those that are recorded; absent: 1 on a CPU, 3 on a GPU."
+    )
+    full_rows: bool = Field(
+        default=False, description="Time rows of one document of full length too, and show packed rows beside them."
+    )
+    peak_tflops: PeakTflops = Field(
+        default_factory=dict,
+        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name.",
+    )
+
+    def timing(self) -> TimingConfig:
+        """What cells of the matrix time; expansion/interleaving.py names their pairs."""
+        documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
+        return TimingConfig(
+            documents=documents,
+            unpacked=self.packed_slower is not None,
+            full_rows=self.full_rows,
+            rounds=self.rounds,
+            warmup=self.warmup or 0,
+            tokens=(self.segment_slope.tokens or 0) if self.segment_slope else 0,
+            turns=TO_BE_PAIRED if self.slower_than else "",
+        )
+
+    def bounds(self) -> dict[str, float]:
+        """Bound -> value, of the checks that are asked for."""
+        slope, packed = self.segment_slope, self.packed_slower
+        asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
+        asked |= {"packed_slower": packed.bound} if packed else {}
+        asked |= {"slower_than_history": self.history.slower} if self.history else {}
+        return asked | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
+
+    def asked_history(self) -> HistoryAsked | None:
+        """The runs to compare with; None for none."""
+        return HistoryAsked(runs=self.history.runs, since=self.history.since) if self.history else None
+
+    def base(self) -> str:
+        """The stack to compare with; empty for none."""
+        return self.slower_than.stack if self.slower_than else ""

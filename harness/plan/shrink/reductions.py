@@ -1,0 +1,290 @@
+"""How one cell can be made smaller, one dimension at a time: fewer ranks, documents, layers, tokens, steps, options.
+
+Pure. A reduction never makes anything larger; what depends on the reduced dimension follows it downwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from harness.core.cell.axes import Axis, axes, dotted, with_value
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.packing.documents import MIXES, DocumentsConfig, mix
+
+FEW_DOCUMENTS = 8  # up to so many, each is left out on its own; of more, eighths
+_SHORTEST_ROW = 4  # as train.seq_length allows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """Something of a cell that can be less."""
+
+    name: str
+    value: Callable[[CellConfig], Any]
+    smaller: Callable[[CellConfig], Iterable[CellConfig]]  # the smallest first; without what must follow
+    count: Callable[[CellConfig], int] | None = None  # None: it is there or not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """A cell with less of one dimension."""
+
+    dimension: Dimension
+    to: Any  # its value there
+    config: CellConfig
+
+
+def settled(config: CellConfig) -> CellConfig | None:
+    """The cell with all that must follow from the rest of it; None when there is none (fewer layers than stages)."""
+    layout = config.layout
+    layout = replace(layout, vpp=1) if layout.pp == 1 else layout
+    layout = replace(layout, sp=False) if layout.tp == 1 else layout
+    layout = replace(layout, ep=math.gcd(layout.ep, layout.dp * layout.cp) if config.model.moe else 1)
+    chunks = layout.pp * layout.vpp
+    layers = config.model.layers // chunks * chunks
+    if not layers:
+        return None
+    documents = config.documents
+    if documents.mode in MIXES:
+        documents = mix(documents.mode, config.train.seq_length, layout.cp)
+    return replace(
+        config, layout=layout, model=replace(config.model, layers=layers), documents=documents, variant="", rows_of=None
+    )
+
+
+def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None) -> Iterator[Reduction]:
+    """Every cell that has less of one dimension: dimension by dimension, the smallest first."""
+    for dimension in DIMENSIONS if dimensions is None else dimensions:
+        for made in dimension.smaller(config):
+            less = settled(made)
+            if less is not None and less != config:
+                yield Reduction(dimension=dimension, to=dimension.value(less), config=less)
+
+
+def changes(before: CellConfig, after: CellConfig) -> tuple[str, ...]:
+    """What differs between two cells, in words: "pp 4 -> 3", "layers 4 -> 3"."""
+    pairs = {item.name: (item.value(before), item.value(after)) for item in DIMENSIONS}
+    del pairs["lengths"]  # documents tell them
+    return tuple(f"{name} {shown(old)} -> {shown(new)}" for name, (old, new) in pairs.items() if old != new)
+
+
+def shown(value: Any) -> str:
+    """The value of a dimension in words."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "auto" if value is None else str(value)
+
+
+def size_of(config: CellConfig) -> tuple[float, ...]:
+    """What makes one cell smaller than another, the most telling first."""
+    layout, train, model = config.layout, config.train, config.model
+    documents = config.documents_of(0)
+    extras = sum(item.count is None and item.value(config) != item.value(_PLAIN) for item in DIMENSIONS)
+    return (
+        layout.world_size,
+        layout.vpp * layout.ep * config.micro_batch_size,
+        extras,
+        model.layers,
+        len(documents),
+        sum(document.original_length for document in documents),
+        train.seq_length,
+        train.steps,
+    )
+
+
+def _fewer(value: int, least: int = 1) -> list[int]:
+    """The least, half, and one less."""
+    return sorted({number for number in (least, value // 2, value - 1) if least <= number < value})
+
+
+def _divisors(value: int) -> list[int]:
+    return [number for number in range(1, value) if value % number == 0]
+
+
+def _size(name: str, values: Callable[[int], list[int]] = _fewer) -> Dimension:
+    """A size of the layout."""
+    read = attrgetter(f"layout.{name}")
+    return Dimension(
+        name=name,
+        value=read,
+        smaller=lambda config: [
+            replace(config, layout=replace(config.layout, **{name: number}))  # type: ignore[arg-type]
+            for number in values(read(config))
+        ],
+        count=read,
+    )
+
+
+def _train(config: CellConfig, **values: Any) -> CellConfig:
+    return replace(config, train=replace(config.train, **values))
+
+
+def _model(config: CellConfig, **values: Any) -> CellConfig:
+    return replace(config, model=replace(config.model, **values))
+
+
+def _layers(config: CellConfig) -> list[CellConfig]:
+    chunks = config.layout.pp * config.layout.vpp
+    return [_model(config, layers=chunks * number) for number in _fewer(config.model.layers // chunks)]
+
+
+def _without(part: str) -> Dimension:
+    """A part of the model: experts, further prediction heads, latent attention."""
+    read = attrgetter(f"model.{part}")
+    return Dimension(
+        name=part,
+        value=lambda config: str(read(config) or "none"),
+        smaller=lambda config: (
+            [] if read(config) is None else [_model(config, **{part: None}), *_plainer(config, part)]
+        ),
+    )
+
+
+def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
+    """Experts without what is around them."""
+    moe = config.model.moe
+    if part != "moe" or moe is None:
+        return []
+    plain = ({"aux_loss": "none"}, {"padding_mask": False}, {"dispatcher": "alltoall"})
+    return [_model(config, moe=replace(moe, **change)) for change in plain]
+
+
+def _has_plain(axis: Axis) -> bool:
+    return axis.setting.shrink and axis.default is not MISSING
+
+
+def _to_default(axis: Axis) -> Dimension:
+    """An axis, or a switch of the model, that a smaller cell has at its default."""
+    return Dimension(
+        name=axis.path.rpartition(".")[2],
+        value=axis.of,
+        smaller=lambda config: [with_value(config, axis, axis.default)],
+    )
+
+
+def _lengths(config: CellConfig) -> tuple[int, ...]:
+    """Of the documents of a step, before truncation."""
+    return tuple(document.original_length for document in config.documents_of(0))
+
+
+def _documents_text(config: CellConfig) -> str:
+    """E.g. "2 (19, 64)", "8 (adversarial)"."""
+    lengths = _lengths(config)
+    how = ", ".join(map(str, lengths)) if _is_listed(config) else config.documents.mode
+    return f"{len(lengths)} ({how})"
+
+
+def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
+    kept = tuple(lengths)
+    return _train(replace(config, documents=DocumentsConfig(mode="file", lengths=kept)), global_batch=len(kept))
+
+
+def listed(config: CellConfig) -> CellConfig:
+    """The cell with the documents of step 0 written down as a list of lengths; without masks and copies."""
+    return _with_lengths(config, _lengths(config))
+
+
+def _is_listed(config: CellConfig) -> bool:
+    """Whether every step has exactly the documents that the configuration lists."""
+    return config.documents == DocumentsConfig(mode="file", lengths=_lengths(config))
+
+
+def _documents(config: CellConfig) -> Iterator[CellConfig]:
+    """A half, a quarter, all but a few. Documents that are made by a rule are first written down."""
+    lengths = _lengths(config)
+    if not _is_listed(config):
+        yield listed(config)
+        if config.documents.mode in MIXES:
+            yield from (_train(config, global_batch=count) for count in _fewer(len(lengths)))
+        return
+    count = len(lengths)
+    for parts in (4, 2):
+        edges = [count * part // parts for part in range(parts + 1)] if count >= parts else []
+        yield from (_with_lengths(config, lengths[a:b]) for a, b in itertools.pairwise(edges))
+    few = max(count // FEW_DOCUMENTS, 1)
+    if count > 2:  # of two documents, all but one are the halves
+        yield from (_with_lengths(config, lengths[:at] + lengths[at + few :]) for at in range(0, count, few))
+
+
+def _shorter_documents(config: CellConfig) -> Iterator[CellConfig]:
+    if not _is_listed(config):
+        return
+    lengths = _lengths(config)
+    shorter = [tuple(1 for _ in lengths), tuple(max(length // 2, 1) for length in lengths)]
+    if 1 < len(lengths) <= FEW_DOCUMENTS // 2:
+        halved = [max(length // 2, 1) for length in lengths]
+        shorter += [(*lengths[:at], halved[at], *lengths[at + 1 :]) for at in range(len(lengths))]
+    yield from (_with_lengths(config, made) for made in dict.fromkeys(shorter) if made != lengths)
+
+
+def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
+    """Rows a quarter or half as long, and documents with them; one that overflowed its row overflows it as before."""
+    row = config.train.seq_length
+    for part in (4, 2):
+        shorter = row // part
+        if row % part or shorter < _SHORTEST_ROW:
+            continue
+        made = _train(config, seq_length=shorter)
+        if _is_listed(config):
+            lengths = [
+                length - (row - shorter) if length >= row else max(-(-length // part), 1) for length in _lengths(config)
+            ]
+            made = _with_lengths(made, lengths)
+        yield made
+
+
+# What seldom matters stands first: the first to matter ends the rungs of a round (search.py).
+DIMENSIONS: tuple[Dimension, ...] = (
+    Dimension(
+        name="steps",
+        value=attrgetter("train.steps"),
+        smaller=lambda config: [_train(config, steps=number) for number in _fewer(config.train.steps)],
+        count=attrgetter("train.steps"),
+    ),
+    *(
+        _to_default(axis)
+        for axis in axes().values()
+        if axis.field and axis.name != "micro_batch_size" and _has_plain(axis)
+    ),
+    *(_to_default(axis) for name, axis in axes().items() if axis.path.startswith("options.")),
+    *(_to_default(axis) for axis in dotted().values() if axis.type is bool and _has_plain(axis)),
+    *(_without(part) for part in ("mtp", "mla", "moe")),
+    Dimension(
+        name="micro_batch_size",
+        value=attrgetter("micro_batch_size"),
+        smaller=lambda config: [replace(config, micro_batch_size=number) for number in _fewer(config.micro_batch_size)],
+        count=attrgetter("micro_batch_size"),
+    ),
+    _size("ep"),
+    _size("dp"),
+    _size("vpp"),
+    _size("cp"),
+    Dimension(name="layers", value=attrgetter("model.layers"), smaller=_layers, count=attrgetter("model.layers")),
+    Dimension(name="documents", value=_documents_text, smaller=_documents, count=attrgetter("train.global_batch")),
+    Dimension(
+        name="seq_length",
+        value=attrgetter("train.seq_length"),
+        smaller=_shorter_rows,
+        count=attrgetter("train.seq_length"),
+    ),
+    Dimension(
+        name="lengths",
+        value=_documents_text,
+        smaller=_shorter_documents,
+        count=lambda config: sum(_lengths(config)),
+    ),
+    Dimension(
+        name="sp",
+        value=attrgetter("layout.sp"),
+        smaller=lambda config: [replace(config, layout=replace(config.layout, sp=False))],
+    ),
+    _size("pp"),
+    _size("tp", _divisors),
+)
+_PLAIN = CellConfig(layout=Layout(), data_path="reference", documents=DocumentsConfig(mode="file", lengths=(1,)))

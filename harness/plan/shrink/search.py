@@ -1,0 +1,190 @@
+"""Which smaller cells to try next, and which of them to go on from: delta debugging over the dimensions of a cell.
+
+Pure: `search` asks and is told. A round first tries rungs, each with one dimension more at its least than the one
+before, so that all that does not matter goes at once; then every single reduction too, so that the end is minimal: no
+single reduction of it shows the same finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from harness.core.cell.canary_legs import LEG_NAMES
+from harness.core.cell.config import CellConfig
+from harness.core.cell.timing import NOT_TIMED
+from harness.core.outcomes import Finding, Lane
+from harness.plan.rules.table import rejections
+from harness.plan.shrink.reductions import (
+    DIMENSIONS,
+    Dimension,
+    Reduction,
+    changes,
+    listed,
+    reductions,
+    settled,
+    shown,
+    size_of,
+)
+
+SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
+
+
+class Kind(str, Enum):
+    SAME = "same"  # fails with the same finding
+    PASSES = "passes"
+    DIFFERS = "differs"  # fails, but otherwise
+    UNUSABLE = "unusable"  # rejected, or could not be judged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a cell that was tried."""
+
+    kind: Kind
+    text: str = ""  # as a predicate: "passes", "fails otherwise (numerics: document_loss)", "is rejected: ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A round after which the cell was smaller."""
+
+    round: int  # from 1
+    changes: tuple[str, ...]  # "pp 4 -> 3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """A dimension that cannot be less, and what happens when it is."""
+
+    dimension: str
+    text: str  # "pp >= 3", "sp", "2 documents"
+    without: str  # "with pp 2 it passes"
+    judged: bool  # False: nothing smaller could be judged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallest:
+    """How far a cell could be made smaller. `config` None: the finding did not come again at all."""
+
+    config: CellConfig | None
+    steps: tuple[Step, ...]
+    needs: tuple[Needed, ...]
+    rounds: int
+    tried: int  # cells that were run
+    minimal: bool  # False: the rounds were used up
+
+
+Asked = tuple[CellConfig, ...]
+Answers = Mapping[CellConfig, Answer]
+
+
+def bare(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
+    """The cell with what its finding needs of canaries and timing, and no longer a deadline than it should take.
+
+    `took_s`: seconds that the cell ran; one that hung ran to its deadline, and smaller ones hang sooner.
+    """
+    leg = str(finding.where.get("leg", ""))
+    own = leg if leg in LEG_NAMES else finding.check
+    canaries = tuple(name for name in config.canaries if own.startswith(name))
+    timing = replace(config.timing, turns="", first=False) if finding.lane is Lane.THROUGHPUT else NOT_TIMED
+    wanted = 4 * took_s if took_s < config.deadline_s else config.deadline_s / 2
+    deadline = min(config.deadline_s, max(wanted, SHORTEST_DEADLINE_S))
+    return replace(config, canaries=canaries, timing=timing, deadline_s=deadline)
+
+
+def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Smallest]:
+    """Yields the cells of a round, is sent an answer for each, and returns the end. Deterministic."""
+    known: dict[CellConfig, Answer] = {}
+    steps: list[Step] = []
+    starts = [made for made in map(settled, (start, listed(start))) if made is not None]
+    current = starts[0]
+    rounds, tried = 0, 0
+    while rounds < most_rounds:
+        asked = _round(current, known, () if rounds else starts)
+        if not asked:
+            break
+        rounds += 1
+        tried += len(asked)
+        answers = yield asked
+        known.update(answers)
+        same = [config for config in asked if known[config].kind is Kind.SAME]
+        if not same and rounds == 1:
+            return Smallest(config=None, steps=(), needs=(), rounds=1, tried=tried, minimal=False)
+        smallest = min(same, key=size_of, default=current)
+        if smallest != current:
+            steps.append(Step(round=rounds, changes=changes(current, smallest)))
+            current = smallest
+    minimal = not _round(current, known)
+    needs = tuple(_needs(current, known)) if minimal else ()
+    return Smallest(config=current, steps=tuple(steps), needs=needs, rounds=rounds, tried=tried, minimal=minimal)
+
+
+def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Asked:
+    """The cells to try. Singles are left to later rounds, when the cell is cheaper. Rejected ones are answered here."""
+    wanted = [*starts, *_rungs(current, known), *(() if starts else _singles(current))]
+    return tuple(config for config in dict.fromkeys(wanted) if _open(config, known))
+
+
+def _open(config: CellConfig, known: dict[CellConfig, Answer]) -> bool:
+    if config in known:
+        return False
+    found = rejections(config)
+    if found:
+        known[config] = Answer(kind=Kind.UNUSABLE, text=f"is rejected: {found[0].reason}")
+    return not found
+
+
+def _singles(current: CellConfig) -> Iterator[CellConfig]:
+    yield from (reduction.config for reduction in reductions(current))
+
+
+def _rungs(current: CellConfig, known: dict[CellConfig, Answer]) -> Iterator[CellConfig]:
+    """Each with one dimension more as small as it can be, so far as that is not known to lose the finding alone."""
+    lost = {
+        (item.dimension.name, item.to)
+        for item in reductions(current)
+        if item.config in known and known[item.config].kind in (Kind.PASSES, Kind.DIFFERS)
+    }
+    config = current
+    for dimension in DIMENSIONS:
+        chosen = next(
+            (item for item in _usable(config, dimension, known) if (dimension.name, item.to) not in lost), None
+        )
+        if chosen is not None:
+            config = chosen.config
+            yield config
+
+
+def _usable(config: CellConfig, dimension: Dimension, known: dict[CellConfig, Answer]) -> Iterator[Reduction]:
+    for item in reductions(config, (dimension,)):
+        if _open(item.config, known) or known[item.config].kind is Kind.SAME:
+            yield item
+
+
+def _needs(config: CellConfig, known: Answers) -> Iterator[Needed]:
+    """Per dimension that cannot be less, ranks first: the nearest smaller cell that could be judged, else why none."""
+    for dimension in reversed(DIMENSIONS):
+        found = [(item, known[item.config]) for item in reductions(config, (dimension,)) if item.config in known]
+        judged = [pair for pair in found if pair[1].kind is not Kind.UNUSABLE]
+        if not found or dimension.name == "lengths":
+            continue
+        item, answer = max(judged or found, key=lambda pair: size_of(pair[0].config))
+        yield _needed(dimension, config, item, answer)
+
+
+def _needed(dimension: Dimension, config: CellConfig, item: Reduction, answer: Answer) -> Needed:
+    if dimension.count is None:
+        now, then = shown(dimension.value(config)), shown(item.to)
+        text, less = f"{dimension.name} {now}", f"{dimension.name} {then}"
+    elif dimension.name == "documents":
+        text, less = f"documents {dimension.value(config)}", f"{item.to}"
+    else:
+        text, less = f"{dimension.name} >= {dimension.count(config)}", f"{dimension.name} {item.to}"
+    return Needed(
+        dimension=dimension.name,
+        text=text,
+        without=f"with {less} it {answer.text}",
+        judged=answer.kind is not Kind.UNUSABLE,
+    )

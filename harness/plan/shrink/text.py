@@ -1,0 +1,49 @@
+"""A shrink in words: what each round took away, what is left, and what cannot be taken away."""
+
+from __future__ import annotations
+
+from harness.core.cell.config import CellConfig, cell_name
+from harness.core.outcomes import Finding
+from harness.plan.shrink.search import Smallest
+
+
+def smallest_text(smallest: Smallest, matrix: str) -> str:
+    """For the terminal. `matrix`: path of smallest.yaml."""
+    if smallest.config is None:
+        return "the finding did not come again, in the same cell alone: it may be flaky, or need the cells beside it"
+    lines = [f"round {step.round}: {', '.join(step.changes)}" for step in smallest.steps]
+    lines += [f"smallest: {described(smallest.config)}", *needs_lines(smallest)]
+    lines += [f"{smallest.tried} cells tried in {smallest.rounds} rounds", f"reproduce: harness run {matrix}"]
+    return "\n".join(lines)
+
+
+def described(config: CellConfig) -> str:
+    """E.g. "tp2-pp3-cp1-sft: 6 ranks, 3 layers, 1 document (lengths 5), rows of 64, 1 step"."""
+    documents = config.documents_of(0)
+    lengths = ", ".join(str(document.original_length) for document in documents)
+    parts = [_count(config.layout.world_size, "rank"), _count(config.model.layers, "layer")]
+    parts += [f"{_count(len(documents), 'document')} (lengths {lengths})", f"rows of {config.train.seq_length}"]
+    return f"{cell_name(config)}: {', '.join([*parts, _count(config.train.steps, 'step')])}"
+
+
+def needs_lines(smallest: Smallest) -> list[str]:
+    """What is necessary: first all that could be judged in one line, then what no rule lets be smaller."""
+    if not smallest.minimal:
+        return ["it may not be the smallest: the rounds were used up"]
+    judged = [need for need in smallest.needs if need.judged]
+    lines = [f"needs {' and '.join(need.text for need in judged)}: {'; '.join(need.without for need in judged)}"]
+    return (lines if judged else []) + [f"{need.text}: {need.without}" for need in smallest.needs if not need.judged]
+
+
+def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
+    """Comments of smallest.yaml."""
+    lines = [f"The smallest cell found that fails as {cell} did:"]
+    lines += [f"{finding.lane.value}, {finding.check}: {' '.join(finding.message.split())}"]
+    lines += needs_lines(smallest)
+    if smallest.config is not None and smallest.config.fault:
+        lines.append(f"The fault {smallest.config.fault} was injected, which a matrix cannot say: this file passes.")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,90 @@
+"""`harness compare` as a user calls it, on kept reports: nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.app.cli import main
+from harness.judge.report.model import Report
+from harness.judge.report.render_json import render_json
+from tests.sample_report import passing_report
+from tests.two_runs import earlier_report, later_report
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_directory(report: Report, name: str) -> Path:
+    folder = Path("reports") / name
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    (folder / "report.json").write_text(render_json(report))
+    return folder
+
+
+def test_two_runs_by_id_with_a_regression_between(capsys: pytest.CaptureFixture[str]) -> None:
+    run_directory(earlier_report(), "first")
+    later = run_directory(later_report(), "second")
+    assert main(["compare", "first", "second"]) == 1
+    said = capsys.readouterr().out
+    assert "REGRESSION: 1 newly failing" in said
+    assert "written: reports/second/compare.md" in said
+    assert (later / "compare.md").read_text().startswith("# Regression: smoke\n")
+    assert "✕ Regression" in (later / "compare.html").read_text()
+
+
+def test_the_latest_run_against_a_kept_report(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kept.json").write_text(render_json(passing_report()))
+    run_directory(passing_report(), "only")
+    assert main(["compare", "latest", "--baseline", "kept.json"]) == 0
+    assert main(["compare", "kept.json", "latest"]) == 0
+    assert capsys.readouterr().out.count("NO REGRESSION: 4 unchanged; exit code 0") == 2
+
+
+def test_json_goes_to_stdout_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [run_directory(earlier_report(), "first"), run_directory(later_report(), "second")]
+    assert main(["compare", "--json", *map(str, folders)]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "regression"
+    assert sorted(path.name for path in folders[1].iterdir()) == ["plan.json", "report.json"]
+
+
+def test_the_factor_that_counts_as_slower_can_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(run_directory(earlier_report(), "first")), str(run_directory(later_report(), "second"))]
+    main(["compare", *folders, "--json", "--slower-than", "4"])
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["regressions"] for cell in cells if cell["regressions"]] == [["newly failing"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["first"], "compare what with what?"),
+        (["first", "second", "--baseline", "kept.json"], "compare what with what?"),
+        (["first", "third"], "no run 'third'"),
+        (["first", "unjudged"], "harness report reports/unjudged"),
+        (["first", "broken.json"], "report.json is not JSON"),
+        (["first", "other.json"], "schema_version None; this harness reads 1"),
+        (["first", "--baseline", "gone.json"], "no run 'gone.json'"),
+    ],
+)
+def test_bad_input_says_what_to_do(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_directory(earlier_report(), "first")
+    run_directory(earlier_report(), "second")
+    (run_directory(earlier_report(), "unjudged") / "report.json").unlink()
+    Path("broken.json").write_text("{")
+    Path("other.json").write_text("{}")
+    assert main(["compare", *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_factor_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "first", "second", "--slower-than", "0.5"])
+    assert ended.value.code == 2
+    assert "invalid factor above 1 value" in capsys.readouterr().err

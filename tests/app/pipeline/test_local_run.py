@@ -1,0 +1,146 @@
+"""Which cells a local resume runs, and as which attempts. Nothing trains here: tests/app/test_interruption.py does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.app.pipeline import judge_run
+from harness.app.pipeline.finalize import Finish
+from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, with_partners
+from harness.app.signals import Stopped
+from harness.core.errors import InputError, InterruptedRun
+from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNDECIDED
+from harness.core.run.run_dir import RunDir
+from harness.core.run.run_plan import PlannedCell
+from harness.core.stack import Checkout, ReadyStack, Stack
+from harness.infra.runs.evidence_files import newest, read_cell, read_plan
+from harness.infra.runs.lock import launcher_of, only_launcher
+from harness.infra.runs.status import status_text
+from tests.app.runs import simulated_run
+from tests.infra.stacks.test_checkout import repository
+
+
+def in_turns(cell: PlannedCell, pair: str) -> PlannedCell:
+    return replace(cell, config=replace(cell.config, timing=replace(cell.config.timing, turns=pair)))
+
+
+def cells_of(run: RunDir) -> list[PlannedCell]:
+    return list(read_plan(run).expansion.cells)
+
+
+def test_only_cells_without_a_result_are_left(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    assert _without_result(run, plan) == set()
+    victim = plan.expansion.cells[1].id
+    run.attempt(victim).result.unlink()
+    assert _without_result(run, plan) == {victim}
+
+
+def test_an_attempt_that_began_gets_a_successor_and_is_no_retry(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    run.attempt(cell.id).result.unlink()
+    (run.attempt(cell.id).root / "log").mkdir()
+    assert _new_attempts(run, [cell]) == {cell.id: 2}
+    assert run.attempt(cell.id, 2).config.exists()
+    assert newest(run, cell.id) == 2
+    assert not read_cell(run, cell.id, {}).retried
+
+
+def test_an_attempt_that_ended_as_error_is_a_retry(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    assert _new_attempts(run, [cell]) == {cell.id: 2}
+    assert read_cell(run, cell.id, {}).retried
+
+
+def test_an_attempt_that_never_began_is_begun(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    cell = cells_of(run)[1]
+    run.attempt(cell.id).result.unlink()
+    assert _new_attempts(run, [cell]) == {cell.id: 1}
+
+
+def test_cells_that_take_turns_run_again_together_in_attempts_of_one_number_without_gaps(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    alone, first, second = cells_of(run)
+    first, second = in_turns(first, "pair"), in_turns(second, "pair")
+    assert with_partners([alone, first, second], {first.id}) == {first.id, second.id}
+    assert with_partners([alone, first, second], {alone.id}) == {alone.id}
+    run.attempt(second.id).result.unlink()  # it never began
+    assert _new_attempts(run, [first, second]) == {first.id: 2, second.id: 2}
+    assert newest(run, second.id) == 2
+
+
+def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path)
+    plan = read_plan(run)
+    run.attempt(plan.expansion.cells[0].id).result.unlink()
+    assert launcher_of(run) is None
+    assert "Launcher: none, it has ended; go on with: harness resume" in status_text(run, plan)
+    with only_launcher(run):
+        assert (launcher_of(run) or "").startswith("pid ")
+        assert "Launcher: pid " in status_text(run, plan)
+    assert launcher_of(run) is None
+
+
+def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "runs")
+    source = repository(tmp_path / "source")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="")
+    ready = ReadyStack(asked=Stack(name="mine", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
+    plan = replace(read_plan(run), stacks={"mine": ready})
+    assert resume(run, plan, Finish(record=False), errors=False) in (EXIT_PASS, EXIT_UNDECIDED)  # it runs nothing
+    run.attempt(plan.expansion.cells[1].id).result.unlink()
+    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* was 0{40}, and is .*begin a new run"):
+        resume(run, plan, Finish(record=False), errors=False)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("finished", [True, False], ids=["all cells ended", "one is left"])
+def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_message_says_what_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: str,
+    finished: bool,
+) -> None:
+    run = simulated_run(tmp_path)
+    result = run.attempt(read_plan(run).expansion.cells[1].id).result
+    written = result.read_bytes()
+    result.unlink()
+
+    def launch(*_: object) -> None:
+        if finished:
+            result.write_bytes(written)
+        raise KeyboardInterrupt if number == "SIGINT" else Stopped(number)
+
+    monkeypatch.setattr(launch, "launch", launch)
+    with pytest.raises(InterruptedRun) as ended:
+        resume(run, read_plan(run), Finish(record=False), errors=False)
+    assert ended.value.exit_code == EXIT_INTERRUPTED == 130
+    said, message = capsys.readouterr().out, str(ended.value)
+    assert "; exit code 130" in said
+    assert "exit code 3" not in said
+    assert message.startswith(
+        f"ended by {number}: {'all 3 cells had ended and are' if finished else '2 of 3 cells are'}"
+    )
+    assert ("the others run with: harness resume" in message) is not finished
+    assert ("none is left to run" in message) is finished
+
+
+def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated_run(tmp_path)
+
+    def judge(*_: object) -> None:
+        raise Stopped("SIGTERM")
+
+    monkeypatch.setattr(judge_run, "judge", judge)
+    with pytest.raises(InterruptedRun, match=r"^ended by SIGTERM while the run was judged; .* harness report "):
+        resume(run, read_plan(run), Finish(record=False), errors=False)

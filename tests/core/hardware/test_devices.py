@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.hardware.devices import place, ring_needs_p2p, shown_gpus, unplaced
+from harness.core.outcomes import Missing
+
+
+def cell(device: str = "auto", attention: str = "auto", **layout: int) -> CellConfig:
+    return CellConfig(layout=Layout(**layout), data_path="reference", device=device, attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "ranks", "expected"),
+    [
+        ("auto", 0, 2, ["cpu with gloo", "cpu with gloo"]),
+        ("cpu", 8, 1, ["cpu with gloo"]),
+        ("auto", 1, 1, ["cuda with nccl"]),
+        ("cuda", 2, 2, ["cuda with nccl", "cuda with nccl"]),
+        ("auto", 1, 2, ["cuda with gloo, 2 ranks on one GPU"] * 2),
+        ("cuda", 2, 3, ["cuda with gloo, 2 ranks on one GPU", "cuda with gloo", "cuda with gloo, 2 ranks on one GPU"]),
+    ],
+)
+def test_who_computes_where(asked: str, gpus: int, ranks: int, expected: list[str]) -> None:
+    assert [str(place(asked, gpus, rank, ranks)) for rank in range(ranks)] == expected
+
+
+@given(st.sampled_from(["auto", "cuda", "cpu"]), st.integers(0, 9), st.integers(1, 40))
+def test_ranks_of_a_node_agree_on_device_and_back_end_and_spread_evenly(asked: str, gpus: int, ranks: int) -> None:
+    if asked == "cuda" and gpus == 0:
+        with pytest.raises(ValueError, match="no GPU that torch can use"):
+            place(asked, gpus, 0, ranks)
+        return
+    places = [place(asked, gpus, rank, ranks) for rank in range(ranks)]
+    assert len({(found.kind, found.backend) for found in places}) == 1
+    on_gpus = places[0].kind == "cuda"
+    assert on_gpus == (asked != "cpu" and gpus > 0)
+    if not on_gpus:
+        assert {found.index for found in places} == {None}
+        return
+    count = Counter(found.index for found in places)
+    assert all(found.index in range(gpus) and found.sharing == count[found.index] for found in places)
+    assert max(count.values()) - min(count.values()) <= 1
+    assert (places[0].backend == "nccl") == (max(count.values()) == 1)
+
+
+def test_one_gpu_takes_every_cell_of_one_rank_and_those_that_gloo_can_serve() -> None:
+    for layout in ({"tp": 2}, {"tp": 2, "sp": True}, {"dp": 2}, {"cp": 2}, {"dp": 2, "ep": 2}):
+        assert unplaced(cell(**layout), 1, 2) is None
+    assert unplaced(cell(), 1, 1) is None
+    assert unplaced(cell(cp=2, attention="reference"), 1, 2) is None
+
+
+def test_what_gloo_cannot_serve_on_a_shared_gpu_is_rejected_with_the_reason() -> None:
+    refused = unplaced(cell(tp=2, pp=4), 1, 8)
+    assert refused is not None
+    assert refused.rule == "device.shared-gpu"
+    assert refused.reason == (
+        "8 ranks on 1 GPU, so not NCCL but gloo; pp 4 sends activations from stage to stage, and gloo has no send and "
+        "recv of CUDA tensors; device: cpu runs the cell on the CPU"
+    )
+    for attention in ("te", "te-fused"):
+        refused = unplaced(cell(cp=4, attention=attention), 3, 4)
+        assert refused is not None
+        assert f"4 ranks on 3 GPUs, so not NCCL but gloo; cp 4 with attention {attention} sends keys" in refused.reason
+    assert unplaced(cell(tp=2, pp=4), 8, 8) is None
+    assert unplaced(cell("cpu", tp=2, pp=4), 1, 8) is None
+    assert unplaced(cell(tp=2, pp=4), 0, 8) is None
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_no_rule_but_missing() -> None:
+    refused = unplaced(cell("cuda"), 0, 1)
+    assert isinstance(refused, Missing)
+    assert refused.reason.startswith("device is cuda, and this machine has no GPU that torch can use")
+
+
+def test_the_ring_of_transformer_engine_needs_nccl() -> None:
+    shared, own = place("cuda", 1, 0, 2), place("cuda", 2, 0, 2)
+    assert ring_needs_p2p(cell(cp=2, attention="te"), own) is None
+    assert ring_needs_p2p(cell(tp=2, attention="te"), shared) is None
+    assert ring_needs_p2p(cell(cp=2, attention="reference"), shared) is None
+    assert ring_needs_p2p(cell(cp=2, attention="te"), shared) is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (None, ["0,1,2,3", "4,5,6,7"]),
+        ("7,6,5,4,3,2,1,0", ["7,6,5,4", "3,2,1,0"]),
+        (",".join(f"GPU-{index}" for index in range(8)), ["GPU-0,GPU-1,GPU-2,GPU-3", "GPU-4,GPU-5,GPU-6,GPU-7"]),
+        (", ".join(f"MIG-{index}" for index in range(8)), ["MIG-0,MIG-1,MIG-2,MIG-3", "MIG-4,MIG-5,MIG-6,MIG-7"]),
+    ],
+)
+def test_cells_side_by_side_on_eight_gpus_see_parts_that_share_none(shown: str | None, expected: list[str]) -> None:
+    assert [shown_gpus(part, shown) for part in (range(4), range(4, 8))] == expected
+    with pytest.raises(IndexError):
+        shown_gpus((0, 1), "3")

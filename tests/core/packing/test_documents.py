@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.packing.documents import DocumentsConfig, adversarial_mix, documents_of_step, mix
+
+
+def draw(config: DocumentsConfig, *, step: int = 0, count: int = 8, seq_length: int = 64, seed: int = 1) -> list[int]:
+    return [d.length for d in documents_of_step(config, seed=seed, step=step, count=count, seq_length=seq_length)]
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4])
+def test_the_adversarial_mix_has_the_lengths_that_show_bugs(cp: int) -> None:
+    seq_length = 256
+    mix = adversarial_mix(seq_length, cp)
+    documents = documents_of_step(mix, seed=1, step=0, count=8, seq_length=seq_length)
+    lengths = [document.original_length for document in documents]
+    assert 1 in lengths
+    assert 2 * cp - 1 in lengths
+    assert 2 * cp in lengths
+    assert any(length > 8 * cp and length % 2 for length in lengths)
+    assert any(seq_length // 2 < length < seq_length for length in lengths)
+    truncated = [document for document in documents if document.original_length > seq_length]
+    assert [document.length for document in truncated] == [seq_length - 1]
+    assert [document.index for document in documents if document.masked] == [6]
+    (copy,) = [document for document in documents if document.copy_of is not None]
+    assert copy.length == documents[copy.copy_of or 0].length
+    assert not copy.masked
+
+
+@given(cp=st.integers(1, 8), seq_length=st.integers(4, 4096), count=st.integers(1, 40))
+def test_the_adversarial_mix_gives_valid_documents_at_every_size(cp: int, seq_length: int, count: int) -> None:
+    documents = documents_of_step(adversarial_mix(seq_length, cp), seed=1, step=0, count=count, seq_length=seq_length)
+    assert [document.index for document in documents] == list(range(count))
+    for document in documents:
+        assert 1 <= document.length == min(document.original_length, seq_length - 1)
+        if document.copy_of is not None:
+            original = documents[document.copy_of]
+            assert original.index < document.index
+            assert (original.length, original.masked) == (document.length, document.masked)
+
+
+def test_each_round_of_the_adversarial_mix_repeats_its_own_document() -> None:
+    documents = documents_of_step(adversarial_mix(64, 2), seed=1, step=0, count=16, seq_length=64)
+    assert {d.index: d.copy_of for d in documents if d.copy_of is not None} == {4: 2, 12: 10}
+
+
+@given(cp=st.integers(1, 8), seq_length=st.integers(4, 4096))
+def test_no_document_of_the_uncut_mix_is_truncated_and_all_else_is_the_adversarial_mix(
+    cp: int, seq_length: int
+) -> None:
+    drawn = [
+        documents_of_step(mix(mode, seq_length, cp), seed=1, step=0, count=16, seq_length=seq_length)
+        for mode in ("adversarial", "uncut")
+    ]
+    assert all(document.original_length == document.length for document in drawn[1])
+    cut, uncut = ([(d.length, d.masked, d.copy_of) for d in documents] for documents in drawn)
+    assert cut == uncut
+
+
+def test_the_adversarial_mix_is_the_same_in_every_step() -> None:
+    mix = adversarial_mix(64, 2)
+    assert draw(mix, step=0) == draw(mix, step=5)
+
+
+def test_lengths_of_a_file_go_on_from_step_to_step_and_round_again() -> None:
+    config = DocumentsConfig(mode="file", lengths=(5, 70, 9))
+    assert draw(config, count=2, step=0) == [5, 63]
+    assert draw(config, count=2, step=1) == [9, 5]
+    assert draw(config, count=2, step=2) == [63, 9]
+
+
+@given(
+    low=st.integers(1, 20),
+    width=st.integers(0, 200),
+    sigma=st.floats(0, 3),
+    seed=st.integers(0, 99),
+    step=st.integers(0, 9),
+)
+def test_drawn_lengths_stay_between_their_bounds(low: int, width: int, sigma: float, seed: int, step: int) -> None:
+    high = low + width
+    config = DocumentsConfig(
+        mode="distribution", min_seq_len=low, max_seq_len=high, mean_seq_len=(low + high) / 2, lognormal_sigma=sigma
+    )
+    documents = documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
+    assert all(low <= document.original_length <= high for document in documents)
+    assert all(document.length == min(document.original_length, 63) for document in documents)
+    assert documents == documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
+
+
+def test_drawn_lengths_differ_by_seed_and_by_step() -> None:
+    config = DocumentsConfig(mode="distribution", max_seq_len=4096, mean_seq_len=500)
+    drawn = [draw(config, seed=seed, step=step, seq_length=4096) for seed in (1, 2) for step in (0, 1)]
+    assert len({tuple(lengths) for lengths in drawn}) == 4
+
+
+def test_drawn_lengths_have_the_mean_that_was_asked_for() -> None:
+    config = DocumentsConfig(mode="distribution", max_seq_len=10**6, mean_seq_len=500, lognormal_sigma=0.5)
+    lengths = draw(config, count=20000, seq_length=10**6)
+    assert sum(lengths) / len(lengths) == pytest.approx(500, rel=0.02)
+    flat = replace(config, lognormal_sigma=0.0)
+    assert set(draw(flat, seq_length=10**6)) <= {499, 500}

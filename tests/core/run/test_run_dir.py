@@ -1,0 +1,105 @@
+"""Files that are whole or not there, also when the disk takes no more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from harness.core.errors import DiskFullError, InputError
+from harness.core.run.run_dir import append_line, needs_room, read_events, safe_name, write_atomic
+
+
+@contextmanager
+def no_room_above_100_bytes() -> Iterator[None]:
+    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno.
+
+    Of any file: so no longer than for the write, since the output of pytest may be a file too.
+    """
+    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_told_with_the_file() -> None:
+    path = Path("/dev/full")
+    text = "cannot write /dev/full: No space left on device; make room on its disk"
+    with pytest.raises(DiskFullError, match=text), needs_room(path), path.open("wb", buffering=0) as stream:
+        stream.write(b"any")
+
+
+def test_a_full_quota_is_a_full_disk_and_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError, match="quota"), needs_room(tmp_path):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    with pytest.raises(PermissionError), needs_room(tmp_path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_atomic(path, "old")
+
+    def full(self: Path, text: str, encoding: str) -> NoReturn:
+        self.write_bytes(text.encode()[:2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DiskFullError):
+        write_atomic(path, "new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"event": "first"})
+    with pytest.raises(OSError, match="File too large"), no_room_above_100_bytes():
+        append_line(path, {"event": "x" * 200})
+    append_line(path, {"event": "second"})
+    assert path.read_text() == '{"event": "first"}\n{"event": "second"}\n'
+
+
+@pytest.mark.parametrize("whole", ["", '{"event": "first"}\n'])
+def test_half_a_line_of_a_killed_writer_is_cut_off(tmp_path: Path, whole: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(whole + '{"event": "ha')
+    append_line(path, {"event": "second"})
+    assert path.read_text() == whole + '{"event": "second"}\n'
+    assert read_events(path)[-1] == {"event": "second"}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../up", "a/b", ".hidden", "a b", "a\n", "-x", "x" * 201])
+def test_a_name_that_could_leave_the_run_directory_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot name a file"):
+        safe_name(name)
+
+
+def test_new_files_are_never_writable_for_others(tmp_path: Path) -> None:
+    script = "\n".join(
+        [
+            "import os, sys, pathlib",
+            "from harness.core.run.run_dir import protect_new_files, write_json",
+            "os.umask(int(sys.argv[2], 8))",
+            "protect_new_files()",
+            "write_json(pathlib.Path(sys.argv[1]) / 'folder' / 'file', 1)",
+        ]
+    )
+    for umask, modes in (("000", (0o755, 0o644)), ("027", (0o750, 0o640)), ("077", (0o700, 0o600))):
+        root = tmp_path / umask
+        root.mkdir()
+        subprocess.run([sys.executable, "-c", script, root, umask], check=True)
+        found = [(root / name).stat().st_mode & 0o777 for name in ("folder", "folder/file")]
+        assert tuple(found) == modes

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.core.frames import CODE, HARNESS, KERNEL, UNOWNED, deciding, frame_text, owner_of
+
+
+@pytest.mark.parametrize(
+    ("frame", "owner"),
+    [
+        ("megatron/core/models/gpt/gpt_model.py:90 in forward", CODE),
+        ("megatron/bridge/training/gpt_step.py:12 in forward_step", CODE),
+        ("skyrl_train/distributed/megatron/megatron_utils.py:7 in preprocess_packed_seqs", CODE),
+        ("transformer_engine/pytorch/attention.py:7 in forward", CODE),
+        ("pretrain_gpt.py:120 in get_batch", CODE),
+        ("harness/node/faults/endings.py:35 in on_step", CODE),
+        ("harness/node/data_paths/sft/wheel.py:90 in _of_iterator", CODE),
+        ("harness/node/data_paths/sft/wheel.py:40 in __init__", HARNESS),
+        ("harness/node/probe/hooks/prediction.py:41 in _before_output", HARNESS),
+        ("harness/node/device/cpu_stubs.py:85 in _thd_get_partitioned_indices", KERNEL),
+        ("harness/node/device/cpu_stubs.py:46 in __torch_function__", UNOWNED),
+        ("harness/node/probe/model/attention.py:80 in _attend", KERNEL),
+        ("torch/nn/modules/module.py:1751 in _wrapped_call_impl", UNOWNED),
+        ("threading.py:355 in wait", UNOWNED),
+        ("megatron_like/core.py:1 in f", UNOWNED),
+    ],
+)
+def test_every_frame_has_its_owner(frame: str, owner: str) -> None:
+    assert owner_of(frame) == owner
+
+
+def test_the_innermost_owned_frame_decides() -> None:
+    ours, upstream = "harness/node/probe/run.py:9 in f", "megatron/core/utils.py:3 in g"
+    library = "torch/functional.py:4 in h"
+    assert deciding([ours, upstream, library]) == (CODE, upstream)
+    assert deciding([upstream, ours, library]) == (HARNESS, ours)
+    assert deciding([library]) == (UNOWNED, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("/env/lib/python3.12/site-packages/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/checkouts/abc/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/checkouts/abc/nested/megatron/core/utils.py", "megatron/core/utils.py:3 in f"),
+        ("/elsewhere/script.py", "script.py:3 in f"),
+        ("<frozen runpy>", "<frozen runpy>:3 in f"),
+    ],
+)
+def test_frames_are_relative_to_where_their_package_lies(file: str, text: str) -> None:
+    assert frame_text(file, 3, "f", ["", "/checkouts/abc", "/checkouts/abc/nested/"]) == text

@@ -1,0 +1,34 @@
+"""From outcomes to the verdict on a run and its exit code."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.core.outcomes import Outcome, exit_code, nothing_tested, verdict_of
+
+JUDGED = {Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS, Outcome.FAIL}
+
+
+@pytest.mark.parametrize("outcomes", [*itertools.combinations(Outcome, 1), *itertools.combinations(Outcome, 2), ()])
+def test_a_run_is_green_only_when_a_cell_under_test_was_judged(outcomes: tuple[Outcome, ...]) -> None:
+    untested = nothing_tested(outcomes)
+    assert bool(untested) is not bool(JUDGED.intersection(outcomes))
+    code = exit_code(verdict_of(dict.fromkeys(outcomes, 1), [untested] if untested else []))
+    if Outcome.FAIL in outcomes:
+        assert code == 1
+    elif Outcome.ERROR in outcomes or not JUDGED.intersection(outcomes):
+        assert code == 3
+    else:
+        assert code == 0
+
+
+def test_the_sentence_counts_what_there_was() -> None:
+    assert "2 REJECTED" in nothing_tested([Outcome.REJECTED, Outcome.REJECTED])
+    assert "there are none" in nothing_tested([])
+
+
+def test_a_problem_of_the_whole_run_is_undecided_unless_a_check_failed() -> None:
+    assert verdict_of({Outcome.PASS: 3}, ["the plan was changed"]) == "error"
+    assert verdict_of({Outcome.PASS: 3, Outcome.FAIL: 1}, ["the plan was changed"]) == "fail"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.core.tolerances import (
+    BOUND_NAMES,
+    NOISE_FACTOR,
+    Bound,
+    NoiseFloor,
+    Override,
+    ToleranceOverrides,
+    looser,
+    tolerances_for,
+)
+
+NOTHING = ToleranceOverrides()
+
+
+def test_fp32_is_tight_and_never_measured() -> None:
+    assert all(getattr(tolerances_for("fp32", NOTHING), name).value <= 1e-4 for name in BOUND_NAMES)
+
+
+def test_a_measured_floor_takes_the_place_of_the_default() -> None:
+    floors = {"step_loss": NoiseFloor(value=2e-4, by="documents in reverse order")}
+    bounds = tolerances_for("bf16", NOTHING, floors)
+    assert bounds.step_loss.value == pytest.approx(NOISE_FACTOR * 2e-4)
+    assert bounds.step_loss.origin == "noise floor 0.0002 (documents in reverse order) x 3"
+    assert bounds.grad_norm == tolerances_for("bf16", NOTHING).grad_norm
+
+
+def test_no_noise_at_all_does_not_make_a_bound_of_zero() -> None:
+    bound = tolerances_for("bf16", NOTHING, {"step_loss": NoiseFloor(value=0.0, by="x")}).step_loss
+    assert bound.value == tolerances_for("fp32", NOTHING).step_loss.value
+    assert "below the bound of fp32" in bound.origin
+
+
+def test_the_matrix_goes_before_what_was_measured() -> None:
+    numerics = {"step_loss": Override(value=0.5, direction="above"), "activation": Override(value=9.0, unit="absolute")}
+    floors = {"step_loss": NoiseFloor(value=1e-3, by="x")}
+    bounds = tolerances_for("bf16", ToleranceOverrides(numerics=numerics), floors)
+    assert bounds.step_loss == Bound(value=0.5, direction="above", origin="matrix checks.numerics")
+    assert bounds.activation == Bound(value=9.0, unit="absolute", origin="matrix checks.numerics")
+
+
+def test_the_looser_of_two_bounds_is_of_one_unit() -> None:
+    small, large = Bound(value=1e-3), Bound(value=1e-2)
+    assert looser(small, large) is large is looser(large, small)
+    assert looser(small, Bound(value=5.0, unit="absolute")) is small

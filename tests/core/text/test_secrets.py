@@ -1,0 +1,164 @@
+"""What is hidden, and what is not: a harness that hides its own figures is as useless as one that tells secrets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.core.text.secrets import HIDDEN, holds_secret, is_secret_name, redacted, secret_values, without_secrets
+
+# Assembled here, so that no scanner of repositories takes this file for a leak. Each must be gone from every text.
+VALUE = "hunter2-hunter2"
+SHAPES = [
+    "ghp" + "_" + "a1B2" * 9,
+    "github" + "_pat_" + "a1B2" * 9,
+    "glpat" + "-" + "a1B2-" * 4,
+    "AKIA" + "ABCDEFGH12345678",
+    "xoxb" + "-123456789012-abcdef",
+    "hf" + "_" + "aBcD" * 8,
+    "sk" + "-proj-" + "a1B2" * 8,
+    "eyJ" + "hbGciOiJIUzI1NiJ9" + "." + "eyJzdWIiOiIxMjM0In0" + "." + "abc_def-123",
+]
+HELD = [
+    f"https://user:{VALUE}@example.org/x.git",
+    f"https://{VALUE}@example.org/x.git",
+    f"https://u:{VALUE}/with@slash@example.org/x",
+    f"ssh://git:{VALUE}@example.org/x.git",
+    f"x @ git+https://u:{VALUE}@example.org/x.git@main",
+    f"postgres://u:{VALUE}@db:5432/name",
+    f"cannot clone https://u:{VALUE}@example.org: HTTP 403",
+    f"https://example.org/x?a=1&token={VALUE}&b=2",
+    f"https://example.org/x?X-Amz-Signature={VALUE}",
+    f"https://example.org/x?sig={VALUE}#part",
+    f"https://hooks.slack.com/services/T0/B0/{VALUE}",
+    f"https://chat.example.org/hooks/{VALUE}",
+    f"export DB_PASS={VALUE}",
+    f"PGPASSWD='{VALUE} with a space'",
+    f"MYCREDENTIAL={VALUE}",
+    f"AUTH={VALUE}",
+    f"--export=ALL,WANDB_API_KEY={VALUE}",
+    f"--token={VALUE}",
+    f"tool --password {VALUE} run",
+    f"curl -u me:{VALUE} https://example.org",
+    f"curl -H 'Authorization: Bearer {VALUE}'",
+    f"Authorization: Basic {VALUE}",
+    f"X-Api-Key: {VALUE}",
+    f"Cookie: session={VALUE}",
+    f"got Bearer {VALUE}",
+    f'{{"password": "{VALUE}"}}',
+    f"{{'api_key': '{VALUE}'}}",
+    f"Server=db;Password={VALUE};Port=1",
+    f"-----BEGIN RSA PRIVATE KEY-----\n{VALUE}\n-----END RSA PRIVATE KEY-----",
+    *SHAPES,
+]
+PLAIN = [
+    "git@github.com:NVIDIA/Megatron-LM.git",
+    "ssh://git@github.com/NVIDIA/Megatron-LM.git",
+    "https://github.com/NVIDIA/Megatron-LM/commit/0123456789abcdef0123456789abcdef01234567",
+    "x @ git+https://github.com/NVIDIA/x.git@main",
+    "document 3, token=5: key=2 differs",
+    "tokens=4096 max_tokens=8192",
+    "MAX_TOKENS=4096 TOKENIZERS_PARALLELISM=false",
+    'export HF_TOKEN="$(cat ~/.hf)"',
+    "export HF_TOKEN=$OTHER",
+    "https://${USER_TOKEN}@example.org",
+    "stacks.a.env.DB_PASSWORD: names a secret",
+    "KeyError: 'token'",
+    '{"key": "stacks.a", "tokens": "many"}',
+    '{"tiktoken": "0.9.1"}',
+    "tiktoken==0.9.1 python-key==2.0",
+    "the author of a basic key: nobody",
+    "http://host:8080/path@v1",
+    "tp2-pp1-cp1-sft-0123abcd at /srv/me/x@y",
+]
+
+
+@pytest.mark.parametrize("text", HELD)
+def test_a_secret_is_replaced_wherever_it_stands(text: str) -> None:
+    for shown in (redacted(text), redacted(f"before {text} after"), redacted(f"a\n{text}\nb")):
+        assert VALUE not in shown
+        assert not any(shape in shown for shape in SHAPES)
+        assert HIDDEN in shown
+    assert holds_secret(text)
+    assert redacted(redacted(text)) == redacted(text)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_what_is_no_secret_stays_to_the_letter(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_what_tells_where_a_secret_was_used_stays() -> None:
+    assert redacted(f"clone https://u:{VALUE}@example.org/x.git failed") == "clone https://***@example.org/x.git failed"
+    assert redacted(f"https://example.org/x?token={VALUE}&b=2") == "https://example.org/x?token=***&b=2"
+    assert redacted(f"export DB_PASS={VALUE}; run") == "export DB_PASS=***; run"
+
+
+@pytest.mark.parametrize("text", HELD)
+def test_serialised_texts_stay_well_formed(text: str) -> None:
+    json.loads(redacted(json.dumps({"a": text, "b": [text, 1]})))
+    element = ElementTree.Element("a", said=text)
+    element.text = text
+    ElementTree.fromstring(redacted(ElementTree.tostring(element, encoding="unicode")))
+
+
+def test_names_are_read_by_their_parts() -> None:
+    secret = ["DB_PASS", "PGPASSWD", "MYCREDENTIAL", "AUTH", "HF_TOKEN", "apiKey", "X-Auth", "PASSWORD2", "MYSQL_PWD"]
+    secret += ["AWS_SECRET_ACCESS_KEY", "OPENAI_API", "SESSION_COOKIE", "github_token", "NETRC_CREDENTIALS"]
+    assert [name for name in secret if not is_secret_name(name)] == []
+    plain = ["PWD", "OLDPWD", "PATH", "AUTHOR", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "BYPASS", "RAPID", "KEYS", ""]
+    assert [name for name in plain if is_secret_name(name)] == []
+
+
+def test_values_of_the_environment_are_secret_wherever_they_stand() -> None:
+    environment = {"HF_TOKEN": "word-of-mine", "A_KEY": "short", "PATH": "/usr/bin:/bin", "B_KEY": "word-of-mine-too"}
+    known = secret_values(environment)
+    assert known == ("word-of-mine-too", "word-of-mine")
+    assert redacted("KeyError: word-of-mine-too or word-of-mine", known) == "KeyError: *** or ***"
+
+
+@dataclass(frozen=True)
+class _Inner:
+    text: str
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class _Outer:
+    inner: tuple[_Inner, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    key: str = ""
+
+
+def test_structures_are_searched_and_only_changed_parts_are_new() -> None:
+    clean = _Inner(text="as it is", numbers=[1, 2])
+    value = _Outer(inner=(clean, _Inner(text=f"https://u:{VALUE}@h", numbers=[3])), env={"DB_PASS": VALUE, "A": "1"})
+    shown = without_secrets(value)
+    assert shown.inner[1].text == "https://***@h"
+    assert shown.env == {"DB_PASS": HIDDEN, "A": "1"}
+    assert shown.inner[0] is clean
+    assert without_secrets(clean) is clean
+    assert without_secrets({"tiktoken": "0.9.1"}) == {"tiktoken": "0.9.1"}
+    assert without_secrets({"env": {"HF_TOKEN": "${HF_TOKEN}"}}) == {"env": {"HF_TOKEN": "${HF_TOKEN}"}}
+
+
+def test_long_hostile_texts_are_searched_in_one_pass() -> None:
+    """Each of these takes hours when a pattern starts over at every character."""
+    for piece in (
+        "a",
+        "a_",
+        "https://",
+        "://a:",
+        "a=",
+        "?a=",
+        "--a ",
+        '"a',
+        "-----BEGIN PRIVATE KEY-----",
+        "x-",
+        "eyJ",
+    ):
+        text = piece * (300_000 // len(piece)) + " :=/ -PRIVATE KEY bearer ://"
+        assert redacted(text)

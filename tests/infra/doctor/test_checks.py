@@ -1,0 +1,176 @@
+"""Every check is seen failing on broken facts; then this machine is probed."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.infra.doctor import probe as doctor
+from harness.infra.doctor.checks import LEAST_FREE_BYTES, Facts, Interpreter, RunFolder, checks, minutes_of
+from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, Check, line
+from harness.infra.doctor.probe import ask, filesystem_of, named_paths, probe, probe_folder, probe_interpreter
+from harness.plan.jobs.cluster import LOCAL, ClusterProfile, Container
+
+SLOW = Answer(problem="no answer within 10 s")
+PYTHON = Interpreter(path="/opt/python", python=(3, 12), harness=True, versions={"torch": "2.9", "megatron-core": "1"})
+FOLDER = RunFolder(path=Path("/runs"), exists=Path("/runs"), filesystem="lustre", free_bytes=LEAST_FREE_BYTES)
+WELL = Facts(
+    interpreter=PYTHON,
+    gpus=Answer(text="GPU 0: NVIDIA H200 (UUID: GPU-1)\n"),
+    folder=FOLDER,
+    commands={"sbatch": Answer(text="slurm 24.11\n"), "srun": Answer(text="slurm 24.11\n")},
+    partitions=Answer(text="main|gpu:h100:8(S:0-1)|1-00:00:00\nspare|(null)|infinite\n"),
+    accounts=Answer(text="lab\n"),
+    srun_help=Answer(text="  --container-image=..."),
+)
+SLURM = ClusterProfile(
+    name="own",
+    kind="slurm",
+    partition="main",
+    account="Lab",
+    gpus_per_node=8,
+    exclusive=True,
+    container=Container(image="/images/x.sqsh"),
+)
+
+
+def test_nothing_is_wrong_with_a_cluster_that_is_well() -> None:
+    found = checks(SLURM, WELL)
+    assert {check.level for check in found} == {OK}
+    names = [check.what for check in found]
+    assert names[3:8] == ["sbatch", "srun", "accounting", "controller", "partition"]
+    assert "GPUs of nodes     gpu:h100:8" in "\n".join(map(line, found))
+    assert {"account", "container", "file system", "disk space", "clock"} <= set(names)
+    assert not any(check.mend for check in found)
+
+
+BROKEN_SLURM = [
+    ({"interpreter": None}, WARN, "interpreter", "container"),
+    ({"interpreter": replace(PYTHON, problem="no such file")}, FAIL, "interpreter", "/opt/python: no such file"),
+    ({"interpreter": replace(PYTHON, python=(3, 9))}, FAIL, "interpreter", "3.9"),
+    ({"interpreter": replace(PYTHON, harness=False)}, FAIL, "harness", "PYTHONPATH"),
+    ({"interpreter": replace(PYTHON, versions={"torch": "2.9"})}, FAIL, "megatron-core", "does not have it"),
+    ({"interpreter": replace(PYTHON, versions={"megatron-core": "1"})}, FAIL, "torch", "does not have it"),
+    ({"commands": {**WELL.commands, "sbatch": Answer(problem="not on PATH")}}, FAIL, "sbatch", "not on PATH"),
+    ({"commands": {**WELL.commands, "srun": SLOW}}, FAIL, "srun", "within 10 s"),
+    ({"accounting": SLOW}, WARN, "accounting", "squeue and heartbeats decide"),
+    ({"partitions": SLOW}, FAIL, "controller", "slurmctld"),
+    ({"partitions": Answer(text="spare|gpu:8|1:00:00\n")}, FAIL, "partition", "no main  (there are: spare)"),
+    ({"partitions": Answer(text="main|(null)|infinite\nspare|gpu:8|infinite\n")}, WARN, "GPUs of nodes", "lists none"),
+    (
+        {"partitions": Answer(text="main|gpu:4|infinite\n")},
+        FAIL,
+        "GPUs of nodes",
+        "8 of gpu asked, the partition has gpu:4",
+    ),
+    (
+        {"partitions": Answer(text="main|gpu:8|30:00\nspare|gpu:8|infinite\n")},
+        FAIL,
+        "time",
+        "60 minutes asked, at most 30",
+    ),
+    ({"missing": ("/images/x.sqsh",)}, FAIL, "image", "/images/x.sqsh is not there"),
+    ({"accounts": Answer(text="other\n")}, FAIL, "account", "you have no Lab  (you have: other)"),
+    ({"accounts": SLOW}, WARN, "account", "cannot tell"),
+    ({"srun_help": Answer(text="--container")}, FAIL, "container", "pyxis"),
+    ({"srun_help": SLOW}, FAIL, "container", "within 10 s"),
+    ({"folder": replace(FOLDER, problem="Read-only file system")}, FAIL, "run directory", "--run-dir"),
+    ({"folder": replace(FOLDER, filesystem="ext4")}, WARN, "file system", "all nodes must see it"),
+    ({"folder": replace(FOLDER, free_bytes=LEAST_FREE_BYTES - 1)}, FAIL, "disk space", "needs 1 GiB"),
+    ({"folder": replace(FOLDER, skew_s=-6.0)}, WARN, "clock", "NTP"),
+]
+
+
+@pytest.mark.parametrize(("broken", "level", "what", "said"), BROKEN_SLURM)
+def test_what_is_broken_is_named_with_the_way_to_mend_it(
+    broken: dict[str, object], level: str, what: str, said: str
+) -> None:
+    bad = [check for check in checks(SLURM, replace(WELL, **broken)) if check.level != OK]  # type: ignore[arg-type]
+    assert [(check.level, check.what) for check in bad] == [(level, what)]
+    assert said in line(bad[0])
+
+
+def test_a_type_of_gpu_that_the_partition_does_not_have_is_named() -> None:
+    asked = replace(SLURM, gpu_flag="gres", gres="gpu:a100", gpus_per_node=4)
+    found = [line(one) for one in checks(asked, WELL) if one.level == FAIL]
+    assert found == [
+        "FAIL  GPUs of nodes     4 of gpu:a100 asked, the partition has gpu:h100:8  "
+        "(correct gpus_per_node or gres, or take another partition)"
+    ]
+    two_kinds = Answer(text="main|gpu:a100:4(S:0),gpu:h100:4(S:1)|infinite\n")
+    assert all(one.level == OK for one in checks(asked, replace(WELL, partitions=two_kinds)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [("30:00", 30), ("2:30:30", 150.5), ("1-02:00:00", 1560), ("infinite", math.inf), ("n/a", math.inf)],
+)
+def test_time_limits_are_read_as_sinfo_writes_them(limit: str, minutes: float) -> None:
+    assert minutes_of(limit) == minutes
+
+
+def test_apptainer_is_looked_for_where_the_profile_names_it() -> None:
+    mounts = ("/gone:/x", "/there:/y")
+    asked = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
+    well = replace(WELL, srun_help=Answer(text=""), apptainer=Answer(text="apptainer version 1.3.4\n"))
+    assert "ok    container         apptainer version 1.3.4" in [line(one) for one in checks(asked, well)]
+    absent = replace(well, apptainer=Answer(problem="not on PATH"), missing=("/gone",))
+    found = [line(one) for one in checks(asked, absent) if one.level != OK]
+    assert found == [
+        "warn  container         apptainer: not on PATH  (nodes must have it on PATH: load its module in setup)",
+        "warn  mounts            not on this machine: /gone:/x  (nodes must have each source)",
+    ]
+    assert named_paths(asked) == ["/i.sif", "/gone", "/there"]
+    assert named_paths(replace(SLURM, container=Container(image="nvcr.io#nvidia/pytorch:1"))) == []
+
+
+@pytest.mark.parametrize("answer", [SLOW, Answer(text="")])
+def test_a_driver_that_does_not_answer_fails_on_this_machine_and_its_absence_does_not(answer: Answer) -> None:
+    assert [one.what for one in checks(LOCAL, replace(WELL, gpus=answer)) if one.level == FAIL] == ["GPUs"]
+    assert all(one.level == OK for one in checks(LOCAL, replace(WELL, gpus=None)))
+
+
+def test_a_line_has_level_name_detail_and_how_to_mend() -> None:
+    assert line(Check(FAIL, "sbatch", "not on PATH", "load it")) == "FAIL  sbatch            not on PATH  (load it)"
+    assert line(Check(OK, "clock", "fine")).endswith("fine")
+
+
+def test_commands_that_are_absent_fail_or_hang_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(["no-such-command-here"]).problem == "not on PATH"
+    assert ask(["sh", "-c", "echo first >&2; echo why >&2; exit 4"]).problem == "exit code 4: why"
+    monkeypatch.setattr(doctor, "PATIENCE_S", 0.01)
+    assert ask(["sleep", "60"]).problem == "no answer within 0.01 s"
+
+
+def test_an_interpreter_is_run_and_not_believed(tmp_path: Path) -> None:
+    assert probe_interpreter(str(tmp_path / "none"), {}).problem == "no such file"
+    assert probe_interpreter("/bin/echo", {}).problem == "does not answer like a Python"
+    blind = probe_interpreter(sys.executable, {"PYTHONPATH": None, "PYTHONHOME": str(tmp_path)})
+    assert blind.problem is not None
+
+
+def test_the_type_of_a_file_system_is_that_of_the_innermost_mount() -> None:
+    mounts = "/dev/a / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\nb /data/my\\040runs lustre rw 0 0\n"
+    assert filesystem_of(Path("/data/my runs/one"), mounts) == "lustre"
+    assert filesystem_of(Path("/data/mine"), mounts) == "nfs4"
+    assert filesystem_of(Path("/database"), mounts) == "ext4"
+
+
+def test_a_folder_to_be_made_is_probed_above_and_nothing_is_left(tmp_path: Path) -> None:
+    found = probe_folder(tmp_path / "to" / "come")
+    assert (found.exists, found.problem) == (tmp_path, None)
+    assert found.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert probe_folder(tmp_path / "file").problem == "Not a directory"
+    assert probe_folder(Path("/proc/self")).problem  # no file can be made there, not even by root
+
+
+def test_this_machine_runs_cells(tmp_path: Path) -> None:
+    found = {check.what: check for check in checks(LOCAL, probe(LOCAL, tmp_path))}
+    for what in ("interpreter", "torch", "megatron-core", "GPUs", "run directory", "clock"):
+        assert found[what].level == OK, line(found[what])

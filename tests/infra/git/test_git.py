@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InfrastructureError
+from harness.infra.git import git
+
+
+def test_a_hook_of_another_repository_does_not_redirect_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        git.output(tmp_path / name, "init", "--quiet")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "there" / ".git"))
+    assert git.output(tmp_path / "here", "rev-parse", "--show-toplevel").strip() == str(tmp_path / "here")
+
+
+def test_a_failed_command_says_what_where_and_why(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match=rf"git rev-parse --verify in {tmp_path} failed:\n.*not a git repo"):
+        git.output(tmp_path, "rev-parse", "--verify", "HEAD")
+
+
+def test_git_that_is_not_there_is_infrastructure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InfrastructureError, match="git config did not end well"):
+        git.run(tmp_path, "status")
+
+
+def test_what_is_given_is_read(tmp_path: Path) -> None:
+    git.output(tmp_path, "init", "--quiet")
+    hashed = git.output(tmp_path, "hash-object", "--stdin", stdin="some text\n").strip()
+    assert hashed == "7b57bd29ea8afbdeb9bac64cf7074f4b531492a8"  # what git 2.39 prints for this text by a pipe
+
+
+def repository(folder: Path) -> Path:
+    """A repository with one commit."""
+    folder.mkdir()
+    git.output(folder, "init", "--quiet")
+    (folder / "file").write_text("text\n")
+    git.output(folder, "add", "file")
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    subprocess.run(["git", "-C", folder, *identity, "commit", "--quiet", "-m", "one"], check=True)
+    return folder
+
+
+def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho "$0" >> {proof}\n')
+    program.chmod(0o755)
+    for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+        (here / ".git" / "hooks" / hook).symlink_to(program)
+    for name in ("core.fsmonitor", "gpg.program", "core.alternateRefsCommand"):
+        git.output(here, "config", name, str(program))
+    git.output(here, "config", "log.showSignature", "true")
+    (here / ".git" / "info" / "attributes").write_text("file filter=odd\n")
+    (tmp_path / "included").write_text(
+        f'[filter "odd"]\n  smudge = {program}\n  clean = {program}\n  required = true\n'
+    )
+    git.output(here, "config", "include.path", str(tmp_path / "included"))
+    git.output(here, "worktree", "add", "--quiet", "--detach", str(tmp_path / "worktree"), "HEAD")
+    git.output(here, "status", "--porcelain")
+    git.output(here, "show", "--no-patch", "--format=%s", "HEAD")
+    assert not proof.exists()
+    subprocess.run(["git", "-C", here, "worktree", "add", "--quiet", "--detach", tmp_path / "other"], check=True)
+    assert proof.exists()  # that git alone would have
+
+
+@pytest.mark.parametrize("name", ["odd", "o=d.driver=x", "Odd.driver", "a b"])
+def test_a_merge_driver_of_a_repository_is_not_run_and_texts_are_merged_by_git(tmp_path: Path, name: str) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    (here / ".gitattributes").write_text(f"file merge={name}\n" if " " not in name else "")
+    git.output(here, "config", "merge.default", name)
+    git.output(here, "config", f"merge.{name}.driver", f"touch {proof}; exit 1")
+    for text in ("text\n\n\n\nmore\n", "changed\n\n\n\nmore\n", "changed\n\n\n\nmore\nend\n"):
+        (here / "file").write_text(text)
+        git.output(here, "add", ".")
+        subprocess.run(["git", "-C", here, *identity, "commit", "--quiet", "-m", "next"], check=True)
+    middle = git.output(here, "rev-parse", "HEAD~1").strip()
+    git.output(here, "revert", "--no-commit", middle)
+    assert (here / "file").read_text() == "text\n\n\n\nmore\nend\n"
+    assert not proof.exists()
+    subprocess.run(["git", "-C", here, "reset", "--quiet", "--hard"], check=True)
+    subprocess.run(["git", "-C", here, "revert", "--no-commit", middle], check=False, capture_output=True)
+    assert proof.exists()  # git alone would have run it
+
+
+@pytest.mark.parametrize("url", ["ext::sh -c 'touch {proof}'", "fd::0", "odd://host/x"])
+def test_a_transport_that_runs_a_program_is_refused(tmp_path: Path, url: str) -> None:
+    here, proof = repository(tmp_path / "here"), tmp_path / "proof"
+    git.output(here, "config", "protocol.ext.allow", "always")
+    done = git.run(here, "fetch", url.format(proof=proof))
+    assert done.returncode
+    assert "not allowed" in done.stderr
+    assert not proof.exists()
+
+
+def test_a_repository_of_this_machine_can_be_cloned(tmp_path: Path) -> None:
+    here = repository(tmp_path / "here")
+    git.output(tmp_path, "clone", "--quiet", "--mirror", "--", str(here), str(tmp_path / "there"))
+    assert git.output(tmp_path / "there", "rev-parse", "HEAD") == git.output(here, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:hunter2@host/x.git", "https://host/x.git"),
+        ("https://me:hun@ter2@host/x.git", "https://host/x.git"),
+        ("https://hunter2@host/x.git", "https://host/x.git"),
+        ("ssh://me:hunter2@host/x", "ssh://me@host/x"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
+        ("git@host:group/x", "git@host:group/x"),
+        ("https://host/a@b", "https://host/a@b"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert git.without_credentials(url) == shown
+
+
+def test_what_git_complains_of_holds_no_credentials(tmp_path: Path) -> None:
+    here = repository(tmp_path / "here")
+    with pytest.raises(InfrastructureError) as caught:
+        git.output(here, "fetch", "https://me:hunter2@127.0.0.1:1/x.git")
+    assert "127.0.0.1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

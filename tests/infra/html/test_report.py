@@ -1,0 +1,340 @@
+"""report.html as text: complete, escaped, self-contained, small, the same every time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from harness.core.cell.layout import Layout
+from harness.core.outcomes import Outcome
+from harness.core.serialization import dumps, from_jsonable, loads
+from harness.infra.html.report import _versions, place_words, reach_words, render_html, show
+from harness.infra.html.views import outcome_grids, rank_picture
+from harness.judge.report.model import RankView, Report
+from tests.sample_report import HOSTILE, big_report, hostile_report, passing_report, sample_report
+
+VOID = {"meta", "link", "br", "rect"}
+
+
+class Page(HTMLParser):
+    """Tags, ids, links and text of a page; unbalanced tags are collected."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: Counter[str] = Counter()
+        self.classes: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.attributes: set[str] = set()
+        self.unbalanced: list[str] = []
+        self._open: list[str] = []
+        self._texts: list[str] = []
+        self.feed(html)
+        self.unbalanced += self._open
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self._texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._count(tag, attrs)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._count(tag, attrs)
+
+    def _count(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        values = dict(attrs)
+        self.attributes |= set(values)
+        self.classes.update((values.get("class") or "").split())
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        if tag == "a":
+            self.links.append(str(values["href"]))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self._texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def sample() -> str:
+    return render_html(sample_report())
+
+
+def test_the_same_report_gives_the_same_text(sample: str) -> None:
+    assert render_html(sample_report()) == sample
+
+
+def test_a_report_read_back_from_json_gives_the_same_text(sample: str) -> None:
+    assert render_html(from_jsonable(Report, loads(dumps(sample_report())))) == sample
+
+
+@pytest.mark.parametrize("report", [sample_report(), passing_report(), hostile_report(), big_report(10)])
+def test_pages_are_balanced_with_unique_ids_and_links_that_lead_somewhere(report: Report) -> None:
+    page = Page(render_html(report))
+    assert page.unbalanced == []
+    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+    assert {link for link in page.links if link[0] != "#" or link[1:] not in page.ids} == set()
+
+
+def test_nothing_is_fetched_and_nothing_is_run(sample: str) -> None:
+    page = Page(sample)
+    assert page.tags.keys().isdisjoint({"script", "iframe", "img", "object", "embed", "form"})
+    assert page.attributes.isdisjoint({"src", "srcset", "onclick", "onload", "style"})
+    assert re.findall(r'<link[^>]*href="(?!data:)', sample) == []
+    assert re.findall(r"url\((?!#)|@import", sample) == []
+
+
+def test_the_page_answers_in_order_verdict_failures_grid_curves_ranks_speed_rejected_cells_provenance(
+    sample: str,
+) -> None:
+    order = [
+        "<h1>",
+        "h-failures",
+        "h-known",
+        "h-grid",
+        "h-curves",
+        "h-ranks",
+        "h-throughput",
+        "h-canaries",
+        "h-rejected",
+        "h-cells",
+    ]
+    places = [sample.index(f'id="{name}"' if name[0] == "h" else name) for name in [*order, "h-provenance"]]
+    assert places == sorted(places)
+
+
+def test_the_banner_says_verdict_counts_run_and_versions(sample: str) -> None:
+    text = Page(sample[: sample.index("<nav")]).text
+    for part in ("✕ Failed", "2 failed, 1 could not be decided", "smoke-20260822T101530Z-3f2a", "61.8 s", "0.19.2"):
+        assert part in text
+    assert "2026-08-22T10:15:30+00:00" in text and "not installed" not in text
+
+
+def test_the_banner_shows_what_the_failing_cell_ran_and_not_what_the_launcher_holds() -> None:
+    report = sample_report()
+    stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
+    bad = (Outcome.FAIL, Outcome.ERROR)
+    cells = [
+        replace(cell, axes={**cell.axes, "stack": "older"}) if cell.outcome in bad else cell for cell in report.cells
+    ]
+    mixed = replace(report, cells=cells, provenance={**report.provenance, "stacks": stacks})
+    assert _versions(mixed) == [
+        ("harness", "0.1.0"),
+        ("stack", "older"),
+        ("python", "3.11.9"),
+        ("torch", "2.11.0"),
+        ("megatron-core", "0.17.1"),
+    ]
+    green = replace(mixed, cells=[cell for cell in cells if cell.outcome not in bad])
+    assert ("megatron-core", "0.19.2") in _versions(green)
+
+
+def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_command(sample: str) -> None:
+    start = sample.index("tp2-pp4-cp1-sft", sample.index('class="number">F1<'))
+    text = Page("<p>" + sample[start : sample.index('class="number">F2<')]).text
+    for part in ("stage 1", "tp 1", "cp 0", "layer 2", "micro-batch 0", "field cu_seqlens_q", "rank 3"):
+        assert part in text
+    assert "4 places; ranks 3, 5; stages 1, 2; layers 2, 3" in text
+    assert "[0, 1, 4, 23, 27, 46, 64]" in text
+    assert "A metadata: middle stages without cu_seqlens" in text
+    assert "TypeError: 'NoneType' object is not subscriptable" in text and "rope_utils.py" in text
+    assert "harness run matrices/smoke.yaml --only tp2-pp4-cp1-sft" in text
+
+
+def test_a_bound_is_shown_with_its_origin(sample: str) -> None:
+    assert "0.0001 relative (reference 2.1)" in Page(sample).text
+    assert "fp32 layouts of megatron-core 0.16 to 0.19 on CPU agree to about 1e-7" in Page(sample).text
+
+
+def test_a_passing_run_has_no_failure_section() -> None:
+    html = render_html(passing_report())
+    assert "✓ Passed" in html and 'id="failures"' not in html and 'id="known"' not in html
+
+
+def test_a_report_without_cells_is_still_a_page() -> None:
+    empty = replace(sample_report(), cells=[], rejected=[], counts={}, timing={}, provenance={}, verdict="error")
+    assert Page(render_html(empty)).unbalanced == []
+
+
+def test_the_grid_has_one_square_for_each_cell_and_each_rejected_cell(sample: str) -> None:
+    report = sample_report()
+    assert Page(sample).classes["square"] == len(report.cells) + len(report.rejected)
+
+
+def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_drawn_once() -> None:
+    report = passing_report()
+    cells = [replace(cell, role="cell") for cell in report.cells]
+    html = render_html(replace(report, cells=cells))
+    assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][0][0].note == "control"
+    assert "the reference and 3 cells" in html
+
+
+def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> None:
+    (grid,) = outcome_grids(sample_report())
+    assert (grid.title, grid.corner) == ("", "layout")
+    assert grid.columns == ["unpacked", "reference", "sft"]
+    rows = [row for row, _ in grid.rows]
+    assert rows[0] == "tp1-pp1-cp1" and rows[-1] == "tp8-pp1-cp1"
+    assert "tp1-pp2-cp1-mbs2" in rows and "tp1-pp2-cp1-vpp2" in rows
+    square = dict(grid.rows)["tp2-pp1-cp2"][2]
+    assert [(chip.outcome, chip.note) for chip in square] == [(Outcome.REJECTED, "cp-alignment")]
+    assert "62 % (2 * cp) = 62 % 4 = 2" in square[0].title
+
+
+def test_grid_shows_further_axes_only_where_the_matrix_varies_them() -> None:
+    names = [row for row, _ in outcome_grids(big_report(40))[0].rows]
+    assert "tp2-pp2-cp2" in names and "tp2-pp2-cp2-bf16" in names  # fp32 is usual here
+
+
+def test_several_stacks_have_a_grid_per_data_path_and_the_longer_side_goes_down() -> None:
+    report = big_report(40)
+    grids = outcome_grids(report)
+    assert [(grid.title, grid.corner, grid.columns) for grid in grids] == [
+        ("reference", "layout", ["core-0", "core-1"]),
+        ("sft", "layout", ["core-0", "core-1"]),
+    ]
+    assert sum(len(chips) for grid in grids for _, squares in grid.rows for chips in squares) == 40
+    one_layout = [cell for cell in report.cells if cell.layout == report.cells[0].layout][:1]
+    names = ("new", "old", "older")
+    on_stacks = [replace(cell, axes={**cell.axes, "stack": name}) for name in names for cell in one_layout]
+    (grid,) = outcome_grids(replace(report, cells=on_stacks))
+    assert (grid.corner, [row for row, _ in grid.rows], len(grid.columns)) == ("stack", list(names), 1)
+
+
+def test_an_axis_without_a_name_of_its_own_is_named_with_its_value() -> None:
+    report = passing_report()
+    odd = replace(report.cells[1], axes={**report.cells[1].axes, "pad_seq_to_mult": 1})
+    rest = [
+        replace(cell, axes={**cell.axes, "pad_seq_to_mult": "auto"}) for cell in [report.cells[0], *report.cells[2:]]
+    ]
+    assert [row for row, _ in outcome_grids(replace(report, cells=[*rest, odd]))[0].rows] == [
+        "tp1-pp1-cp1",
+        "tp1-pp1-cp1-pad_seq_to_mult=1",
+        "tp2-pp1-cp1",
+    ]
+
+
+def test_of_many_cells_with_one_fault_only_two_are_unfolded() -> None:
+    html = render_html(big_report(20, failing=2))
+    assert html.count('<details class="cell o-FAIL"') == 10
+    assert len(re.findall(r'<details class="cell o-FAIL" id="[^"]+" open>', html)) == 2
+
+
+def test_every_outcome_is_a_word_and_not_only_a_colour(sample: str) -> None:
+    text = Page(sample[sample.index('id="h-grid"') : sample.index('id="h-curves"')]).text
+    for word in ("✓ pass", "✕ fail", "✕ known failure", "– rejected", "! error", "↻ flaky"):  # noqa: RUF001
+        assert word in text
+
+
+def test_the_rank_picture_is_stage_by_tp_with_equal_letters_for_equal_values() -> None:
+    cell = next(cell for cell in sample_report().cells if cell.outcome is Outcome.FAIL)
+    picture = rank_picture(cell, 100)
+    (plane,) = picture.planes
+    assert plane.columns == [0, 1] and [row[0] for row in plane.rows] == [f"stage {stage}" for stage in range(4)]
+    words = [[square.word if square else None for square in row[2]] for row in plane.rows]
+    assert words == [["ok", "ok"], ["ok", "missing"], ["ok", "missing"], ["ok", "ok"]]
+    assert [value.letter for value in picture.values] == ["A"] and picture.values[0].ranks == 6
+    assert picture.values[0].text == str(cell.ranks[0].cu_seqlens)
+    assert sum(width for _, width in picture.values[0].segments) == pytest.approx(100, abs=0.1)
+
+
+def test_a_different_value_gets_its_own_letter() -> None:
+    cell = next(cell for cell in sample_report().cells if cell.outcome is Outcome.XFAIL)
+    picture = rank_picture(cell, 100)
+    assert {value.max_seqlen for value in picture.values} == {cell.ranks[0].max_seqlen, -1093}
+    assert [plane.title for plane in picture.planes] == ["dp 0, cp 0", "dp 0, cp 1"]
+
+
+def test_a_large_layout_draws_the_bad_ranks_first_and_says_what_is_left_out() -> None:
+    layout = Layout(tp=8, pp=8, cp=8)
+    views = [
+        RankView(rank=rank, place=layout.coordinates(rank), state="ok", cu_seqlens=[0, 8], max_seqlen=8)
+        for rank in range(layout.world_size)
+    ]
+    views[500] = replace(views[500], state="missing", cu_seqlens=None, max_seqlen=None)
+    cell = replace(sample_report().cells[0], layout=layout, ranks=views)
+    picture = rank_picture(cell, 160)
+    assert picture.squares == 128
+    drawn = [square for plane in picture.planes for row in plane.rows for square in row[2] if square]
+    assert any(square.view.rank == 500 for square in drawn)
+    assert picture.left_out.startswith("384 more ranks are not drawn") and "all of them are ok" in picture.left_out
+
+
+@pytest.mark.parametrize("garbage", [[], [0], [5, 1], [0, 7, 3], [-4, 8], [0, 0]])
+def test_a_malformed_cu_seqlens_is_written_but_not_drawn(garbage: list[int]) -> None:
+    cell = sample_report().cells[1]
+    picture = rank_picture(replace(cell, ranks=[replace(cell.ranks[0], cu_seqlens=garbage, state="differs")]), 10)
+    assert picture.values[0].text == str(garbage) and picture.values[0].segments == []
+
+
+def test_text_from_the_data_is_escaped_everywhere() -> None:
+    html = render_html(hostile_report())
+    page = Page(html)
+    assert page.tags["script"] == 0 and "<script" not in html and "<b>bold" not in html
+    assert "{{ 7*7 }}" in page.text
+    assert page.text.count("<script>alert('x')</script>") >= 10
+    assert "\x1b" not in html
+    html.encode("utf-8")
+
+
+def test_hostile_text_is_really_in_the_hostile_report() -> None:
+    assert dumps(hostile_report()).count(dumps(HOSTILE)[1:-1]) >= 10
+
+
+@pytest.mark.parametrize("failing", [None, 7, 1])
+def test_a_hundred_cells_of_eight_ranks_stay_under_three_megabytes(failing: int | None) -> None:
+    html = render_html(big_report(failing=failing))
+    assert len(html.encode()) < 3_000_000
+    assert Page(html).classes["square"] == 100
+
+
+def test_long_texts_are_cut_and_the_cut_is_said() -> None:
+    report = sample_report()
+    cell = next(cell for cell in report.cells if cell.failure)
+    assert cell.failure
+    findings = [replace(cell.findings[0], message="m" * 100_000)] * 40
+    failure = replace(cell.failure, traceback="t" * 1_000_000 + "THE END")
+    html = render_html(replace(report, cells=[replace(cell, findings=findings, failure=failure)]))
+    assert len(html) < 200_000
+    assert "THE END" in html and "the log has the beginning" in html
+    assert "28 more findings are in report.json" in html and "more characters)" in html
+
+
+def test_places_are_said_outermost_first_and_unknown_keys_are_kept() -> None:
+    where = {"token": 17, "document": 4, "stage": 1, "micro_batch": 0, "new_key": [1], "layer": None, "ranks": [1, 2]}
+    assert place_words(where) == ["stage 1", "micro-batch 0", "document 4", "token 17", "new key [1]"]
+
+
+def test_reach_is_said_only_when_there_is_more_than_one_place() -> None:
+    assert reach_words({"places": 1, "ranks": [3]}) == ""
+    assert reach_words({"places": 12, "ranks": [2, 3], "stages": [1]}) == "12 places; ranks 2, 3; stages 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        (math.nan, "NaN"),
+        (-math.inf, "-infinity"),
+        (1e-5, "1e-05"),
+        (64, "64"),
+        ([0, 1, math.inf], '[0, 1, {"$float": "inf"}]'),
+        ({"value": 0.1, "unit": "relative", "origin": "matrix"}, "0.1 relative"),
+        ("1e-05 relative (default)", "1e-05 relative (default)"),
+    ],
+)
+def test_values_are_shown_short(value: object, text: str) -> None:
+    assert show(value) == text

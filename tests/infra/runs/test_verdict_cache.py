@@ -1,0 +1,74 @@
+"""Verdicts that are kept between bisections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.core.outcomes import Finding, Lane, Outcome
+from harness.infra.runs import verdict_cache
+from harness.infra.runs.verdict_cache import KeptVerdict, VerdictKey
+from harness.judge.bisect.result import JudgedCell
+
+KEY = VerdictKey(code="tree", stack="packages", cell="tp1", where="cpu", harness="1")
+FINDING = Finding(lane=Lane.METADATA, check="c", message="m", where={"rank": 3}, measured=float("nan"), bound=[1, None])
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_STACKS", str(tmp_path))
+    return tmp_path / "verdicts"
+
+
+def verdict(key: VerdictKey = KEY) -> KeptVerdict:
+    cell = JudgedCell(id="a-1", name="a", outcome=Outcome.FAIL, findings=(FINDING,))
+    return KeptVerdict(key=key, cell=cell, run="/somewhere")
+
+
+def test_a_kept_verdict_comes_back_whole() -> None:
+    assert verdict_cache.read(KEY) is None
+    verdict_cache.keep(verdict())
+    found = verdict_cache.read(KEY)
+    assert found is not None
+    assert repr(found) == repr(verdict())
+
+
+@pytest.mark.parametrize("field", ["code", "stack", "cell", "where", "harness"])
+def test_it_is_of_use_for_nothing_else(field: str) -> None:
+    verdict_cache.keep(verdict())
+    assert verdict_cache.read(replace(KEY, **{field: "other"})) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
+def test_half_a_file_is_no_verdict(kept: Path, text: str) -> None:
+    verdict_cache.keep(verdict())
+    (file,) = kept.glob("*.json")
+    file.write_text(text)
+    assert verdict_cache.read(KEY) is None
+
+
+def test_the_digest_changes_with_text_and_names_of_the_code_and_with_nothing_else(tmp_path: Path) -> None:
+    code, other = tmp_path / "checks" / "a.py", tmp_path / "checks" / "b.py"
+    code.parent.mkdir()
+    seen = [verdict_cache.code_digest(tmp_path)]
+    for change in (
+        lambda: code.write_text("BOUND = 1\n"),
+        lambda: code.write_text("BOUND = 2\n"),
+        lambda: code.rename(other),
+        lambda: other.with_name("c.py").write_text(""),
+    ):
+        change()
+        seen.append(verdict_cache.code_digest(tmp_path))
+        code.with_suffix(".pyc").write_text(f"{len(seen)}")
+        assert verdict_cache.code_digest(tmp_path) == seen[-1]
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_version_of_the_harness_tells_its_release_and_the_code_that_runs() -> None:
+    release, _, digest = verdict_cache.harness_version().rpartition("-")
+    root = Path(harness.__file__).parent
+    assert (release, digest) == (harness.__version__, verdict_cache.code_digest(root))
+    assert root.joinpath("judge", "checks", "table.py").is_file()

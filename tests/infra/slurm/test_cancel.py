@@ -1,0 +1,94 @@
+"""A run is ended by the names of its jobs, whenever it is cancelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.run.run_dir import RunDir, append_line
+from harness.core.run.run_plan import Allocation
+from harness.infra.slurm.cancel import Cancelled, cancel_run
+from harness.infra.slurm.client import ControllerAwayError, SlurmClient
+from harness.infra.slurm.submit import Patience
+from tests.infra.scheduler import AWAY, Clock, Scheduler, fails, says
+from tests.infra.slurm.test_submit import row
+
+ALLOCATIONS = [Allocation(name=f"{array}-0", cells=("a",), array=array) for array in ("1n1r", "1n2r")]
+FIRST, SECOND = "run-1.1n1r", "run-1.1n2r"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    return Scheduler(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+def note(run: RunDir, event: str, array: str, job: str = "") -> None:
+    facts = {"allocations": {f"{array}-0": job}} if job else {}
+    append_line(run.events, {"time": 0.0, "event": event, "job": array, "allocation": f"{array}-0", **facts})
+
+
+def cancel(run: RunDir) -> Cancelled:
+    clock = Clock()
+    patience = Patience(grace_s=10, ask_s=8, clock=clock, sleep=clock.sleep)
+    return cancel_run(run, "run-1", ALLOCATIONS, SlurmClient(), patience)
+
+
+def test_jobs_are_ended_by_number_and_name_and_those_that_are_over_are_counted(run: RunDir, slurm: Scheduler) -> None:
+    note(run, "submitted", "1n1r", "5")
+    note(run, "submitted", "1n2r", "6")
+    slurm.answers("squeue", says(row(5, "COMPLETED", name=FIRST), row(6, "RUNNING", name=SECOND)), "")
+    assert cancel(run) == Cancelled(ended=("6",), over=1)
+    assert slurm.calls("scancel") == [f"scancel --name={SECOND} 6"]
+    assert run.cancelled.exists()
+
+
+def test_a_job_whose_number_was_never_noted_is_found_by_its_name(run: RunDir, slurm: Scheduler) -> None:
+    note(run, "submitting", "1n1r")
+    slurm.answers("squeue", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
+    assert cancel(run) == Cancelled(ended=("7",), over=0)
+
+
+def test_a_job_that_comes_up_while_the_run_is_cancelled_is_ended_too(run: RunDir, slurm: Scheduler) -> None:
+    note(run, "submitting", "1n1r")
+    slurm.answers("squeue", "", "", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
+    assert cancel(run) == Cancelled(ended=("7",), over=0)
+
+
+def test_a_submission_that_never_becomes_a_job_is_waited_for_in_vain_and_not_for_ever(
+    run: RunDir, slurm: Scheduler
+) -> None:
+    note(run, "submitting", "1n1r")
+    assert cancel(run) == Cancelled(ended=(), over=0)
+    assert len(slurm.calls("squeue")) == 6  # 10 s, a look every 2 s
+
+
+def test_a_finished_run_is_left_as_it_is(run: RunDir, slurm: Scheduler) -> None:
+    """Slurm may have given its numbers to other jobs: nothing is asked for by number."""
+    for array, job in (("1n1r", "5"), ("1n2r", "6")):
+        note(run, "submitted", array, job)
+        note(run, "job_ended", array)
+    assert cancel(run) == Cancelled(ended=(), over=2)
+    assert slurm.calls("scancel") == []
+    assert not run.cancelled.exists()
+    assert all(" -j" not in call for call in slurm.calls())
+
+
+def test_a_run_stays_cancelled_while_slurm_cannot_be_asked(run: RunDir, slurm: Scheduler) -> None:
+    slurm.answers("squeue", fails(AWAY))
+    with pytest.raises(ControllerAwayError):
+        cancel(run)
+    assert run.cancelled.exists()
+
+
+def test_jobs_that_slurm_does_not_end_are_named(run: RunDir, slurm: Scheduler) -> None:
+    note(run, "submitted", "1n1r", "5")
+    slurm.answers("squeue", says(row(5, "RUNNING", name=FIRST)))
+    done = cancel(run)
+    assert done.left == ("5",)
+    assert done.text == "1 ended, 0 over already, 1 not ended by Slurm yet: 5"

@@ -1,0 +1,208 @@
+"""How jobs are followed: what agents write, what a scripted Slurm says, and a clock that tests move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+
+from harness.core.run.job_start import Claim
+from harness.core.run.run_dir import RunDir, append_line, write_new
+from harness.core.run.run_plan import Allocation
+from harness.infra.slurm.client import JobState, Pending, SlurmClient
+from harness.infra.slurm.follower import LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
+from tests.infra.scheduler import Clock
+
+ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")
+AWAY = JobState(answered=False)
+GONE = JobState()
+NODE_FAIL, PENDING, RUNNING = (JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING"))
+
+
+class Scripted(SlurmClient):
+    """Answers about every job with the next state of the script, the last one again and again."""
+
+    def __init__(self, *script: JobState) -> None:
+        super().__init__()
+        self.script = list(script)
+        self.asked: list[list[str]] = []
+
+    def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
+        self.asked.append(list(jobs))
+        state = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return dict.fromkeys(jobs, state)
+
+    def pending(self, jobs: Sequence[str]) -> dict[str, Pending]:
+        return {job: Pending(reason="Resources") for job in jobs}
+
+
+class Bench:
+    """A follower whose sleep moves the clock, waits for Slurm's answer and lets the test act."""
+
+    def __init__(self, folder: Path, *script: JobState) -> None:
+        self.run, self.clock, self.client = RunDir(folder), Clock(), Scripted(*script)
+        self.heard: list[str] = []
+        self.queue: list[str] = []
+        self.act: Callable[[float], None] = lambda seconds: None  # seconds since the beginning
+        self.begin = self.clock()
+        self.follower = Follower(
+            self.run,
+            lambda event: self.heard.append(event["event"]),
+            self.client,
+            self.queue.append,
+            self.clock,
+            self.sleep,
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+        if self.follower.questions.asked is not None:
+            wait([self.follower.questions.asked])
+        assert self.seconds < 3600, "a job is followed for too long"
+        self.act(self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        return self.clock() - self.begin
+
+    def say(self, event: str, order: str = "1n2r-0") -> None:
+        append_line(self.run.agent_journal(order, 0), {"time": 0.0, "event": event})
+
+    def claim(self, number: int, job: str, order: str = "1n2r-0", restart: int = 0) -> None:
+        assert write_new(self.run.claim("1n2r-0", number), Claim(job=job, restart=restart, order=order))
+
+    def end(self) -> Ended:
+        self.follower.add([ONE], {"1n2r-0": "7"})
+        (ended,) = self.follower.ended()
+        return ended
+
+
+def test_a_job_that_ended_is_told_of_while_the_others_go_on_and_more_may_be_added(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, AWAY)
+    short, long, again = (Allocation(name=name, cells=("x",)) for name in ("short", "long", "again"))
+    bench.say("finished", "short")
+    bench.follower.add([long, short], {"long": "1", "short": "2"})
+    told = []
+    for ended in bench.follower.ended():
+        told.append((ended.allocation.name, ended.finished))
+        if ended.allocation is short:
+            bench.say("finished", "again")
+            bench.follower.add([again], {"again": "3"})
+        if ended.allocation is again:
+            bench.say("finished", "long")
+    assert told == [("short", True), ("again", True), ("long", True)]
+    assert bench.heard == ["finished"] * 3
+
+
+def test_a_job_that_slurm_calls_ended_is_over_only_when_it_stays_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, NODE_FAIL, PENDING, RUNNING, NODE_FAIL)
+    ended = bench.end()
+    assert (ended.finished, ended.state.state) == (False, "NODE_FAIL")
+    assert len(bench.client.asked) >= 4
+    assert bench.seconds > SURE_AFTER_S
+
+
+def test_a_pending_job_is_never_lost_however_long_it_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, PENDING)
+
+    def finish_later(seconds: float) -> None:
+        if seconds > 20 * LOST_AFTER_S:
+            bench.say("finished")
+
+    bench.act = finish_later
+    assert bench.end().finished
+    assert set(bench.queue) == {"1 job waits in the queue: Resources (1)"}
+
+
+def test_a_job_that_slurm_does_not_know_and_whose_agent_is_silent_is_lost(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, GONE)
+    ended = bench.end()
+    assert (ended.finished, ended.state.source) == (False, "")
+    assert LOST_AFTER_S < bench.seconds < 2 * LOST_AFTER_S
+
+
+def test_a_heartbeat_keeps_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, GONE)
+    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
+    heartbeat.parent.mkdir(parents=True)
+
+    def beat(seconds: float) -> None:
+        heartbeat.touch()
+        os.utime(heartbeat, (seconds, seconds))
+        if seconds > 3 * LOST_AFTER_S:
+            bench.say("finished")
+
+    bench.act = beat
+    assert bench.end().finished
+
+
+def test_a_job_that_has_not_begun_waits_for_a_controller_that_is_away(tmp_path: Path) -> None:
+    """It may stand in the queue: only a job whose agent has been heard can be lost while Slurm is silent."""
+    bench = Bench(tmp_path, AWAY)
+
+    def finish_later(seconds: float) -> None:
+        if seconds > 10 * LOST_AFTER_S:
+            bench.say("finished")
+
+    bench.act = finish_later
+    assert bench.end().finished
+
+
+def test_a_job_whose_agent_was_heard_is_lost_while_the_controller_is_away(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, AWAY)
+    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("{}")
+    assert not bench.end().finished
+    assert bench.seconds < 2 * LOST_AFTER_S
+
+
+def test_a_second_start_of_a_job_is_followed_and_what_the_first_one_says_is_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNNING)
+    bench.claim(1, "7")
+    bench.say("cell_started")
+
+    def go_on(seconds: float) -> None:
+        if seconds > 5 and not bench.run.claim("1n2r-0", 2).exists():
+            bench.say("cell_finished")  # before the second start
+            bench.claim(2, "7", "1n2r-0.restart1", restart=1)
+        elif 10 < seconds < 11:
+            bench.say("finished")  # an agent that lives on
+        elif seconds > 20:
+            bench.say("finished", "1n2r-0.restart1")
+
+    bench.act = go_on
+    assert bench.end().finished
+    assert bench.seconds > 20
+    assert bench.heard == ["cell_started", "cell_finished", "finished"]
+
+
+def test_a_launcher_that_comes_later_follows_the_newest_start(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNNING)
+    bench.claim(1, "7")
+    bench.say("finished")
+    bench.claim(2, "7", "1n2r-0.restart1", restart=1)
+    bench.act = lambda seconds: bench.say("finished", "1n2r-0.restart1") if seconds > 10 else None
+    assert bench.end().finished
+    assert bench.seconds > 10
+
+
+def test_the_job_that_has_claimed_the_cells_is_asked_after(tmp_path: Path) -> None:
+    """Two jobs of one submission: the one whose number was noted is the one that did not get to run."""
+    bench = Bench(tmp_path, NODE_FAIL)
+    bench.claim(1, "9_0")
+    assert bench.end().job == "9_0"
+    assert bench.client.asked[-1] == ["9_0"]
+
+
+def test_what_is_said_of_the_queue_counts_the_reasons() -> None:
+    waits = {
+        "1": Pending(reason="Priority"),
+        "2": Pending(reason="Resources", start="2027-01-31T12:00:00"),
+        "3": Pending(reason="Resources", start="2027-01-31T11:00:00"),
+    }
+    assert queue_text(waits) == (
+        "3 jobs wait in the queue: Resources (2), Priority (1); first start expected at 2027-01-31T11:00:00"
+    )
+    assert queue_text({}) == ""

@@ -1,0 +1,145 @@
+"""Which cells run again after a job has ended, how often, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.run.job_start import Claim
+from harness.core.run.records import CellResult, RankEnding
+from harness.core.run.run_dir import RunDir, read_events, write_json, write_new
+from harness.core.run.run_plan import Allocation
+from harness.infra.slurm.client import JobState, SlurmClient
+from harness.infra.slurm.follower import Ended
+from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
+from harness.infra.slurm.submissions import read_order, write_order, write_submissions
+from tests.infra.scheduler import Scheduler, says
+from tests.infra.slurm.test_submissions import LAB, LAUNCH, TEMPLATE, plan
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    return Scheduler(tmp_path, monkeypatch)
+
+
+class Bench:
+    """A run of three cells: one on one node, two in turn on two nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.plan = RunDir(folder / "run"), plan()
+        write_submissions(self.run, self.plan, LAB, TEMPLATE, LAUNCH)
+        for cell in self.plan.expansion.cells:
+            write_json(self.run.attempt(cell.id).config, cell.config)
+        self.narrow, self.wide = self.plan.allocations[:2]
+        assert (self.narrow.nodes, self.wide.nodes) == (1, 2)
+
+    def ended(self, allocation: Allocation, state: str, nodes: str = "n1", exit_code: str = "") -> Ended:
+        known = JobState(state=state, nodes=nodes, exit_code=exit_code, source="sacct")
+        return Ended(allocation, "7", known, finished=False)
+
+    def again(self, allocation: Allocation, state: str, nodes: str = "n1", exit_code: str = "") -> list[Allocation]:
+        return retry(self.run, self.plan, self.ended(allocation, state, nodes, exit_code), SlurmClient())
+
+    def job_file(self, allocation: Allocation) -> str:
+        return self.run.submission(allocation.name, ".sbatch").read_text()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, slurm: Scheduler) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
+def test_cells_of_a_job_that_the_cluster_ended_run_again_as_a_new_attempt(bench: Bench, state: str) -> None:
+    (made,) = bench.again(bench.narrow, state)
+    (cell,) = bench.narrow.cells
+    assert made.name == f"{bench.narrow.name}-again2"
+    assert read_order(bench.run, made.name) == {cell: 2}
+    assert bench.run.attempt(cell, 2).config.read_text() == bench.run.attempt(cell).config.read_text()
+    (event,) = read_events(bench.run.events)
+    assert event["why"] == f"job 7 ended as {state} on n1"
+    assert allocations_of(bench.run, bench.plan) == [*bench.plan.allocations, made]
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY", "COMPLETED", "UNKNOWN"])
+def test_other_ends_are_not_retried(bench: Bench, state: str) -> None:
+    assert bench.again(bench.narrow, state) == []
+
+
+def test_a_full_disk_is_retried(bench: Bench) -> None:
+    assert bench.again(bench.narrow, "FAILED", exit_code="28:0") != []
+    assert bench.again(bench.wide, "FAILED", exit_code="2:0") == []
+
+
+def test_a_retry_that_a_killed_launcher_has_recorded_is_not_made_twice(bench: Bench) -> None:
+    assert len(bench.again(bench.narrow, "NODE_FAIL")) == 1
+    assert bench.again(bench.narrow, "NODE_FAIL") == []
+    assert len(read_events(bench.run.events)) == 1
+
+
+def test_a_cell_has_as_many_attempts_as_the_plan_allows_and_no_more(bench: Bench) -> None:
+    allocation = bench.narrow
+    for number in range(2, bench.plan.max_attempts + 1):
+        (allocation,) = bench.again(allocation, "NODE_FAIL")
+        assert set(read_order(bench.run, allocation.name).values()) == {number}
+    assert bench.again(allocation, "NODE_FAIL") == []
+
+
+def test_only_cells_without_a_result_and_those_that_were_cut_off_run_again(bench: Bench) -> None:
+    first, second = bench.wide.cells[:2]
+    completed = [RankEnding(rank=0, ended="completed")]
+    results = {
+        first: CellResult(cell=first, attempt=1, status="failed", ranks=[RankEnding(rank=0, ended="raised")]),
+        second: CellResult(
+            cell=second, attempt=1, status="error", ranks=[*completed, RankEnding(rank=1, ended="killed")]
+        ),
+    }
+    for cell, result in results.items():
+        write_json(bench.run.attempt(cell).result, result)
+    (made,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
+    assert made.cells == (second,)
+
+
+def test_the_failed_node_of_a_job_on_one_node_is_kept_away_from(bench: Bench, slurm: Scheduler) -> None:
+    (made,) = bench.again(bench.narrow, "NODE_FAIL", "n3")
+    assert "#SBATCH --exclude=n3\n" in bench.job_file(made)
+    assert slurm.calls("sinfo") == []
+
+
+def test_of_several_nodes_those_that_slurm_does_not_use_are_kept_away_from(bench: Bench, slurm: Scheduler) -> None:
+    slurm.answers("sinfo", says("n2"))
+    (made,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
+    assert "#SBATCH --exclude=n2\n" in bench.job_file(made)
+    assert "-n n[1-2]" in slurm.calls("sinfo")[0]
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED"])
+def test_a_preempted_job_may_run_on_the_same_node(bench: Bench, state: str) -> None:
+    (made,) = bench.again(bench.narrow, state, "n3")
+    assert "--exclude" not in bench.job_file(made)
+
+
+def test_a_cancelled_run_retries_nothing(bench: Bench) -> None:
+    write_json(bench.run.cancelled, {})
+    assert bench.again(bench.narrow, "NODE_FAIL") == []
+
+
+def test_the_attempts_of_the_newest_start_of_a_job_are_the_ones_that_are_repeated(bench: Bench) -> None:
+    (cell,) = bench.narrow.cells
+    write_new(bench.run.claim(bench.narrow.name, 1), Claim(job="7", restart=0, order=bench.narrow.name))
+    second = Allocation(name=f"{bench.narrow.name}.restart1", cells=(cell,))
+    write_new(bench.run.claim(bench.narrow.name, 2), Claim(job="7", restart=1, order=second.name))
+    write_order(bench.run, second, {cell: 2}, parallel_ranks=1)
+    (made,) = bench.again(bench.narrow, "NODE_FAIL")
+    assert read_order(bench.run, made.name) == {cell: 3}
+
+
+@pytest.mark.parametrize(
+    ("state", "calls"), [("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("COMPLETED", 0), ("FAILED", 0)]
+)
+def test_a_job_that_is_given_up_is_cancelled_so_that_slurm_does_not_start_it_again(
+    bench: Bench, slurm: Scheduler, state: str, calls: int
+) -> None:
+    keep_from_starting(bench.plan, bench.ended(bench.narrow, state), SlurmClient())
+    assert slurm.calls("scancel") == [f"scancel --name=t-1.{bench.narrow.array} 7"] * calls

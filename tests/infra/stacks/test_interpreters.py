@@ -1,0 +1,85 @@
+"""Interpreters are found and judged by running them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InfrastructureError
+from harness.infra.stacks import interpreters
+
+HERE = ".".join(platform.python_version_tuple()[:2])
+
+
+def stub(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_stub_that_fails_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = stub(tmp_path / "python", "echo 'command not found' >&2; exit 127")
+    monkeypatch.setattr(interpreters, "candidates", lambda version: iter([broken, sys.executable]))
+    assert interpreters.find((HERE,)) == (sys.executable, HERE)
+
+
+def test_an_interpreter_of_another_version_is_passed_over() -> None:
+    assert interpreters.runs(sys.executable, HERE)
+    assert not interpreters.runs(sys.executable, "3.99")
+
+
+def test_the_preferred_version_is_taken_where_it_is() -> None:
+    assert interpreters.find(("3.99", HERE)) == (sys.executable, HERE)
+
+
+def test_without_one_the_error_names_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = stub(tmp_path / "python3.99", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InfrastructureError, match=rf"no Python 3\.99 that runs here; tried {broken}"):
+        interpreters.find(("3.99",))
+
+
+def test_interpreters_of_version_managers_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "uv"))
+    lying = [
+        stub(tmp_path / "versions" / "3.99.1" / "bin" / "python3", ""),
+        stub(tmp_path / "uv" / "cpython-3.99.1-linux" / "bin" / "python3", ""),
+    ]
+    assert set(lying) <= set(interpreters.candidates("3.99"))
+    assert not set(lying) & set(interpreters.candidates("3.98"))
+
+
+def test_an_interpreter_says_what_it_has_whatever_the_callers_path_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "skyrl").mkdir()
+    (tmp_path / "skyrl" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = interpreters.ask(sys.executable)
+    assert found.version == platform.python_version()
+    assert found.prefix == sys.prefix
+    assert "pytest" in found.packages
+    assert "skyrl" not in found.modules
+    assert found.modules["torch"].endswith("torch/__init__.py")
+
+
+@pytest.mark.parametrize("text", ["exit 3", "echo no json", "exec sleep 0"])
+def test_what_is_no_python_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
+    broken = stub(tmp_path / "python", text)
+    with pytest.raises(InfrastructureError, match=broken):
+        interpreters.ask(broken)
+    with pytest.raises(InfrastructureError, match="/nowhere/python does not run"):
+        interpreters.ask("/nowhere/python")
+
+
+def test_variables_that_lead_an_interpreter_elsewhere_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("KEPT", "1")
+    env = interpreters.clean_environment({"A": "b"})
+    assert "PYTHONPATH" not in env
+    assert (env["KEPT"], env["A"], env["PYTHONNOUSERSITE"]) == ("1", "b", "1")

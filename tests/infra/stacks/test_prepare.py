@@ -1,0 +1,284 @@
+"""From stacks that are asked for to stacks that agents start in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.stack import Checkout, ModuleHome, ReadyStack, Stack
+from harness.infra.stacks import build as stack_build
+from harness.infra.stacks import forecast as stack_forecast
+from harness.infra.stacks import prepare as stacks
+from harness.infra.stacks import transformer_engine
+from harness.infra.stacks.forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
+from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.infra.stacks.prepare import moved_since, prepare
+from harness.plan.stacks.section import EnvironmentRequest, environment_request
+from tests.infra.stacks.test_checkout import git, repository
+
+pytestmark = pytest.mark.usefixtures("kept")
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def prepared(stack: Stack) -> ReadyStack:
+    return prepare([stack], print)[stack.name]
+
+
+def speaking(path: Path, version: str, *modules: str) -> str:
+    """A stand-in for an interpreter of another machine: it only says what it is."""
+    found = {name: f"/opt/env/{name}/__init__.py" for name in modules}
+    says = {"executable": str(path), "version": version, "prefix": "/opt/env", "packages": {}, "modules": found}
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(says)}\nEND\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
+    python = speaking(tmp_path / "python", "3.11.2", "torch", "megatron.core")
+    ready = prepared(Stack(name="s", interpreter=python))
+    assert (ready.usable, ready.python, ready.python_version) == (True, python, "3.11.2")
+    assert ready.homes == (
+        ModuleHome(prefix="torch", folders=("/opt/env/torch",)),
+        ModuleHome(prefix="megatron.core", folders=("/opt/env/megatron.core",)),
+        ModuleHome(prefix="", folders=("/opt/env",)),
+    )
+
+
+def test_a_stack_that_this_machine_cannot_compile_is_an_error_nothing_of_it_is_kept_and_others_go_on(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
+    monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
+    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six alone has no torch
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
+    other = speaking(tmp_path / "python", "3.12.2", "torch", "megatron.core")
+    ready = prepare([Stack(name="engine", no_deps=request.no_deps), Stack(name="other", interpreter=other)], print)
+    assert not ready["engine"].usable
+    assert "there is no g++; install it: apt-get install g++" in ready["engine"].error
+    assert ready["other"].usable
+    assert not stack_build.is_built(stack_build.place_of(request, HERE))
+    assert [path.name for path in (kept / "environments").iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "reason"),
+    [
+        ("3.9.18", ("torch", "megatron.core"), "is Python 3.9.18, and the probe needs 3.10 or newer"),
+        ("3.12.1", ("megatron.core",), "has no torch"),
+        ("3.12.1", ("torch",), "has no megatron.core"),
+    ],
+)
+def test_what_the_probe_cannot_run_in_says_why(
+    tmp_path: Path, version: str, modules: tuple[str, ...], reason: str
+) -> None:
+    ready = prepared(Stack(name="s", interpreter=speaking(tmp_path / "python", version, *modules)))
+    assert not ready.usable
+    assert ready.error.startswith(f"{tmp_path}/python {reason}")
+
+
+def test_a_checkout_may_bring_what_the_environment_lacks(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="old")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+    ready = prepared(Stack(name="s", interpreter=python, checkouts=(checkout,)))
+    assert ready.usable
+    assert ready.commits == {"megatron-lm": git(source, "rev-parse", "old")}
+    (tree,) = ready.paths
+    assert (Path(tree) / "code.py").read_text() == "# first\n"
+    assert ready.homes[0] == ModuleHome(prefix="megatron.core", folders=(tree,))
+
+
+def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Path) -> None:
+    gone = Stack(name="gone", interpreter="/nowhere/python")
+    there = Stack(name="there", interpreter=speaking(tmp_path / "python", "3.12.1", "torch", "megatron.core"))
+    said: list[str] = []
+    ready = prepare([gone, there], said.append)
+    assert "/nowhere/python does not run" in ready["gone"].error
+    assert ready["there"].usable
+    assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
+
+
+def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_path: Path) -> None:
+    source = repository(tmp_path / "lm")
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+
+    def over(*revert: str) -> tuple[Checkout, ...]:
+        return (Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert),)
+
+    asked = [Stack(name=f"without_{ref}", interpreter=python, checkouts=over(ref)) for ref in ("old", "main")]
+    ready = prepare(asked, print)
+    old, new = (git(source, "rev-parse", ref) for ref in ("old", "main"))
+    assert not ready["without_old"].usable
+    assert ready["without_old"].error.startswith(
+        f"megatron-lm at main without old: reverting {old[:12]} conflicts in code.py"
+    )
+    made = ready["without_main"]
+    assert (made.usable, made.commits, made.reverted) == (True, {"megatron-lm": new}, {"megatron-lm": (new,)})
+    assert (Path(made.paths[0]) / "code.py").read_text() == "# first\n"
+    assert made.facts()["checkouts"] == [f"megatron-lm main = {new} without {new} of {source}"]
+
+
+def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_made(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
+    source = repository(tmp_path / "lm")
+    known = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    wrong = [
+        Stack(name="ref", checkouts=(Checkout(package="megatron-lm", repository=str(source), ref="gone"),)),
+        Stack(name="back", checkouts=(replace(known, revert=("gone", "old")),)),
+        Stack(name="place", checkouts=(Checkout(package="skyrl", repository="/nowhere", ref="main"),)),
+        Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
+    ]
+    with pytest.raises(InputError) as caught:
+        prepare(wrong, lambda text: pytest.fail(text))
+    assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
+        f"stacks.ref: {source} has no commit, tag or branch 'gone'",
+        f"stacks.back: {source} has no commit 'gone' to revert",
+        "stacks.place: no git repository at /nowhere",
+        "stacks.wheel: uv is not there, and stacks of packages are made with it",
+    ]
+    assert not kept.exists()
+
+
+def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
+    asked = Stack(
+        name="s", packages=("a==1",), checkouts=(Checkout(package="megatron-lm", repository="/lm", ref="main"),)
+    )
+    ready = ReadyStack(asked=asked, python="/p", packages={"a": "1", "torch": "2"}, commits={"megatron-lm": "0123"})
+    assert ready.facts() == {
+        "asked": ["a==1"],
+        "checkouts": ["megatron-lm main = 0123 of /lm"],
+        "commits": {"megatron-lm": "0123"},
+        "interpreter": "/p",
+        "packages": ["a==1", "torch==2"],
+    }
+
+
+def test_checkouts_come_before_what_the_stack_puts_on_the_path_and_the_harness_last() -> None:
+    asked = Stack(name="s", packages=("six",), env={"PYTHONPATH": "/own", "A": "1"})
+    env = agent_environment(ReadyStack(asked=asked, paths=("/lm", "/bridge/src")), Path("/run/node-code"))
+    assert env["PYTHONPATH"] == "/lm:/bridge/src:/own:/run/node-code"
+    assert env["A"] == "1"
+
+
+def test_the_node_code_is_all_that_ranks_need_and_nothing_of_the_launcher(tmp_path: Path) -> None:
+    """In an interpreter without any package: every module but those that need torch is imported."""
+    target = copy_node_code(tmp_path / "code")
+    assert sorted(path.name for path in (target / "harness").iterdir()) == ["__init__.py", "core", "node"]
+    core = (target / "harness" / "core").rglob("[a-z]*.py")
+    names = [".".join(path.relative_to(target).with_suffix("").parts) for path in core]
+    assert "harness.core.run.run_dir" in names
+    names.append("harness.node.agent")
+    script = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    bare = subprocess.run([sys.executable, "-S", "-c", script], cwd="/", env=env, capture_output=True, text=True)
+    assert bare.returncode == 0, bare.stderr
+
+
+def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, kept: Path) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    asked = [
+        Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
+        Stack(name="tree", checkouts=(checkout,), interpreter=sys.executable),
+        Stack(name="gone", interpreter="/nowhere/python"),
+        Stack(
+            name="lost",
+            packages=("six",),
+            python=HERE,
+            checkouts=(Checkout(package="skyrl", repository="/x", ref="y"),),
+        ),
+        Stack(name="image", container="nvcr/x"),
+        Stack(name="back", checkouts=(replace(checkout, revert=("main",)),), interpreter=sys.executable),
+        Stack(name="merge", checkouts=(replace(checkout, revert=("gone",)),), interpreter=sys.executable),
+    ]
+    found = {forecast.stack: forecast for forecast in forecasts(asked)}
+    states = {name: [part.state for part in forecast.parts] for name, forecast in found.items()}
+    assert states == {
+        "wheel": [TO_MAKE],
+        "tree": [TO_MAKE, KEPT],
+        "gone": [IMPOSSIBLE],
+        "lost": [IMPOSSIBLE, TO_MAKE],
+        "image": [KEPT],
+        "back": [TO_MAKE, KEPT],
+        "merge": [IMPOSSIBLE, KEPT],
+    }
+    assert not kept.exists()
+    assert found["wheel"].lines()[0].startswith("wheel: environment of six==1.16.0, torch")
+    assert found["lost"].lines()[0] == "lost: skyrl at y of /x, impossible: no git repository at /x"
+    commit = git(source, "rev-parse", "main")[:12]
+    assert f"({commit})" in found["tree"].lines()[0]
+    assert (
+        found["back"].lines()[0].startswith(f"back: megatron-lm at main without main of {source} ({commit}), to make")
+    )
+    assert "has no commit 'gone' to revert" in found["merge"].lines()[0]
+
+
+@pytest.mark.parametrize("revert", [(), ("main",)])
+def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path, revert: tuple[str, ...]) -> None:
+    source = repository(tmp_path / "lm")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert)
+    python = speaking(tmp_path / "python", "3.12.1", "torch")
+    stack = Stack(name="s", interpreter=python, checkouts=(checkout,), env={"A": "1"})
+    (before,) = forecasts([stack])
+    ready = prepared(stack)
+    assert before.ready is not None
+    assert (before.ready.python, before.ready.paths, before.ready.commits) == (ready.python, ready.paths, ready.commits)
+    assert before.ready.reverted == ready.reverted
+    (after,) = forecasts([stack])
+    assert [part.state for part in after.parts] == [KEPT, KEPT]
+
+
+def test_a_kept_environment_is_shown_with_the_versions_that_it_came_to() -> None:
+    request = environment_request(Stack(name="s", packages=("six>=1.16",), python=HERE), "")
+    assert request is not None
+    stack_build.build(replace(request, packages=("six>=1.16",)), print)
+    part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
+    version = part.packages["six"]
+    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  holds six=={version}, and 0 more"
+
+
+@pytest.mark.parametrize(("ref", "moved"), [("", True), ("main", False)])
+def test_a_working_tree_that_is_no_longer_what_a_run_began_with_is_named(tmp_path: Path, ref: str, moved: bool) -> None:
+    source = repository(tmp_path / "source")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref=ref)
+    commit = git(source, "rev-parse", "HEAD")
+    ready = {"s": ReadyStack(asked=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
+    assert moved_since(ready) == []
+    (source / "code.py").write_text("# changed\n")
+    told = moved_since(ready)
+    assert bool(told) is moved
+    if moved:
+        assert told[0].startswith(f"stack s: megatron-lm in {source} was {commit}, and is {commit}+changes.")
+
+
+def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
+    assert stacks.torch_version() == "2.15.0"
+
+
+def test_worktrees_of_one_use_are_not_compiled_ahead_once_their_environment_is(tmp_path: Path) -> None:
+    """The interpreter is a script that notes each call."""
+    python, calls, environment = tmp_path / "python", tmp_path / "calls", tmp_path / "environment"
+    python.write_text(f"#!/bin/sh\necho called >> {calls}\n")
+    python.chmod(0o755)
+    environment.mkdir()
+    first, second, third = (
+        ReadyStack(asked=Stack(name="s"), python=str(python), paths=(f"/worktree/{number}",)) for number in range(3)
+    )
+    counts = []
+    for stack, once in ((first, True), (second, True), (second, False), (second, False), (third, False)):
+        stacks._compile(stack, environment, once)
+        counts.append(calls.read_text().count("called"))
+    assert counts == [1, 1, 2, 2, 3]

@@ -1,0 +1,97 @@
+"""Worktrees that go with their last user."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.core.stack import Checkout
+from harness.infra.stacks.artifact_store import locked
+from harness.infra.stacks.checkout import commit_of, make, place_of
+from harness.infra.stacks.worktree_users import FORGOTTEN_S, release
+from tests.infra.stacks.test_checkout import checkout_of, git, repository
+
+
+@pytest.fixture
+def source(tmp_path: Path, kept: Path) -> Path:
+    return repository(tmp_path / "source")
+
+
+def made(checkout: Checkout, user: str = "") -> Path:
+    return make(checkout, commit_of(checkout, fetch=True), print, user=user)
+
+
+def test_a_worktree_goes_with_its_last_user_and_the_repository_forgets_it(source: Path) -> None:
+    place = made(checkout_of(source, "old"), "one")
+    assert made(checkout_of(source, "old"), "two") == place
+    assert release("one") == []
+    assert (place / "code.py").exists()
+    assert release("two") == [place]
+    assert not place.exists()
+    assert git(source, "worktree", "list").splitlines() == [git(source, "worktree", "list").splitlines()[0]]
+    assert sorted(path.name for path in place.parent.iterdir()) == [f".{place.name}.lock"]
+    assert (made(checkout_of(source, "old"), "one") / "code.py").exists()
+
+
+def test_one_that_somebody_asked_for_without_letting_go_stays(source: Path) -> None:
+    before = made(checkout_of(source, "old"))
+    made(checkout_of(source, "old"), "bisection")
+    after = made(checkout_of(source, "main"), "bisection")
+    made(checkout_of(source, "main"))
+    assert release("bisection") == []
+    assert before.exists() and after.exists()
+
+
+def test_only_worktrees_of_the_named_projects_are_let_go_of(source: Path) -> None:
+    inner, outer, other = (
+        made(Checkout(package=name, repository=str(source), ref="main"), "bisection")
+        for name in ("megatron-lm", "skyrl", "skyrl-train")
+    )
+    assert release("bisection", ("skyrl",)) == [outer]
+    assert release("bisection") == [inner, other]
+
+
+def test_one_whose_user_never_came_back_is_removed_by_the_next(source: Path) -> None:
+    place = made(checkout_of(source, "old"), "gone")
+    assert release("another") == []
+    note = place.with_name(f".{place.name}.users")
+    long_ago = time.time() - FORGOTTEN_S - 60
+    os.utime(note, (long_ago, long_ago))
+    assert release("another") == [place]
+
+
+def test_one_that_was_removed_by_hand_with_its_repository_is_no_error(source: Path) -> None:
+    place = made(checkout_of(source, "old"), "one")
+    gone = made(checkout_of(source, "main"), "one")
+    gone.rename(source.parent / "moved away")
+    source.rename(source.parent / "moved too")
+    assert set(release("one")) == {place, gone}
+    assert not place.exists()
+
+
+def test_letting_go_waits_for_the_maker_who_then_keeps_it(source: Path) -> None:
+    """Another process is inside make() when the last user lets go, and it asks for the worktree to be kept."""
+    place = made(checkout_of(source, "old"), "one")
+    removed: list[Path] = []
+    thread = threading.Thread(target=lambda: removed.extend(release("one")))
+    with locked(place):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        place.with_name(f".{place.name}.users").unlink()
+    thread.join()
+    assert removed == []
+    assert place.exists()
+
+
+def test_a_half_made_one_leaves_a_note_that_does_not_hurt(source: Path) -> None:
+    checkout = checkout_of(source, "old")
+    place = place_of(checkout, commit_of(checkout, fetch=True))
+    place.parent.mkdir(parents=True)
+    place.with_name(f".{place.name}.users").write_text("killed\n")
+    assert made(checkout, "killed") == place
+    assert release("killed") == [place]

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.core.run.records import SeenParams
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.packed_params import ghosts, pairing
+from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def test_a_garbage_max_seqlen_is_not_fooled_by_being_there() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+
+    def garbage(seen: SeenParams) -> None:
+        seen.max_seqlen_q = seen.max_seqlen_kv = 93824992231648
+
+    for stage in (1, 2):
+        for record in at(evidence, pp=stage, tp=1):
+            alter_params(record, garbage)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "stage", "tp", "micro_batch", "field") == (1, 1, 0, "max_seqlen_q")
+    assert finding.where["ranks"] == [3, 5]
+    assert finding.where["legs"] == ["metadata", "training"]
+    assert finding.measured == 93824992231648
+    assert finding.bound == evidence.plan[0][0][0].params.max_seqlen_q  # type: ignore[union-attr]
+    assert finding.fault_class == fault_classes.MAX_SEQLEN
+
+
+def test_offsets_that_do_not_reach_the_physical_length_say_so() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+
+    def shorten(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q and seen.cu_seqlens_kv
+        seen.cu_seqlens_q[-1] = seen.cu_seqlens_kv[-1] = 59
+
+    [record] = at(evidence, cp=1)
+    alter_params(record, shorten, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "cp", "micro_batch", "field") == (1, 0, "cu_seqlens_q")
+    assert "ends at 59, not at the physical length 64" in finding.message
+    assert "not a multiple of 4" in finding.message
+    assert finding.fault_class == fault_classes.CU_SEQLENS
+
+
+@pytest.mark.parametrize("field", ["cu_seqlens_q", "cu_seqlens_q_padded"])
+def test_real_and_padded_offsets_swapped(field: str) -> None:
+    evidence = evidence_for(config_of("reference", tp=2, cp=2))
+
+    def swap(seen: SeenParams) -> None:
+        other = seen.cu_seqlens_q_padded if field == "cu_seqlens_q" else seen.cu_seqlens_q
+        assert other is not None
+        setattr(seen, field, list(other))
+
+    [record] = at(evidence, tp=1, cp=0)
+    alter_params(record, swap)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "tp", "cp", "field") == (1, 0, field)
+    assert finding.fault_class == fault_classes.REAL_PADDED
+
+
+def test_the_offsets_of_another_micro_batch_are_recognised() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    truth = evidence.plan[0][0][0].params
+    assert truth is not None
+
+    def stale(seen: SeenParams) -> None:
+        seen.cu_seqlens_q = seen.cu_seqlens_kv = list(truth.cu_seqlens_q)
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            seen.forms[name].shape = [len(truth.cu_seqlens_q)]
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, stale, micro_batch=1)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert place_of(finding, "tp", "micro_batch") == (1, 1)
+    assert "values of micro-batch 0" in finding.message
+    assert finding.fault_class == fault_classes.STALE
+
+
+def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+
+    def add_padded(seen: SeenParams) -> None:
+        seen.cu_seqlens_q_padded, seen.cu_seqlens_kv_padded = seen.cu_seqlens_q, seen.cu_seqlens_kv
+
+    for record in evidence.records.values():
+        alter_params(record, add_padded)
+
+    assert judge(evidence).findings == []
+
+
+def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
+    """PackedSeqParams without cu_seqlens: middle stages of --sft in Megatron-LM 0.17.1, tp rank 1."""
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+
+    def empty(seen: SeenParams) -> None:
+        seen.cu_seqlens_q = seen.cu_seqlens_kv = None
+
+    for stage in (1, 2):
+        for record in at(evidence, pp=stage, tp=1):
+            alter_params(record, empty)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert (finding.where["ranks"], finding.where["field"], finding.measured) == ([3, 5], "cu_seqlens_q", None)
+    assert finding.fault_class == fault_classes.MIDDLE_STAGES
+
+
+def _set(seen: SeenParams, values: dict[str, list[int]]) -> None:
+    for name, offsets in values.items():
+        setattr(seen, name, offsets)
+        seen.forms[name].shape = [len(offsets)]
+
+
+def test_empty_segments_that_no_document_has() -> None:
+    evidence = evidence_for(config_of("sft"))
+
+    def ghosts(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q
+        longer = seen.cu_seqlens_q + [seen.cu_seqlens_q[-1]] * 3
+        _set(seen, {"cu_seqlens_q": longer, "cu_seqlens_kv": longer})
+
+    alter_params(evidence.records[0], ghosts, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert "3 empty segments that no document has" in finding.message
+    assert finding.fault_class == fault_classes.GHOSTS
+
+
+def test_empty_segments_of_the_plan_are_no_ghosts() -> None:
+    offsets = [0, 3, 8, 8, 8]
+    assert ghosts(offsets, offsets) == 0
+    assert ghosts([*offsets, 8], offsets) == 1
+    assert ghosts([0, 3, 3, 8, 8, 8], offsets) == 1
+    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # wrong otherwise, which says more
+
+
+def test_a_segment_with_more_tokens_than_slots() -> None:
+    evidence = evidence_for(config_of("reference", tp=2))
+
+    def round_down(seen: SeenParams) -> None:
+        assert seen.cu_seqlens_q and seen.cu_seqlens_q_padded
+        down = [value // 2 * 2 for value in seen.cu_seqlens_q[:-1]] + seen.cu_seqlens_q_padded[-1:]
+        _set(seen, {"cu_seqlens_q_padded": down, "cu_seqlens_kv_padded": down})
+
+    [record] = at(evidence, tp=1)
+    alter_params(record, round_down, micro_batch=0)
+    finding = the_only_finding(evidence, "params_agree_plan")
+    assert finding.where["field"] == "cu_seqlens_q_padded"
+    assert "segment 0 has 1 real tokens in 0 slots" in finding.message
+
+
+def test_padded_offsets_of_another_count() -> None:
+    assert pairing([0, 3, 8], [0, 4, 8, 12]) == ["there are 2 real segments and 3 padded ones"]
+    assert pairing([0, 3, 8], [0, 4, 12]) == []
+
+
+def test_padded_offsets_alone_are_right_where_a_data_path_may_tell_them_and_every_rank_does() -> None:
+    evidence = evidence_for(config_of("bridge_in_batch", micro_batch_size=2, tp=2))
+    for record in evidence.records.values():
+        alter_params(record, padded_alone)
+    assert judge(evidence).findings == []
+
+
+def test_padded_offsets_alone_are_wrong_on_one_rank_of_several() -> None:
+    evidence = evidence_for(config_of("bridge_in_batch", micro_batch_size=2, tp=2))
+    alter_params(evidence.records[1], padded_alone)
+    real, padded = judge(evidence).findings
+    assert (real.where["field"], padded.where["field"]) == ("cu_seqlens_q", "cu_seqlens_q_padded")
+    assert real.where["ranks"] == padded.where["ranks"] == [1]
+    assert real.fault_class == fault_classes.REAL_PADDED
+
+
+def padded_alone(params: SeenParams) -> None:
+    params.cu_seqlens_q, params.cu_seqlens_kv = params.cu_seqlens_q_padded, params.cu_seqlens_kv_padded
+    params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = None

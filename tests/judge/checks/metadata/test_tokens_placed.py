@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.core.outcomes import Outcome, Severity
+from harness.core.run.records import TensorSeen
+from harness.judge.diagnosis import fault_classes
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def _tensor(mismatches: int = 0, first: list[int] | None = None) -> TensorSeen:
+    return TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=mismatches, first=first)
+
+
+@pytest.mark.parametrize(
+    ("field", "stage", "chunk"), [("tokens", 0, 0), ("position_ids", 0, 0), ("labels", 1, 1), ("loss_mask", 1, 1)]
+)
+def test_a_field_missing_where_it_is_needed(field: str, stage: int, chunk: int) -> None:
+    evidence = evidence_for(config_of(pp=2, vpp=2))
+    [record] = at(evidence, pp=stage)
+    setattr(next(batch for batch in record.batches if batch.chunk == chunk and batch.micro_batch == 1), field, None)
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "stage", "chunk", "micro_batch", "field") == (stage, chunk, 1, field)
+
+
+def test_wrong_content_names_document_and_token() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    [record] = at(evidence, tp=1)
+    record.batches[0].labels = _tensor(mismatches=5, first=[2, 3, 11, 99])
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "tp", "micro_batch", "field", "document", "token") == (1, 0, "labels", 2, 3)
+    assert (finding.measured, finding.bound) == (99, 11)
+    assert finding.fault_class == fault_classes.TOKEN_CONTENT
+
+
+def test_a_log_prob_of_another_token_names_both_slots() -> None:
+    evidence = evidence_for(config_of("skyrl", cp=2))
+    assert judge(evidence).outcome is Outcome.PASS
+    [record] = at(evidence, cp=1)
+    record.batches[0].log_probs = _tensor(mismatches=5, first=[2, 3, 11, 7])
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "cp", "micro_batch", "field", "document", "token") == (1, 0, "log_probs", 2, 3)
+    assert (finding.measured, finding.bound) == (7, 11)
+
+
+def test_wrong_content_of_a_truncated_document_is_called_truncation() -> None:
+    evidence = evidence_for(config_of("sft"))
+    record = evidence.records[0]
+    record.batches[-1].tokens = _tensor(mismatches=64, first=[7, 0, 11, 20])
+    assert the_only_finding(evidence, "tokens_placed").fault_class == fault_classes.TRUNCATION
+
+
+def test_wrong_content_under_context_parallelism_is_probably_its_layout() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    [record] = at(evidence, cp=1)
+    record.batches[0].tokens = _tensor(mismatches=8, first=[2, 4, 11, 20])
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "cp", "document") == (1, 2)
+    assert finding.fault_class == fault_classes.CP_LAYOUT
+
+
+def test_tokens_on_a_stage_that_does_not_use_them_are_a_warning() -> None:
+    evidence = evidence_for(config_of("sft", pp=4))
+    for record in at(evidence, pp=2):
+        for batch in record.batches:
+            batch.tokens = _tensor()
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.PASS
+    [finding] = verdict.findings
+    assert (finding.check, finding.severity) == ("tokens_placed", Severity.WARNING)
+    assert finding.where["stages"] == [2]
+
+
+def test_an_unpacked_batch_that_was_never_fetched() -> None:
+    evidence = evidence_for(config_of("unpacked", pp=2))
+    [record] = at(evidence, pp=1)
+    record.batches = record.batches[:-1]
+    finding = the_only_finding(evidence, "tokens_placed")
+    assert place_of(finding, "stage", "field", "micro_batch") == (1, "labels", len(evidence.plan[0][0]) - 1)
+
+
+def test_a_wrong_shape_and_a_wrong_padding_slot_are_said() -> None:
+    evidence = evidence_for(config_of("sft"))
+    batch = evidence.records[0].batches[0]
+    batch.tokens = TensorSeen(shape=[1, 32], dtype="torch.int64", mismatches=64)
+    assert "its shape is [1, 32]" in the_only_finding(evidence, "tokens_placed").message
+    batch.tokens = _tensor()
+    batch.loss_mask = _tensor(mismatches=3, first=[-1, 4, 0, 1])
+    assert "padding slot 4 is 1, expected 0" in the_only_finding(evidence, "tokens_placed").message

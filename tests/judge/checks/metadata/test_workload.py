@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.core.run.records import WorkloadSeen
+from harness.judge.checks.metadata import workload
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import at, config_of, evidence_for, place_of, the_only_finding
+
+
+def interleaved() -> CellEvidence:
+    return evidence_for(config_of(pp=2, vpp=2))
+
+
+def test_a_replica_that_counts_another_number_of_micro_batches() -> None:
+    evidence = evidence_for(config_of("scheduler", dp=2))
+    [record] = at(evidence, dp=1)
+    record.workloads[1].micro_batches += 1
+    finding = the_only_finding(evidence, "workload")
+    assert place_of(finding, "dp", "step", "field", "ranks") == (1, 0, "micro_batches", [1])
+    assert finding.measured == finding.bound + 1
+    assert finding.fault_class == fault_classes.WORKLOAD
+
+
+def test_squares_of_whole_packs_are_told_as_such() -> None:
+    evidence = evidence_for(config_of())
+    packs = [truth.batch.slots for truth in evidence.plan[0][0]]
+    evidence.records[0].workloads[0].squares = sum(slots**2 for slots in packs)
+    finding = the_only_finding(evidence, "workload")
+    assert "the sum of squared lengths of step 0" in finding.message
+    assert "as if every pack were one document" in finding.message
+
+
+@pytest.mark.parametrize("field", ["tokens", "squares"])
+def test_a_count_per_model_chunk_is_named_by_its_factor(field: str) -> None:
+    evidence = interleaved()
+    for record in evidence.records.values():
+        for seen in record.workloads:
+            setattr(seen, field, 2 * getattr(seen, field))
+    finding = the_only_finding(evidence, "workload")
+    assert finding.where["field"] == field
+    assert finding.where["ranks"] == [0, 1]
+    assert "vpp" in finding.message
+
+
+def test_the_truth_does_not_depend_on_model_chunks() -> None:
+    counted = [[(seen.tokens, seen.squares) for seen in record.workloads] for record in interleaved().records.values()]
+    plain = [[(seen.tokens, seen.squares) for seen in evidence_for(config_of()).records[0].workloads]]
+    assert counted == plain * 2
+
+
+def test_a_data_path_that_counts_nothing_is_not_judged() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert [record.workloads for record in evidence.records.values()] == [[]]
+    assert workload.check(evidence) == []
+
+
+@pytest.mark.parametrize(("data_path", "told"), [("reference", True), ("unpacked", False)])
+def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, told: bool) -> None:
+    evidence = evidence_for(config_of(data_path, micro_batch_size=2))
+    packs = [truth.batch.slots for truth in evidence.plan[0][0]]
+    squares = sum(slots**2 for slots in packs)
+    whole = WorkloadSeen(leg="training", step=0, micro_batches=len(packs), tokens=sum(packs), squares=squares)
+    evidence.records[0].workloads = [whole]
+    found = [finding for finding in workload.check(evidence) if finding.where["field"] == "squares"]
+    assert ["as if every pack were one document" in finding.message for finding in found] == [told]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from harness.core.outcomes import Outcome
+from harness.judge.checks.numerics.activations import check
+from harness.judge.diagnosis import fault_classes
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def _shift(evidence: CellEvidence, layer: int, documents: set[int]) -> None:
+    """Change a layer's output and all after it, as a real error travels."""
+    for record in evidence.records.values():
+        for seen in record.activations:
+            if seen.layer >= layer:
+                for document in documents & set(seen.documents):
+                    seen.documents[document].projections[0] += 0.5
+
+
+def test_a_leak_names_layer_stage_and_document() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=4))
+    _shift(evidence, 2, {1, 2, 3})
+    finding = the_only_finding(evidence, "activations")
+    assert place_of(finding, "layer", "stage", "document", "micro_batch") == (2, 1, 1, 0)
+    assert finding.where["documents"] == [1, 2, 3]
+    assert finding.fault_class == fault_classes.LEAK
+    assert "stage boundary, the first layer after the hop from stage 0 to stage 1" in finding.message
+
+
+def test_all_documents_after_a_stage_boundary() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    _shift(evidence, 3, set(range(8)))
+    finding = the_only_finding(evidence, "activations")
+    assert place_of(finding, "layer", "stage", "document") == (3, 1, 0)
+    assert finding.fault_class == fault_classes.STAGE_BOUNDARY
+
+
+def test_the_first_wrong_token_is_known_from_its_loss() -> None:
+    evidence = evidence_for(config_of("sft"))
+    _shift(evidence, 2, {3})
+    for record in evidence.records.values():
+        record.steps[0].documents[3].loss_sum += 0.1
+        next(token for token in record.steps[0].tokens if token.document == 3).loss += 0.1
+    first, second = judge(evidence).findings
+    assert (first.check, second.check) == ("activations", "document_loss")
+    assert place_of(first, "document", "token", "neighbour") == (3, 0, 2)
+    assert first.where["lies_at"] == ["document boundary", "padding"]
+    assert "document 3 from token 0 on" in first.message
+    assert second.where["lies_at"] == ["document boundary", "padding"]  # not the output layer: a layer is off
+
+
+def test_embeddings_that_differ_under_context_parallelism() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    _shift(evidence, 0, {3, 5})
+    finding = the_only_finding(evidence, "activations")
+    assert place_of(finding, "layer", "document") == (0, 3)
+    assert finding.fault_class == fault_classes.CP_LAYOUT
+
+
+def test_a_layer_that_was_not_recorded() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    [record] = at(evidence, pp=1)
+    record.activations = [seen for seen in record.activations if seen.layer != 4]
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert "record of rank 1: activations: of layers [3], not [3, 4]" in verdict.reason
+    [finding] = check(evidence)
+    assert place_of(finding, "layer", "stage") == (4, 1)
+    assert "not recorded" in finding.message

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from harness.core.outcomes import Outcome
+from harness.core.run.records import ParameterSeen
+from harness.judge.checks.numerics.parameter_gradients import check
+from harness.judge.diagnosis import fault_classes
+from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def _scale(seen: ParameterSeen, factor: float) -> None:
+    seen.gradient.norm_sq *= factor**2
+    seen.gradient.projections = [value * factor for value in seen.gradient.projections]
+
+
+def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
+    evidence = evidence_for(config_of("sft", tp=2, pp=2))
+    [record] = at(evidence, pp=1, tp=1)
+    seen = next(seen for seen in record.parameters if seen.name == "decoder.layers.2.mlp.linear_fc1.weight")
+    _scale(seen, 1.01)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert place_of(finding, "parameter", "layer", "stage", "tp") == (seen.name, 3, 1, 1)
+    assert finding.where["lies_at"] == ["stage boundary", "tp shard"]
+    assert "only the shard of tp rank 1 is off" in finding.message
+    assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
+
+
+def test_shards_that_are_all_off_are_no_matter_of_one_shard() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        _scale(next(seen for seen in record.parameters if seen.name == "output_layer.weight"), 1.01)
+    assert the_only_finding(evidence, "parameter_gradients").where["lies_at"] == ["output layer"]
+
+
+def test_a_factor_of_those_that_differ_is_named() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            if not seen.sharded:
+                _scale(seen, 2.0)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert finding.where["ratio"] == "x tp"
+    assert "the ratio is x tp on all that differ; 5 of 15 parameters differ" in finding.message
+
+
+def test_another_gradient_of_a_telling_norm_is_not_named() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 2.0)
+            seen.gradient.projections = [-value for value in seen.gradient.projections]
+    assert "ratio" not in the_only_finding(evidence, "parameter_gradients").where
+
+
+def test_the_first_parameter_in_model_order_leads() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            if "layers.1." in seen.name or "layers.3." in seen.name:
+                _scale(seen, 1.2)
+    finding = the_only_finding(evidence, "parameter_gradients")
+    assert place_of(finding, "layer", "stage") == (2, 0)
+    assert "6 of 15 parameters differ" in finding.message
+
+
+def test_a_factor_that_all_parameters_share_is_named() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 0.5)
+    assert the_only_finding(evidence, "parameter_gradients").fault_class == "D normalisation: x 1/cp"
+
+
+def test_a_parameter_that_was_not_recorded() -> None:
+    evidence = evidence_for(config_of("sft"))
+    gone = evidence.records[0].parameters.pop(4)
+    [finding] = check(evidence)
+    assert place_of(finding, "parameter") == (gone.name,)
+    assert "missing" in finding.message
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert f"parameters: no rank holds {gone.name}" in verdict.reason
+
+
+def test_nothing_to_compare_is_not_a_pass() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.reference is not None
+    for records in (evidence.records, evidence.reference.records):
+        records[0].parameters = []
+    [finding] = check(evidence)
+    assert "no gradients to compare with" in finding.message
+    assert judge(evidence).outcome is Outcome.ERROR
+
+
+def test_a_direction_that_differs_at_equal_norm() -> None:
+    evidence = evidence_for(config_of("sft"))
+    seen = evidence.records[0].parameters[3]
+    seen.gradient.projections = [-value for value in seen.gradient.projections]
+    assert place_of(the_only_finding(evidence, "parameter_gradients"), "parameter") == (seen.name,)
+
+
+def test_rounding_noise_passes() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    for record in evidence.records.values():
+        for seen in record.parameters:
+            _scale(seen, 1 + 1e-6)
+    assert judge(evidence).findings == []

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.packing.options import PackingOptions
+from harness.judge.checks.numerics import step_loss
+from harness.judge.evidence.cell_evidence import CellEvidence
+from tests.judge.simulator import config_of, evidence_for, judge, place_of, the_only_finding
+
+
+def test_a_step_loss_beyond_the_bound() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        if record.steps[1].loss_sum is not None:
+            record.steps[1].loss_sum *= 1 + 3e-5
+    finding = the_only_finding(evidence, "step_loss")
+    assert place_of(finding, "step", "stage", "rank") == (1, 1, 1)
+    assert finding.measured == pytest.approx(3e-5, rel=1e-3)
+    assert (finding.bound["value"], finding.bound["unit"]) == (1e-5, "relative")
+    assert "fp32 layouts of megatron-core" in finding.message
+
+
+def test_a_step_loss_within_the_bound_passes() -> None:
+    evidence = evidence_for(config_of("sft", pp=2))
+    for record in evidence.records.values():
+        if record.steps[1].loss_sum is not None:
+            record.steps[1].loss_sum *= 1 + 5e-6
+    assert judge(evidence).findings == []
+
+
+def test_a_loss_multiplied_by_the_context_parallel_size() -> None:
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        assert record.steps[0].loss_sum is not None
+        record.steps[0].loss_sum *= 2
+    assert the_only_finding(evidence, "step_loss").fault_class == "D normalisation: x cp"
+
+
+def test_a_loss_that_was_not_recorded() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].steps[0].loss_sum = None
+    [finding] = step_loss.check(evidence)
+    assert "not recorded" in finding.message
+    assert "record of rank 0: steps: step 0: loss_sum is None on the last stage" in judge(evidence).reason
+
+
+def other_rows() -> CellEvidence:
+    """A cell whose gradients depend on its rows, which are not those of its reference."""
+    options = PackingOptions(calculate_per_token_loss=False)
+    evidence = evidence_for(replace(config_of("sft"), options=options))
+    assert not evidence.same_rows
+    return evidence
+
+
+@pytest.mark.parametrize(("step", "found"), [(0, 1), (1, 0)])
+def test_cells_of_other_rows_are_compared_before_weights_move_and_not_after(step: int, found: int) -> None:
+    evidence = other_rows()
+    for record in evidence.records.values():
+        assert record.steps[step].loss_sum is not None
+        record.steps[step].loss_sum *= 1.01
+    assert len(step_loss.check(evidence)) == found

@@ -1,0 +1,28 @@
+"""The documents of a step packed against one per row, in the same ranks and rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.outcomes import Lane
+from harness.judge.checks.throughput.packed_slower import check
+from tests.judge.simulator import the_only_finding
+from tests.judge.timed import timed
+
+
+def test_packed_rows_that_take_twice_as_long_are_slower() -> None:
+    evidence = timed({("packed", 0): 0.2, ("unpacked", 0): 0.1})
+    finding = the_only_finding(evidence, "packed_slower")
+    assert (finding.lane, finding.where) == (Lane.THROUGHPUT, {"leg": "timing"})
+    assert finding.measured == pytest.approx(2, rel=0.2)
+    tokens = sum(document.length for document in evidence.cell.config.documents_of(0))
+    assert f"the same {tokens} real tokens take" in finding.message
+
+
+@pytest.mark.parametrize("packed", [0.03, 0.1, 0.11])
+def test_packed_rows_that_are_faster_or_about_as_fast_pass(packed: float) -> None:
+    assert check(timed({("packed", 0): packed, ("unpacked", 0): 0.1})) == []
+
+
+def test_a_cell_whose_documents_cannot_be_unpacked_is_not_judged() -> None:
+    assert check(timed({("packed", 0): 0.2})) == []

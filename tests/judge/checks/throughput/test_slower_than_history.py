@@ -1,0 +1,120 @@
+"""Against earlier green runs: slower beyond bound and noise is named with its origin, the rest is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.cell.timing import Timed
+from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
+from harness.judge.checks.throughput.slower_than_history import check
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.report.speed import throughput
+from harness.judge.stats.baseline import Baseline, Sample
+from tests.judge.simulator import config_of, evidence_for, judge, the_only_finding
+
+
+def after(earlier: list[float], *, seconds: float = 0.1, hardware: str = "EPYC x 8", runs: int = 10) -> CellEvidence:
+    """A cell of two ranks whose steps take so long, the slower rank's, and its earlier times, the newest first."""
+    evidence = evidence_for(config_of("reference", tp=2))
+    for rank, record in evidence.records.items():
+        record.environment |= {"device": "cpu", "processor": "EPYC x 8"}
+        for step in record.steps:
+            step.busy_s = 99.0 if step.step == 0 else seconds * (1 if rank else 0.5)
+    found = [
+        Sample(run_id=f"night-{number}", started=f"2026-08-{20 - number:02d}T03:00:00Z", seconds=one)
+        for number, one in enumerate(earlier)
+    ]
+    evidence.before = Baseline(runs=runs, samples={hardware: found})
+    return evidence
+
+
+NIGHTS = [0.1, 0.101, 0.099, 0.102, 0.1, 0.098, 0.1, 0.1, 0.099, 0.101]
+
+
+def test_a_step_half_as_long_again_is_slower_than_before() -> None:
+    finding = the_only_finding(after(NIGHTS, seconds=0.15), "slower_than_history")
+    assert (finding.lane, finding.where, finding.bound) == (Lane.THROUGHPUT, {"leg": "training"}, 1.15)
+    assert finding.measured == pytest.approx(1.5)
+    assert "a step takes 150 ms, 1.5 times the median of 100 ms, bound 1.15" in finding.message
+    origin = "10 green runs from 2026-08-11 to 2026-08-20 (night-0, night-1, night-2 and 7 more)"
+    assert finding.message.endswith(f"longer than in each of {origin}")
+
+
+def on_gpu(evidence: CellEvidence, seconds: float | None) -> CellEvidence:
+    """The same on GPUs, with so long a pass in the timing leg."""
+    assert evidence.before is not None
+    (samples,) = evidence.before.samples.values()
+    evidence.before = replace(evidence.before, samples={"NVIDIA H200": samples})
+    for rank, record in evidence.records.items():
+        record.environment = {**record.environment, "device": "NVIDIA H200"}
+        if seconds is not None:
+            times = [seconds * (1 + 0.01 * rank + 0.1 * (number == 3)) for number in range(7)]
+            record.timings = [
+                Timed(load="packed", documents=0, round=number, seconds=one) for number, one in enumerate(times)
+            ]
+    return evidence
+
+
+def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_step() -> None:
+    assert check(on_gpu(after(NIGHTS, seconds=9.0), 0.1)) == []
+    (finding,) = check(on_gpu(after(NIGHTS, seconds=0.1), 0.15))
+    assert finding.where == {"leg": "timing"}
+    assert finding.measured == pytest.approx(1.515)
+    assert finding.message.startswith("a pass of the timing leg takes 152 ms, 1.51 times the median of 100 ms")
+    assert throughput(on_gpu(after(NIGHTS), 0.15)).packed_s == pytest.approx(0.1515)
+
+
+def test_on_a_gpu_without_a_timing_leg_nothing_is_compared_and_that_is_said() -> None:
+    (finding,) = check(on_gpu(after(NIGHTS, seconds=9.0), None))
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("by the timing leg, which this cell has not run: set packed_slower")
+
+
+def test_the_code_of_the_earlier_runs_is_named() -> None:
+    evidence = after(NIGHTS, seconds=0.15)
+    assert evidence.before is not None
+    (samples,) = evidence.before.samples.values()
+    told = [replace(one, version=f"megatron-lm main = {number // 4}") for number, one in enumerate(samples)]
+    evidence.before = replace(evidence.before, samples={"EPYC x 8": told})
+    (finding,) = check(evidence)
+    named = "megatron-lm main = 0, megatron-lm main = 1, megatron-lm main = 2"
+    assert finding.message.endswith(f"and 7 more), of {named}")
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.112])
+def test_about_as_long_or_shorter_passes_and_is_shown(seconds: float) -> None:
+    evidence = after(NIGHTS, seconds=seconds)
+    assert (judge(evidence).outcome, judge(evidence).lanes[Lane.THROUGHPUT]) == (Outcome.PASS, LaneVerdict.PASS)
+    (ratio,) = throughput(evidence).ratios
+    assert (ratio.what, ratio.verdict, ratio.rounds) == ("over earlier runs", "no difference", 10)
+
+
+def test_only_so_many_of_the_newest_runs_count() -> None:
+    earlier = [0.1] * 8 + [0.3] * 8  # it was mended since
+    assert judge(after(earlier, seconds=0.2, runs=8)).outcome is Outcome.FAIL
+    assert judge(after(earlier, seconds=0.2, runs=16)).outcome is Outcome.PASS
+
+
+def test_too_few_runs_on_this_hardware_are_told_and_decide_nothing() -> None:
+    for evidence, count in ((after(NIGHTS[:3], seconds=9.0), 3), (after(NIGHTS, seconds=9.0, hardware="old x 4"), 0)):
+        (finding,) = check(evidence)
+        assert finding.severity is Severity.WARNING
+        assert finding.message == f"no baseline yet ({count} of 5 green runs on this hardware)"
+        assert judge(evidence).outcome is Outcome.PASS
+        assert judge(evidence).lanes[Lane.THROUGHPUT] is LaneVerdict.SKIP
+
+
+def test_nothing_is_said_where_the_matrix_does_not_ask() -> None:
+    evidence = after(NIGHTS, seconds=9.0)
+    evidence.before = None
+    assert check(evidence) == []
+
+
+def test_a_rank_without_times_gives_no_verdict() -> None:
+    evidence = after(NIGHTS, seconds=9.0)
+    evidence.records[1].steps[1].busy_s = 0.0
+    for step in evidence.records[1].steps:
+        step.busy_s = 0.0
+    assert [finding.severity for finding in check(evidence)] == [Severity.WARNING]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.outcomes import Outcome
+from harness.core.serialization import dumps, from_jsonable, loads
+from harness.judge.compare.since_previous import CommitCount, Past, Point, Previous, moves, since
+from harness.judge.compare.stack_changes import stack_facts
+from harness.judge.history.rows import run_row
+from harness.judge.report.model import CellSince, Report
+from harness.judge.report.render_markdown import render_markdown
+from tests.sample_report import sample_report
+from tests.two_runs import NEW, OLD, changed, in_stack
+
+BROKEN, OTHER, FINE = "tp2-pp4-cp1-sft", "tp1-pp2-cp2-reference", "tp2-pp2-cp1-sft"
+FRIDAY = Point(run_id="friday", started="2026-08-20T01:00:00Z", version="megatron-lm main = 5e4fc931ba")
+MONDAY = Point(run_id="monday", started="2026-08-21T01:00:00Z", version="megatron-lm main = 5e4fc931ba")
+
+
+def tonight() -> Report:
+    """Two cells fail, one passes; the stack is a checkout at NEW."""
+    report = replace(in_stack(sample_report(), NEW, torch="2.9.0"), rejected=[])
+    cells = [cell for cell in report.cells if cell.id.startswith((BROKEN, OTHER, FINE))]
+    return replace(report, cells=cells)
+
+
+def previous(**cells: Past) -> Previous:
+    """Both earlier runs had the checkout at OLD; 312 commits lie between."""
+    facts = stack_facts(in_stack(sample_report(), OLD, torch="2.9.0").provenance, "main")
+    return Previous(
+        run_id="monday",
+        started=MONDAY.started,
+        cells={name.replace("_", "-"): past for name, past in cells.items()},
+        stacks={"friday": {"main": facts}, "monday": {"main": facts}},
+        commits=[CommitCount(before=OLD, after=NEW, added=312, removed=0)],
+    )
+
+
+def said(report: Report, known: Previous) -> dict[str, CellSince]:
+    found = since(report, run_row(report), known)
+    return {cell.id.rpartition("-")[0]: cell for cell in found.cells}
+
+
+GREEN = Past(green=True, last=MONDAY, first=FRIDAY, before=None)
+RED = Past(green=False, last=MONDAY, first=MONDAY, before=FRIDAY)
+
+
+def test_a_cell_that_was_green_fails_since_tonight_and_the_commits_in_between_are_told() -> None:
+    cell = said(tonight(), previous(**{BROKEN: GREEN}))[BROKEN]
+    assert (cell.change, cell.since, cell.since_run) == (
+        "newly failing",
+        "2026-08-22T10:15:30Z",
+        "smoke-20260822T101530Z-3f2a",
+    )
+    assert (cell.good, cell.good_run) == (MONDAY.started, "monday")
+    assert cell.between == ["megatron-lm 5e4fc931ba..d30e165203, 312 commits"]
+    assert cell.text == (
+        "fails since 2026-08-22T10:15:30Z (run smoke-20260822T101530Z-3f2a); "
+        "last good 2026-08-21T01:00:00Z (run monday); moved in between: megatron-lm 5e4fc931ba..d30e165203, 312 commits"
+    )
+
+
+def test_a_cell_that_was_red_still_fails_since_its_first_red_run() -> None:
+    cell = said(tonight(), previous(**{OTHER: RED}))[OTHER]
+    assert (cell.change, cell.since_run, cell.good_run) == ("still failing", "monday", "friday")
+    assert cell.between == []  # both runs had the same stack: nothing in it explains the failure
+    assert cell.text.endswith("moved in between: nothing that the records tell")
+
+
+def test_a_cell_that_was_red_and_passes_is_fixed_by_what_moved_since_the_last_red_run() -> None:
+    cell = said(tonight(), previous(**{FINE: RED}))[FINE]
+    assert cell.change == "fixed"
+    assert cell.text.startswith("had failed since 2026-08-21T01:00:00Z (run monday); last good 2026-08-20T01:00:00Z")
+    assert cell.between == ["megatron-lm 5e4fc931ba..d30e165203, 312 commits"]
+
+
+def test_a_cell_without_a_past_that_fails_was_not_judged_before() -> None:
+    found = said(tonight(), previous())
+    assert {name: cell.change for name, cell in found.items()} == dict.fromkeys(
+        (BROKEN, OTHER), "failing, not judged before"
+    )
+    assert "never seen good" in found[BROKEN].text
+
+
+def test_a_cell_that_nobody_decided_about_tonight_is_not_told() -> None:
+    report = changed(tonight(), FINE, outcome=Outcome.ERROR)
+    assert said(report, previous(**{FINE: RED, BROKEN: GREEN, OTHER: RED})).keys() == {BROKEN, OTHER}
+
+
+def test_where_the_files_of_a_run_are_gone_the_versions_in_words_are_told() -> None:
+    known = replace(previous(**{BROKEN: GREEN}), stacks={})
+    (between,) = said(tonight(), known)[BROKEN].between
+    assert between == f"megatron-lm main = 5e4fc931ba -> megatron-lm main = {NEW[:12]}"
+
+
+def test_every_move_that_may_be_told_is_counted() -> None:
+    report = tonight()
+    row = run_row(report)
+    assert set(moves(report, row, previous(**{BROKEN: GREEN}))) == {("main", OLD, NEW)}
+    assert list(moves(report, row, previous())) == []
+
+
+def test_what_the_history_said_survives_its_file() -> None:
+    known = previous(**{BROKEN: GREEN, OTHER: RED})
+    assert from_jsonable(Previous, loads(dumps(known))) == known
+
+
+def test_the_report_leads_with_what_changed() -> None:
+    report = tonight()
+    known = previous(**{BROKEN: GREEN, OTHER: RED, FINE: RED})
+    page = render_markdown(replace(report, since=since(report, run_row(report), known)))
+    lines = page.splitlines()
+    assert lines[4] == "## Since the previous run"
+    assert lines[6].endswith(": 1 newly failing, 1 fixed, 1 still failing.")
+    assert lines[8].startswith(f"- **{BROKEN}-")
+    quiet = replace(report, cells=[cell for cell in report.cells if cell.id.startswith(FINE)])
+    assert since(quiet, run_row(quiet), previous(**{FINE: GREEN})).text.endswith(": no cell changed, none fails.")
+
+
+def test_a_night_without_a_verdict_does_not_read_as_one_without_a_change() -> None:
+    report = replace(tonight(), cells=[replace(one, outcome=Outcome.ERROR, findings=[]) for one in tonight().cells])
+    found = since(report, run_row(report), previous(**{OTHER: GREEN}))
+    assert found.text.endswith(": 3 undecided.")
+    assert "none fails" not in found.text

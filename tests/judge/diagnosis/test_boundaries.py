@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.arithmetic import PAD, MicroBatch, plan_step
+from harness.core.packing.documents import Document
+from harness.core.packing.styles import packing_style
+from harness.judge.diagnosis import boundaries
+from harness.judge.diagnosis.boundaries import (
+    CHUNK_EDGE,
+    DOCUMENT_BOUNDARY,
+    PADDING,
+    SEQUENCE_EDGE,
+    of_layer,
+    of_parameter,
+    of_token,
+)
+
+
+def packs(lengths: list[int], layout: Layout, data_path: str = "reference", seq_length: int = 64) -> list[MicroBatch]:
+    documents = [Document(index=index, length=size, original_length=size) for index, size in enumerate(lengths)]
+    style = packing_style(data_path, layout, seq_length)
+    [replica] = plan_step(documents, style, layout, seq_length=seq_length, micro_batch_size=1)
+    return replica
+
+
+def test_the_first_and_last_tokens_of_a_document_name_their_neighbours() -> None:
+    [pack] = packs([5, 1, 7], Layout())
+    found = of_token(pack, Layout(), 1, 0)
+    assert found.lies_at == (DOCUMENT_BOUNDARY,)
+    assert [found.keys[key] for key in ("neighbour", "lies_at")] == [0, [DOCUMENT_BOUNDARY]]
+    assert found.text == (
+        "; what lies there: document boundary, the first token of the document, right after document 0; "
+        "document boundary, the last token of the document, right before document 2"
+    )
+    assert of_token(pack, Layout(), 2, 0).where["neighbour"] == 1
+    assert of_token(pack, Layout(), 0, 0).lies_at == ()  # nothing lies before the first document
+    assert of_token(pack, Layout(), 2, 6).lies_at == ()  # nor after the last
+    assert of_token(pack, Layout(), 2, 3) == boundaries.NOTHING
+
+
+def test_padding_beside_a_token_is_told() -> None:
+    layout = Layout(tp=4, sp=True)  # documents are padded to multiples of 4
+    [pack] = packs([5, 3, 8], layout)
+    assert PADDING in of_token(pack, layout, 0, 4).lies_at
+    assert "3 padding slots right after it" in of_token(pack, layout, 0, 4).text
+    assert "1 padding slot right before it" in of_token(pack, layout, 2, 0).text
+    assert PADDING not in of_token(pack, layout, 2, 7).lies_at
+
+
+def test_a_chunk_edge_names_the_rank_that_holds_the_token() -> None:
+    layout = Layout(cp=2)
+    [pack] = packs([16], layout)  # four chunks of four: ranks 0, 1, 1, 0
+    assert [of_token(pack, layout, 0, token).where["cp"] for token in (0, 3, 4, 11, 12, 15)] == [0, 0, 1, 1, 0, 0]
+    edges = [token for token in range(16) if CHUNK_EDGE in of_token(pack, layout, 0, token).lies_at]
+    assert edges == [3, 4, 11, 12]
+    assert "chunk 1 of 4, held by cp rank 1, beside cp rank 0" in of_token(pack, layout, 0, 4).text
+
+
+def test_a_document_that_is_not_there_has_no_landmarks() -> None:
+    [pack] = packs([5], Layout(cp=2))
+    assert of_token(pack, Layout(cp=2), 3, 0) == boundaries.NOTHING
+    assert of_token(pack, Layout(cp=2), 0, 9) == boundaries.NOTHING
+
+
+def test_unpacked_rows_have_no_document_boundaries() -> None:
+    rows = packs([5, 7], Layout(), "unpacked")
+    assert of_token(rows[0], Layout(), 0, 0).lies_at == ()
+    assert of_token(rows[0], Layout(), 0, 4).lies_at == (PADDING,)
+
+
+def layouts() -> list[Layout]:
+    return [Layout(tp=tp, cp=cp, sp=tp > 1) for tp, cp in itertools.product((1, 2, 4), (1, 2, 3, 4))]
+
+
+@pytest.mark.parametrize("layout", layouts(), ids=str)
+def test_every_token_is_where_the_plan_puts_it(layout: Layout) -> None:
+    """Against the plan's own slots: the holder, and each landmark from the neighbouring slots."""
+    generator = random.Random(3)
+    for _ in range(6):
+        lengths = [generator.randint(1, 40) for _ in range(generator.randint(1, 6))]
+        for pack in packs(lengths, layout, seq_length=96):
+            _hold_against_slots(pack, layout)
+
+
+def _hold_against_slots(pack: MicroBatch, layout: Layout) -> None:
+    owners = pack.slot_owners()
+    rank_of = {slot: rank for rank in range(layout.cp) for [row] in [pack.local_slots(layout.cp, rank)] for slot in row}
+    for item in pack.placed:
+        document = item.document
+        for token in range(document.length):
+            slot = item.start + token
+            found = of_token(pack, layout, document.index, token)
+            beside = [other for other in (slot - 1, slot + 1) if 0 <= other < len(owners)]
+            segment = range(item.start, item.start + item.padded_length)
+            assert (PADDING in found.lies_at) == any(owners[other][0] == PAD for other in beside)
+            assert found.where.get("cp", 0) == rank_of[slot]
+            cut = any(rank_of[other] != rank_of[slot] for other in beside if other in segment)
+            assert (CHUNK_EDGE in found.lies_at) == cut
+            first, last = token == 0 and item.start > 0, token == document.length - 1 and item != pack.placed[-1]
+            assert (DOCUMENT_BOUNDARY in found.lies_at) == (first or last)
+
+
+def test_a_share_of_sequence_parallelism_has_edges() -> None:
+    layout = Layout(tp=2, sp=True)
+    [pack] = packs([8], layout)
+    edges = [token for token in range(8) if SEQUENCE_EDGE in of_token(pack, layout, 0, token).lies_at]
+    assert edges == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("layout", "layer", "names"),
+    [
+        (Layout(pp=2), 0, ("embedding",)),
+        (Layout(pp=2), 1, ()),
+        (Layout(pp=2), 4, ("stage boundary",)),
+        (Layout(pp=2), 5, ()),
+        (Layout(pp=2, vpp=3), 2, ("stage boundary",)),
+        (Layout(pp=2, vpp=3), 3, ("stage boundary",)),  # back from the last stage to the next chunk of the first
+        (Layout(tp=2), 4, ()),
+    ],
+)
+def test_layers_lie_behind_hops(layout: Layout, layer: int, names: tuple[str, ...]) -> None:
+    assert of_layer(layout, 6, layer).lies_at == names
+
+
+@pytest.mark.parametrize(
+    ("name", "shards", "names"),
+    [
+        ("embedding.word_embeddings.weight", None, ("embedding",)),
+        ("output_layer.weight", [0, 1], ("output layer",)),
+        ("decoder.layers.3.mlp.linear_fc1.weight", [1], ("stage boundary", "tp shard")),
+        ("decoder.layers.1.mlp.linear_fc1.weight", [], ()),
+        ("decoder.final_layernorm.weight", None, ()),
+        ("mtp.layers.3.eh_proj.weight", None, ()),
+    ],
+)
+def test_parameters_lie_somewhere(name: str, shards: list[int] | None, names: tuple[str, ...]) -> None:
+    found = of_parameter(Layout(tp=2, pp=2), 6, name, shards)
+    assert found.lies_at == names
+    assert found.where.get("tp") == (1 if "tp shard" in names else None)

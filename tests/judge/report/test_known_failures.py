@@ -1,0 +1,64 @@
+"""A known failure that expired, passes or fails otherwise is told by every report."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.core.outcomes import Outcome
+from harness.core.run.run_plan import XFail
+from harness.infra.console import print_report
+from harness.infra.html.report import render_html
+from harness.judge.history.rows import run_row
+from harness.judge.report.model import Report
+from harness.judge.report.render_json import render_json
+from harness.judge.report.render_junit import render_junit
+from harness.judge.report.render_markdown import render_markdown
+from tests.judge.simulator import config_of, evidence_for, judge
+from tests.sample_report import sample_report
+
+ENTRY = XFail(pattern="*", reason="middle stages get nothing", link="https://example.org/4092")
+STATES = {
+    "expected": (ENTRY, True, Outcome.XFAIL, "middle stages get nothing"),
+    "expired": (replace(ENTRY, expires="2025-12-31"), True, Outcome.FAIL, "the xfail entry expired on 2025-12-31"),
+    "elsewhere": (replace(ENTRY, lanes=("throughput",)), True, Outcome.FAIL, "not as the xfail entry states"),
+    "passes": (ENTRY, False, Outcome.XPASS, "passed, though the matrix expects a failure"),
+    "strict": (replace(ENTRY, strict=True), False, Outcome.FAIL, "passed, though the matrix expects a failure"),
+}
+
+
+def report_of(state: str) -> tuple[Report, Outcome, str]:
+    """A report with one cell in a state of STATES, as the verdict on it came out; and what must be said of it."""
+    entry, broken, outcome, words = STATES[state]
+    evidence = evidence_for(config_of("sft"), xfail=entry)
+    if broken:
+        evidence.records[0].steps[0].grad_norm = 9.0
+    verdict = judge(evidence)
+    shown = {name: getattr(verdict, name) for name in ("outcome", "lanes", "findings", "reason", "known")}
+    cell = replace(sample_report().cells[1], **shown)
+    counts = {known: int(known is outcome) for known in Outcome}
+    return replace(sample_report(), cells=[cell], rejected=[], counts=counts), outcome, words
+
+
+def console(report: Report) -> str:
+    stream = io.StringIO()
+    print_report(report, [], stream=stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("render", [render_html, render_json, render_junit, render_markdown, console])
+def test_every_report_tells_it(state: str, render: Callable[[Report], str]) -> None:
+    report, outcome, words = report_of(state)
+    assert report.cells[0].outcome is outcome
+    assert words in " ".join(render(report).split())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_history_keeps_in_which_state_it_is(state: str) -> None:
+    report, outcome, _ = report_of(state)
+    (row,) = run_row(report).cells
+    assert (row.outcome, row.known) == (outcome.value, "passes" if state == "strict" else state)

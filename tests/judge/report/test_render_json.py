@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.outcomes import Finding, Lane
+from harness.judge.report.model import Report
+from harness.judge.report.render_json import read_report, render_json
+
+
+def test_the_fields_of_the_contract_are_there(broken_report: Report) -> None:
+    value = json.loads(render_json(broken_report))
+    assert value["schema_version"] == 1
+    assert set(value) >= {
+        "run_id",
+        "matrix",
+        "verdict",
+        "counts",
+        "provenance",
+        "timing",
+        "cells",
+        "rejected",
+    }
+    assert list(value["counts"]) == ["PASS", "FAIL", "XFAIL", "XPASS", "REJECTED", "ERROR", "FLAKY"]
+    cell = next(cell for cell in value["cells"] if cell["outcome"] == "FAIL")
+    assert set(cell) >= {"id", "axes", "outcome", "lanes", "findings", "timing", "reproduce"}
+    assert cell["lanes"] == {"metadata": "fail", "numerics": "pass", "throughput": "skip"}
+    assert set(cell["findings"][0]) == {
+        "lane",
+        "check",
+        "severity",
+        "fault_class",
+        "follows_from",
+        "known",
+        "message",
+        "where",
+        "measured",
+        "bound",
+    }
+    assert set(value["rejected"][0]) >= {"id", "axes", "rule", "reason"}
+
+
+def test_the_round_trip_is_exact(broken_report: Report) -> None:
+    assert read_report(render_json(broken_report)) == broken_report
+
+
+def test_nan_and_infinity_survive(broken_report: Report) -> None:
+    finding = Finding(
+        lane=Lane.NUMERICS, check="finiteness", message="m", measured=math.nan, bound=math.inf, where={"x": -math.inf}
+    )
+    cell = replace(broken_report.cells[0], findings=[finding])
+    text = render_json(replace(broken_report, cells=[cell]))
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    [back] = read_report(text).cells[0].findings
+    assert math.isnan(back.measured) and back.bound == math.inf and back.where == {"x": -math.inf}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "schema_version None"),
+        ('{"schema_version": 9}', "schema_version 9; this harness reads 1"),
+        ('{"schema_version": 1, "cells": 3}', "does not hold a report"),
+    ],
+)
+def test_what_is_no_report_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_report(text)

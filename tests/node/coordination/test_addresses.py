@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InfrastructureError
+from harness.core.run.run_dir import AttemptDir
+from harness.node.coordination import addresses, rendezvous
+from harness.node.coordination.rendezvous import Share
+
+NODE = {"lo": ["127.0.0.1"], "eth0": ["10.1.0.7"], "ib0": ["192.168.5.7"]}
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose own name is 127.0.1.1 in its hosts file."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(addresses, "interfaces", lambda: NODE)
+    monkeypatch.setattr(addresses, "resolved", lambda name: ["127.0.1.1"])
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_host_that_is_127_0_1_1_to_itself_announces_what_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses.own_addresses() == ["10.1.0.7", "192.168.5.7"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert addresses.own_addresses() == ["192.168.5.7"]
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth0")
+    assert addresses.own_addresses() == ["10.1.0.7"]
+
+
+@pytest.mark.usefixtures("debian")
+def test_gloo_is_kept_off_the_loopback_address_of_the_hosts_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses.gloo_interface("192.168.5.7") == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert addresses.gloo_interface("127.0.0.1") == {}
+    monkeypatch.setattr(addresses, "resolved", lambda name: ["10.1.0.7"])
+    assert addresses.gloo_interface("192.168.5.7") == {}
+    monkeypatch.setattr(addresses, "resolved", lambda name: [])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert addresses.gloo_interface("192.168.5.7") == {}
+
+
+def test_the_addresses_of_this_machine_are_found() -> None:
+    assert "127.0.0.1" in addresses.interfaces()["lo"]
+    assert "127.0.0.1" in addresses.resolved("localhost")
+    assert addresses.resolved("no-such-host.invalid") == []
+
+
+def test_a_store_for_other_nodes_is_reached_at_the_address_that_answers(tmp_path: Path) -> None:
+    share = Share(node=0, nodes=2, world_size=4)
+    with rendezvous.listen(share, ["127.0.0.1"]) as listener:
+        meeting = rendezvous.announce(AttemptDir(tmp_path), listener, ["127.0.0.2", "127.0.0.1"])
+        assert listener.getsockname()[0] == "0.0.0.0"
+        assert rendezvous.await_rendezvous(AttemptDir(tmp_path), float("inf")) == meeting
+        assert addresses.reach(meeting.addresses, meeting.port)[0] == "127.0.0.2"
+        closed = socket.create_server(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        closed.close()
+        assert addresses.reach(["127.0.0.1"], meeting.port) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(
+        InfrastructureError, match=rf"127\.0\.0\.1 port {port} \(Connection refused\)\. Set NCCL_SOCKET"
+    ):
+        addresses.reach(["127.0.0.1"], port, patience_s=0.0)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from harness.core.errors import InfrastructureError
+from harness.core.run.records import CellResult, RankEnding
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.serialization import loads
+from harness.infra.runs.evidence_files import newest
+from harness.node.coordination.job_start import order_of
+
+NAME = "1n2r-0"
+CELLS = ("done", "failed", "cut", "waits")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """An allocation of four cells, of which one has completed, one has failed and one was cut off."""
+    made = RunDir(tmp_path)
+    cells = [{"cell": cell, "attempt": 1} for cell in CELLS]
+    write_json(made.submission(NAME), {"cells": cells, "parallel_ranks": 2, "nodes": 1})
+    for cell in CELLS:
+        write_json(made.attempt(cell).config, {"of": cell})
+    for cell, status, ended in (
+        ("done", "completed", "completed"),
+        ("failed", "failed", "raised"),
+        ("cut", "error", "missing"),
+    ):
+        result = CellResult(cell=cell, attempt=1, status=status, ranks=[RankEnding(rank=0, ended=ended)])
+        write_json(made.attempt(cell).result, result)
+    return made
+
+
+def start(job: str, restart: int = 0) -> dict[str, str]:
+    return {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": str(restart)}
+
+
+def files(run: RunDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+
+
+def test_the_first_start_runs_the_order_as_it_was_written(run: RunDir) -> None:
+    before = files(run)
+    assert order_of(run, NAME, 0, start("7")) == NAME
+    assert before.items() <= files(run).items()
+    (claim,) = run.claims(NAME)
+    assert (claim.job, claim.restart, claim.order) == ("7", 0, NAME)
+
+
+def test_outside_a_job_nothing_is_claimed(run: RunDir) -> None:
+    before = files(run)
+    assert order_of(run, NAME, 0, {}) == NAME
+    assert files(run) == before
+
+
+def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_finish(run: RunDir) -> None:
+    order_of(run, NAME, 0, start("7"))
+    before = files(run)
+    order = order_of(run, NAME, 0, start("7", 1))
+    assert order == "1n2r-0.restart1"
+    values = loads(run.submission(order).read_text())
+    assert values == {
+        "cells": [{"cell": "cut", "attempt": 2}, {"cell": "waits", "attempt": 2}],
+        "parallel_ranks": 2,
+        "nodes": 1,
+    }
+    assert before.items() <= files(run).items(), "what the first start wrote stays"
+    assert [newest(run, cell) for cell in CELLS] == [1, 1, 2, 2]
+    assert loads(run.attempt("waits", 2).config.read_text()) == {"of": "waits"}
+    reason = loads(run.attempt("waits", 1).result.read_text())["reason"]
+    assert reason == "Slurm started job 7 again (restart 1) before the cell ended"
+    assert run.newest_order(NAME) == order
+
+
+def test_a_third_start_goes_on_from_the_second(run: RunDir) -> None:
+    for restart in (0, 1):
+        order_of(run, NAME, 0, start("7", restart))
+    write_json(run.attempt("cut", 2).result, CellResult(cell="cut", attempt=2, status="completed"))
+    order = order_of(run, NAME, 0, start("7", 4))
+    assert order is not None
+    assert loads(run.submission(order).read_text())["cells"] == [{"cell": "waits", "attempt": 3}]
+
+
+def test_an_attempt_that_exists_is_not_taken_again(run: RunDir) -> None:
+    order_of(run, NAME, 0, start("7"))
+    run.attempt("waits", 2).root.mkdir()  # of a retry that the launcher is about to submit
+    order = order_of(run, NAME, 0, start("7", 1))
+    assert order is not None
+    cells = loads(run.submission(order).read_text())["cells"]
+    assert {item["cell"]: item["attempt"] for item in cells} == {"cut": 2, "waits": 3}
+
+
+@pytest.mark.parametrize(
+    ("job", "restart", "why"),
+    [("8", 0, "job 7 has claimed"), ("7", 0, "restart 1 of job 7"), ("7", 1, "restart 1 of job 7")],
+)
+def test_a_duplicate_and_an_earlier_start_touch_nothing_but_their_own_note(
+    run: RunDir, job: str, restart: int, why: str
+) -> None:
+    for earlier in (0, 1):
+        order_of(run, NAME, 0, start("7", earlier))
+    before = files(run)
+    assert order_of(run, NAME, 0, start(job, restart)) is None
+    after = files(run)
+    assert before.items() <= after.items()
+    (note,) = after.keys() - before.keys()
+    assert Path(note).name == f"1n2r-0.refused-{job}-{restart}.json"
+    assert why in loads(after[note].decode())["reason"]
+
+
+def test_a_cancelled_run_starts_nothing(run: RunDir) -> None:
+    write_json(run.cancelled, {})
+    assert order_of(run, NAME, 0, start("7")) is None
+    assert run.claims(NAME) == []
+
+
+def test_of_many_jobs_that_start_at_once_one_runs(run: RunDir) -> None:
+    jobs = [str(number) for number in range(16)]
+    barrier = Barrier(len(jobs))
+
+    def begin(job: str) -> str | None:
+        barrier.wait()
+        return order_of(run, NAME, 0, start(job))
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        orders = list(pool.map(begin, jobs))
+    (claim,) = run.claims(NAME)
+    assert [job for job, order in zip(jobs, orders, strict=True) if order is not None] == [claim.job]
+    assert len(list(run.root.glob("agents/*.refused-*"))) == len(jobs) - 1
+
+
+def test_the_other_nodes_run_what_node_0_of_their_own_start_has_claimed(run: RunDir) -> None:
+    assert order_of(run, NAME, 0, start("7")) == order_of(run, NAME, 1, start("7")) == NAME
+    again = order_of(run, NAME, 0, start("7", 1))
+    assert order_of(run, NAME, 1, start("7", 1)) == again
+    order_of(run, NAME, 0, start("8"))
+    assert order_of(run, NAME, 3, start("8")) is None
+    with pytest.raises(InfrastructureError, match="has not claimed"):
+        order_of(run, NAME, 1, start("9"), patience_s=0.0)
+
+
+def test_a_claim_that_cannot_be_read_is_nobody_s_to_take(run: RunDir) -> None:
+    run.claim(NAME, 1).parent.mkdir()
+    run.claim(NAME, 1).write_text("{")
+    with pytest.raises(InfrastructureError, match=r"claim-1\.json cannot be read"):
+        order_of(run, NAME, 0, start("7"), patience_s=0.0)

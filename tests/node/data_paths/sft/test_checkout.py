@@ -1,0 +1,68 @@
+"""A checkout stands in as a folder that looks like one; real ones: tests/app/matrices/test_checkouts.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import megatron.core
+import pytest
+
+from harness.core.outcomes import Missing
+from harness.node.data_paths.sft import checkout as sft_checkout
+from harness.node.data_paths.sft import data_path as sft
+from tests.node.conftest import config
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """megatron.core seems to come from a checkout in tmp_path, whose pretrain_gpt does nothing yet."""
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pretrain_gpt", raising=False)
+    return tmp_path
+
+
+def test_an_installed_megatron_core_is_no_checkout() -> None:
+    assert sft_checkout.find() is None
+
+
+def test_a_checkout_serves_sft_by_its_own_script(checkout: Path) -> None:
+    assert sft_checkout.find() == checkout
+    assert sft.SftPath.unavailable(config("sft")) is None
+    assert Path(str(sys.modules["pretrain_gpt"].__file__)).parent == checkout
+
+
+def test_a_checkout_whose_script_does_not_import_is_missing(checkout: Path) -> None:
+    (checkout / "pretrain_gpt.py").write_text("import no_such_package")
+    found = sft.SftPath.unavailable(config("sft"))
+    assert isinstance(found, Missing)
+    assert "No module named 'no_such_package'" in found.reason
+
+
+def test_a_script_from_elsewhere_is_missing(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = checkout / "other"
+    other.mkdir()
+    (other / "pretrain_gpt.py").write_text("")
+    monkeypatch.syspath_prepend(other)
+    found = sft.SftPath.unavailable(config("sft"))
+    assert isinstance(found, Missing)
+    assert f"comes from {other}" in found.reason
+
+
+def test_the_stand_in_for_the_model_keeps_what_forward_step_calls_it_with() -> None:
+    model = sft_checkout._Called(1)
+    model("tokens", "positions", None, labels="labels", packed_seq_params="params")
+    assert (model.vp_stage, model.tokens, model.position_ids) == (1, "tokens", "positions")
+    assert model.others == {"labels": "labels", "packed_seq_params": "params"}
+
+
+def test_the_command_line_names_the_layout_and_is_put_back() -> None:
+    flags = sft_checkout._flags(config("sft", tp=2, pp=2, cp=2, vpp=2))
+    assert {"--sft", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank=2"} <= set(flags)
+    assert {"--tensor-model-parallel-size=2", "--context-parallel-size=2", "--seq-length=64"} <= set(flags)
+    kept = sys.argv
+    with sft_checkout._command_line(flags):
+        assert sys.argv == ["pretrain_gpt.py", *flags]
+    assert sys.argv is kept

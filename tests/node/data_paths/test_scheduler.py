@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.cell.layout import Coordinates
+from harness.core.packing.documents import Document
+from harness.core.packing.workload import Workload
+from harness.node.data_paths import scheduler
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.scheduler import MODULE, SchedulerPath, share
+from harness.node.device.placement import choose_device
+from harness.node.probe.truth import StepTruth
+from tests.node.conftest import config
+from tests.node.data_paths.test_table import fact
+
+
+def test_a_release_without_the_scheduler_cannot_serve_it() -> None:
+    assert f"has no {MODULE}.wrap_data_iterator" in fact(SchedulerPath.unavailable(config("scheduler")))
+
+
+@given(count=st.integers(0, 30), dp=st.integers(1, 5))
+def test_replicas_together_read_every_document_once_and_in_order(count: int, dp: int) -> None:
+    documents = [Document(index=index, length=1, original_length=1) for index in range(count)]
+    assert [one for replica in range(dp) for one in share(documents, dp, replica)] == documents
+
+
+def test_what_upstream_counts_is_recorded_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of a wrong scheduler reach the judge: nothing is mended, nothing raises."""
+    module = SimpleNamespace(wrap_data_iterator=lambda source, config, count: ("batches", 7, 1.0, 2.0))
+    monkeypatch.setattr(scheduler, "importlib", SimpleNamespace(import_module=lambda name: module))
+    cell = config("scheduler", dp=2)
+    place = Coordinates(tp=0, cp=0, dp=1, pp=0)
+    path = SchedulerPath(RankContext(config=cell, place=place, device=choose_device(0, 1)))
+    assert path.workload is None
+    assert path.iterator(StepTruth(cell, 0, 1), 0) == "batches"
+    assert path.workload == Workload(micro_batches=7, tokens=1.0, squares=2.0)

@@ -1,0 +1,58 @@
+"""The SkyRL adapter against a copy of the module names; real releases run in matrices/releases.yaml."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.core.outcomes import Missing
+from harness.core.packing.options import PackingOptions
+from harness.node.data_paths import skyrl
+from harness.node.data_paths.skyrl import SkyrlPath, _places, _positions
+from harness.node.probe.truth import StepTruth
+from tests.node.conftest import config
+from tests.node.data_paths.test_table import fact
+
+
+def test_without_skyrl_the_cell_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skyrl, "find_spec", lambda name: None)
+    found = SkyrlPath.unavailable(config("skyrl"))
+    assert isinstance(found, Missing)
+    assert "neither skyrl nor skyrl-train is installed" in found.reason
+
+
+def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = "skyrl_train.distributed.megatron"
+    monkeypatch.setattr(
+        skyrl, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None) if name == "skyrl_train" else None
+    )
+    parts = home.split(".")
+    names = [".".join(parts[: end + 1]) for end in range(len(parts))] + [
+        f"{home}.megatron_utils",
+        f"{home}.model_utils",
+    ]
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert f"has no {home}.megatron_utils.preprocess_packed_seqs" in fact(SkyrlPath.unavailable(config("skyrl")))
+    monkeypatch.setattr(sys.modules[f"{home}.megatron_utils"], "preprocess_packed_seqs", print, raising=False)
+    assert SkyrlPath.unavailable(config("skyrl")) is None
+    rows = replace(config("skyrl"), options=PackingOptions(remove_microbatch_padding=False))
+    assert f"has no {home}.megatron_utils.remove_left_padding" in fact(SkyrlPath.unavailable(rows))
+
+
+def test_every_document_has_a_row_padded_on_both_sides() -> None:
+    for micro in StepTruth(config("skyrl", cp=2), 0, 0).micro_batches:
+        places = _places(micro, 64)
+        assert [length for _, length in places] == [item.document.length for item in micro.plan.placed]
+        assert all(start >= 0 and start + length <= 64 for start, length in places)
+        assert all(start == (64 - length) // 2 for start, length in places)
+
+
+def test_positions_are_counted_over_the_real_tokens_of_a_row() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 0, 0]]).bool()
+    assert _positions(mask).tolist() == [[0, 0, 1, 2, 0], [0, 0, 0, 0, 0]]

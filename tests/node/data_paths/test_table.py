@@ -1,0 +1,99 @@
+"""The adapters: what a stack must have, and what happens when it has not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import megatron.core.utils as upstream
+import pytest
+import torch
+
+from harness.core.cell.config import DATA_PATHS as NAMES
+from harness.core.cell.config import cell_id
+from harness.core.outcomes import Rejection
+from harness.core.packing.arithmetic import PAD
+from harness.core.packing.options import PackingOptions
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.sft.data_path import SftPath
+from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.probe.truth import StepTruth
+from tests.node.conftest import config
+
+
+def test_every_data_path_of_the_packing_axis_has_an_adapter() -> None:
+    assert set(DATA_PATHS) == set(NAMES)
+
+
+def fact(found: Lack) -> str:
+    """The reason of what is a fact about the release."""
+    assert isinstance(found, Rejection)
+    return found.reason
+
+
+def test_a_release_without_one_of_the_functions_cannot_serve_sft(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SftPath.unavailable(config("sft")) is None
+    monkeypatch.delattr(upstream, "get_batch_on_this_cp_rank")
+    assert "megatron.core.utils.get_batch_on_this_cp_rank" in fact(SftPath.unavailable(config("sft")))
+    monkeypatch.delattr(upstream, "get_batch_on_this_tp_rank")  # then it could only be 0.17
+    assert "megatron.training.utils.get_batch_on_this_tp_rank" in fact(SftPath.unavailable(config("sft")))
+
+
+def test_a_release_without_the_dataset_cannot_serve_sft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, DATASET_MODULE, None)  # a wheel of megatron.core only, as up to 0.16
+    assert "has no megatron.training.datasets.sft_dataset" in fact(SftPath.unavailable(config("sft")))
+
+
+@pytest.mark.parametrize("asked", [None, 8])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_upstreams_dataset_makes_the_rows_that_the_plan_says(cp: int, asked: int | None) -> None:
+    one = replace(config("sft", cp=cp), options=PackingOptions(pad_seq_to_mult=asked))
+    truth = StepTruth(one, 0, 0)
+    found = list(rows(truth))
+    assert len(found) == len(truth.micro_batches) > 1
+    for micro, batch in zip(truth.micro_batches, found, strict=True):
+        params = micro.plan.params()
+        assert params is not None
+        assert torch.unique(batch["cu_seqlens"][0]).tolist() == list(params.cu_seqlens_q)
+        assert batch["max_seqlen"].tolist() == [params.max_seqlen_q]
+        real = micro.owners[:, 0] != PAD
+        assert torch.equal(batch["tokens"][0][real], micro.tokens[real])
+        assert torch.equal(batch["position_ids"][0], micro.position_ids)
+        assert torch.equal(batch["loss_mask"][0], micro.loss_mask)
+        counted = micro.loss_mask > 0
+        assert torch.equal(batch["labels"][0][counted], micro.labels[counted])
+
+
+def test_rows_of_a_micro_batch_are_stacked_as_upstreams_loader_does() -> None:
+    (first, *_) = rows(StepTruth(replace(config("sft"), micro_batch_size=2), 0, 0))
+    assert first["tokens"].shape == (2, 64)
+    assert first["cu_seqlens"].shape == (2, 65)
+    assert first["max_seqlen"].shape == (2,)
+
+
+@pytest.mark.train
+def test_a_cell_whose_stack_lacks_the_path_is_rejected_with_the_reason_and_others_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    cells = {cell_id(one): one for one in (config("sft"), config("unpacked"))}
+    for cell, one in cells.items():
+        write_json(run.attempt(cell).config, one)
+    order = {"cells": [{"cell": cell, "attempt": 1} for cell in cells], "parallel_ranks": 2}
+    write_json(run.submission("local"), order)
+    older = "import sys; sys.modules['megatron.training'] = None; import harness.node.agent as a; a.main()"
+    command = [sys.executable, "-c", older, str(tmp_path), "local", "--attached-to", str(os.getpid())]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    results = {
+        one.data_path: from_jsonable(CellResult, loads(run.attempt(cell).result.read_text()))
+        for cell, one in cells.items()
+    }
+    assert results["unpacked"].status == "completed"
+    assert results["sft"].status == "rejected"
+    assert results["sft"].rejection is not None
+    assert "has no megatron.training.datasets.sft_dataset" in results["sft"].rejection.reason

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness.core.packing.arithmetic import zigzag
+from harness.node.device.cpu_stubs import _thd_get_partitioned_indices
+
+
+def test_the_partition_stand_in_is_zigzag_per_document() -> None:
+    bounds = torch.tensor([0, 4, 16], dtype=torch.int32)
+    shares = [_thd_get_partitioned_indices(bounds, 16, 2, rank).tolist() for rank in range(2)]
+    assert shares[0] == [0, 3, 4, 5, 6, 13, 14, 15]
+    assert shares[1] == zigzag([0, 4, 16], 2, 1)
+
+
+def test_the_partition_stand_in_refuses_offsets_that_do_not_end_at_the_row() -> None:
+    with pytest.raises(ValueError, match="ends at 16, the row has 20"):
+        _thd_get_partitioned_indices(torch.tensor([0, 16], dtype=torch.int32), 20, 2, 0)
+
+
+def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:
+    """In a process of its own: the stand-ins stay for good."""
+    program = """
+import torch
+from harness.node.device.cpu_stubs import install
+names = install()
+assert install() == names and len(names) == len(set(names)) > 10, names
+assert torch.zeros(2, device="cuda").device.type == "cpu"
+assert torch.empty(2, pin_memory=True).device.type == "cpu"
+assert torch.ones(1).cuda().device.type == "cpu"
+assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_a_rank_on_cuda_refuses_to_run_beside_stand_ins() -> None:
+    """Whoever put them there: those that `install` forgot are found by the file that they come from."""
+    program = """
+import torch
+from harness.node.device import cpu_stubs
+cpu_stubs.refuse()
+assert cpu_stubs.installed() == []
+cpu_stubs.install()
+assert set(cpu_stubs._installed) <= set(cpu_stubs.installed())
+cpu_stubs._installed.clear()
+try:
+    cpu_stubs.refuse()
+except RuntimeError as error:
+    assert "CPU stand-ins are installed in a rank that computes on CUDA" in str(error), error
+    assert "torch.cuda.synchronize" in cpu_stubs.installed(), cpu_stubs.installed()
+else:
+    raise AssertionError("stand-ins were not noticed")
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_stand_ins_are_told_apart_by_torch_dynamo() -> None:
+    """Dynamo files torch's functions by identity and refuses one that has two names with different rules."""
+    program = """
+from harness.node.device.cpu_stubs import install
+install()
+import torch._dynamo.trace_rules as rules
+assert rules.get_torch_obj_rule_map()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, env=environment)

@@ -1,0 +1,158 @@
+"""The injections: one for every entry of the catalogue, each doing what it says on a batch of its own cell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from harness.node.data_paths.base import Batch, RankContext
+from harness.node.device.placement import Device
+from harness.node.faults import FAULTS, Fault, fault_named
+from harness.node.faults.metadata import GARBAGE, changed
+from harness.node.faults.truths import FIELDS, local
+from harness.plan.faults import FAULTS as CATALOGUE
+
+SPECS = {spec.name: spec for spec in CATALOGUE}
+
+
+def context_of(name: str, rank: int = 0) -> RankContext:
+    config = SPECS[name].faulty
+    return RankContext(config=config, place=config.layout.coordinates(rank), device=Device(kind="cpu", backend="gloo"))
+
+
+def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
+    """Everything that any stage could want, as a correct data path would deliver it."""
+    truth = Fault().truths(context)[micro_batch]
+    plan = truth.plan.params()
+    assert plan is not None
+    real = torch.tensor(plan.cu_seqlens_q, dtype=torch.int32)
+    padded = real if plan.cu_seqlens_q_padded is None else torch.tensor(plan.cu_seqlens_q_padded, dtype=torch.int32)
+    beside = None if plan.cu_seqlens_q_padded is None else padded
+    batch = Batch(
+        params=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=real,
+            cu_seqlens_kv=real,
+            cu_seqlens_q_padded=beside,
+            cu_seqlens_kv_padded=beside,
+            max_seqlen_q=plan.max_seqlen_q,
+            max_seqlen_kv=plan.max_seqlen_kv,
+        ),
+        **{name: getattr(truth, name)[None] for name in FIELDS},
+    )
+    for name in FIELDS:
+        setattr(batch, name, local(batch, name, truth, context))
+    return batch
+
+
+def injected(name: str, rank: int = 0, chunk: int = 0, micro_batch: int = 0) -> tuple[Batch, Batch]:
+    """(right, as the fault leaves it)."""
+    context = context_of(name, rank)
+    right = right_batch(context, micro_batch)
+    return right, fault_named(name).on_batch(right, context, chunk, micro_batch)
+
+
+def differing(right: Batch, wrong: Batch) -> set[str]:
+    return {name for name in FIELDS if not torch.equal(getattr(right, name), getattr(wrong, name))}
+
+
+def test_catalogue_and_injections_have_the_same_names() -> None:
+    assert set(FAULTS) == set(SPECS)
+    assert len(set(FAULTS.values())) == len(FAULTS)
+
+
+def test_no_fault_is_the_clean_run() -> None:
+    context = context_of("attention-ignores-documents")
+    batch, clean = right_batch(context), fault_named(None)
+    assert type(clean) is Fault
+    assert clean.on_batch(batch, context, 0, 0) is batch
+    assert clean.micro_batches(3, context, 0) == 3
+    loss, tokens = torch.tensor(2.0), torch.tensor(3)
+    assert clean.on_loss(loss, tokens, context) == (loss, tokens)
+
+
+def test_an_unknown_fault_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no-such-fault"):
+        fault_named("no-such-fault")
+
+
+def test_every_injection_overrides_a_seam() -> None:
+    seams = [name for name in vars(Fault) if name.startswith("on_") or name == "micro_batches"]
+    for name, kind in FAULTS.items():
+        assert any(getattr(kind, seam) is not getattr(Fault, seam) for seam in seams), name
+
+
+@pytest.mark.parametrize(("rank", "lost"), [(0, False), (1, True), (2, False)])
+def test_only_the_middle_stage_loses_its_metadata(rank: int, lost: bool) -> None:
+    _, wrong = injected("middle-stages-without-metadata", rank)
+    assert (wrong.params is None) is lost
+
+
+def test_only_tp_ranks_above_zero_of_the_middle_stage_get_garbage() -> None:
+    hit = []
+    for rank in range(6):
+        _, wrong = injected("middle-stage-tp-ranks-with-garbage", rank)
+        if wrong.params.max_seqlen_q == GARBAGE:
+            hit.append(rank)
+            assert wrong.params.cu_seqlens_q is None
+    assert hit == [3]
+
+
+def test_changed_leaves_the_original_alone() -> None:
+    right = right_batch(context_of("cu-seqlens-int64")).params
+    other = changed(right, max_seqlen_q=1)
+    assert (other.max_seqlen_q, other.cu_seqlens_q) == (1, right.cu_seqlens_q)
+    assert right.max_seqlen_q != 1
+
+
+@pytest.mark.parametrize("name", ["cp-chunks-contiguous", "cp-zigzag-over-the-whole-row"])
+def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
+    batches = [injected(name, rank)[1] for rank in range(2)]
+    assert batches[0].tokens is not None and batches[1].tokens is not None
+    dealt = torch.cat([batches[0].tokens, batches[1].tokens], dim=1).flatten().sort().values
+    truth = Fault().truths(context_of(name))[0]
+    assert torch.equal(dealt, truth.tokens.sort().values)
+    assert "tokens" in differing(*injected(name))
+
+
+def test_the_tail_that_truncation_keeps_belongs_to_the_long_document_alone() -> None:
+    for micro_batch, changes in ((0, set()), (2, {"tokens", "labels"})):
+        assert differing(*injected("truncation-keeps-the-tail", micro_batch=micro_batch)) == changes
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("position-ids-not-reset", {"position_ids"}),
+        ("labels-not-shifted", {"labels"}),
+        ("loss-mask-drops-a-token-id", {"loss_mask"}),
+        ("loss-mask-counts-padding", {"loss_mask"}),
+        ("labels-rolled-after-the-cp-split", {"labels"}),
+    ],
+)
+def test_a_content_fault_changes_its_field_only(name: str, changes: set[str]) -> None:
+    right, wrong = injected(name)
+    assert differing(right, wrong) == changes
+    assert wrong.params is right.params
+
+
+def test_the_reused_loss_mask_is_right_in_the_first_step() -> None:
+    name = "loss-mask-of-the-first-step-reused"
+    context, fault = context_of(name), fault_named(name)
+    first = right_batch(context)
+    assert fault.on_batch(first, context, 0, 0).loss_mask is first.loss_mask
+    second = right_batch(context)
+    assert fault.on_batch(second, context, 0, 0).loss_mask is first.loss_mask
+
+
+def test_loss_faults_keep_or_lose_what_they_say() -> None:
+    loss, tokens, none = torch.tensor(6.0), torch.tensor(3, dtype=torch.int), torch.tensor(0, dtype=torch.int)
+    average = fault_named("loss-averaged-per-micro-batch").on_loss(loss, tokens, context_of("gradients-times-cp"))
+    assert [float(value) for value in average] == [2.0, 1.0]
+    lost = fault_named("token-count-of-one-cp-rank-lost")
+    assert [int(lost.on_loss(loss, tokens, context_of("gradients-times-cp", rank))[1]) for rank in range(2)] == [3, 0]
+    masked = fault_named("nan-on-a-fully-masked-shard")
+    here = context_of("nan-on-a-fully-masked-shard")
+    assert float(masked.on_loss(loss, tokens, here)[0]) == 6.0
+    assert masked.on_loss(torch.tensor(0.0), none, here)[0].isnan()

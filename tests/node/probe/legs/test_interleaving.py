@@ -1,0 +1,61 @@
+"""Turns of two cells through files: in order, and given up when the other side stays away."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.cell.timing import TimingConfig
+from harness.core.run.run_dir import RunDir
+from harness.node.data_paths.base import RankContext
+from harness.node.device.placement import Device
+from harness.node.probe.legs.interleaving import Turns, turns_of
+from tests.node.conftest import config
+
+
+def side(root: Path, cell: str, *, first: bool, deadline_s: float = 60.0) -> Turns:
+    settings = config(deadline_s=deadline_s)
+    settings = replace(settings, timing=TimingConfig(turns="pair", first=first))
+    place = settings.layout.coordinates(0)
+    folder = RunDir(root).attempt(cell).root
+    return Turns(RankContext(config=settings, place=place, device=Device(kind="cpu", backend="gloo"), folder=folder))
+
+
+def test_the_sides_alternate() -> None:
+    assert list(turns_of(3, True)) == [(0, 0), (1, 2), (2, 4)]
+    assert list(turns_of(3, False)) == [(0, 1), (1, 3), (2, 5)]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_turns_come_in_order_whoever_asks_first(tmp_path: Path) -> None:
+    order: list[int] = []
+
+    def play(turns: Turns, first: bool) -> None:
+        for _, number in turns_of(3, first):
+            assert turns._comes(number)
+            order.append(number)
+            turns.over(number)
+
+    players = [
+        threading.Thread(target=play, args=(side(tmp_path, f"cell-{first}", first=first), first))
+        for first in (False, True)
+    ]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join()
+    assert order == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_side_that_waits_in_vain_gives_up_and_tells_the_other(tmp_path: Path) -> None:
+    patient, hasty = side(tmp_path, "a", first=True), side(tmp_path, "b", first=False, deadline_s=0.02)
+    assert patient.wait(0)
+    assert not hasty.wait(1)
+    assert not patient.wait(4)  # at once: its own patience is half a minute
+    given_up = RunDir(tmp_path).turns("pair") / "attempt-1" / "given-up"
+    assert json.loads(given_up.read_text())["turn"] in (1, 4)

@@ -1,0 +1,96 @@
+"""What the harness does inside the step that it times: it must neither wait for the GPU nor write the record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import json, os, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+from torch.overrides import TorchFunctionMode
+from harness.node.device import cpu_stubs
+from harness.node.recording import recorder
+from harness.node.data_paths.base import RankContext
+from harness.node.data_paths.table import DATA_PATHS
+from harness.node.device.placement import Device
+from harness.node.faults import fault_named
+from harness.node.probe import passes, run
+from harness.node.probe.legs import training
+from harness.node.probe.model import gpt as model
+from harness.core.cell.layout import Coordinates
+from harness.core.run.records import RankRecord
+from tests.node.conftest import config
+torch.set_num_threads(1)
+cpu_stubs.install()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+device, cell = Device(kind="cpu", backend="gloo"), config()
+model.initialize_parallel(cell, device)
+place = Coordinates(tp=0, cp=0, dp=0, pp=0)
+context = RankContext(config=cell, place=place, device=device, folder=Path(sys.argv[1]))
+kept = recorder.Recorder(RankRecord(cell="cell", rank=0, place=place), Path(sys.argv[1]) / "ranks/rank-00000.json")
+recorder.waits = lambda tensor: True  # as if they were on a GPU
+
+READS = {"item", "tolist", "cpu", "__float__", "__int__", "__bool__", "numpy", "nonzero"}
+found = {0: [], 1: []}
+
+class Watched(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in READS:
+            frame = sys._getframe(1)
+            name = frame.f_globals.get("__name__", "")
+            # Data paths are what a cell compares, and the reference attention needs its bounds on the host.
+            if name.startswith("harness.") and "data_paths" not in name and name !=
+            "harness.node.probe.model.attention":
+                found[step].append(f"{func.__name__} in {name}:{frame.f_lineno}")
+        return func(*args, **(kwargs or {}))
+
+flush, pass_run, timed, step = kept.flush, passes.Passes.run, False, 0
+
+def flushed():
+    if timed:
+        found[step].append("flush")
+    flush()
+
+def watched(self, *args, **more):
+    global timed, step
+    step, timed = self.truth.step, True
+    with Watched():
+        pass_run(self, *args, **more)
+    timed = False
+
+kept.flush = flushed
+passes.Passes.run = watched
+leg, _ = run._model_legs(context, DATA_PATHS[cell.data_path](context), fault_named(None), kept)
+leg.run()
+losses = [seen.loss_sum for seen in kept.record.steps]
+layers = [seen.params for seen in kept.record.layers]
+print(json.dumps({"found": found, "losses": losses, "layers": layers}))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path_factory.mktemp("step"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_timed_step_neither_reads_from_the_gpu_nor_writes_the_record(said: dict[str, Any]) -> None:
+    assert said["found"]["1"] == []
+
+
+def test_step_0_leaves_its_record_before_each_micro_batch(said: dict[str, Any]) -> None:
+    assert "flush" in said["found"]["0"]
+
+
+def test_what_was_put_off_is_all_there(said: dict[str, Any]) -> None:
+    assert all(loss > 0 for loss in said["losses"])
+    assert len(said["losses"]) == 2
+    assert said["layers"]
+    assert None not in said["layers"]

@@ -1,0 +1,86 @@
+"""The reference attention against the definition, document by document."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from harness.node.probe.model import attention
+from harness.node.probe.model.attention import ReferenceAttention
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+def _module() -> ReferenceAttention:
+    return ReferenceAttention(TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=4), layer_number=1)
+
+
+def _random(tokens: int, heads: int) -> torch.Tensor:
+    return torch.randn(tokens, heads, 4, generator=torch.Generator().manual_seed(heads), requires_grad=True)
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[t, heads, dim] of one document, grouped keys and values repeated."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (query, key, value)), is_causal=True)
+    return out.transpose(0, 1).flatten(1)
+
+
+def test_packed_attention_is_causal_attention_of_each_document_alone() -> None:
+    query, key, value = _random(12, 4), _random(12, 2), _random(12, 2)
+    bounds = [0, 1, 5, 12]
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor(bounds, dtype=torch.int32), cu_seqlens_q_padded=None)
+    out = _module()(query, key, value, None, packed_seq_params=params)
+    alone = [_causal(query[a:b], key[a:b], value[a:b]) for a, b in itertools.pairwise(bounds)]
+    torch.testing.assert_close(out, torch.cat(alone))
+
+
+def test_padded_offsets_decide_where_documents_lie() -> None:
+    query, key, value = _random(8, 4), _random(8, 4), _random(8, 4)
+    real, padded = torch.tensor([0, 3, 6], dtype=torch.int32), torch.tensor([0, 4, 8], dtype=torch.int32)
+    out = _module()(
+        query, key, value, None, packed_seq_params=SimpleNamespace(cu_seqlens_q=real, cu_seqlens_q_padded=padded)
+    )
+    torch.testing.assert_close(out[4:], _causal(query[4:], key[4:], value[4:]))
+
+
+def test_without_metadata_it_attends_over_the_whole_row_as_upstream_does() -> None:
+    query, key, value = _random(8, 4), _random(8, 2), _random(8, 2)
+    out = _module()(*(part.unsqueeze(1) for part in (query, key, value)), None, packed_seq_params=None)
+    assert out.shape == (8, 1, 16)
+    torch.testing.assert_close(out[:, 0], _causal(query, key, value))
+
+
+def test_no_gradient_flows_between_documents() -> None:
+    query, key, value = _random(8, 4), _random(8, 4), _random(8, 4)
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 3, 8], dtype=torch.int32), cu_seqlens_q_padded=None)
+    _module()(query, key, value, None, packed_seq_params=params)[3:].sum().backward()
+    for part in (query, key, value):
+        assert part.grad is not None
+        assert not part.grad[:3].any()
+    assert value.grad is not None
+    assert value.grad[3:].any()
+
+
+@pytest.mark.parametrize("part", [5, 12])
+def test_long_rows_attend_part_by_part_to_the_same_values_and_gradients(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = [0, 1, 5, 12]
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor(bounds, dtype=torch.int32), cu_seqlens_q_padded=None)
+
+    def taken(limit: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(attention, "PART", limit)
+        inputs = [_random(12, 4), _random(12, 2), _random(12, 2)]
+        out = _module()(*inputs, None, packed_seq_params=params)
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        return [out.detach(), *(item.grad for item in inputs if item.grad is not None)]
+
+    for one, other in zip(taken(part), taken(1024), strict=True):
+        torch.testing.assert_close(one, other)

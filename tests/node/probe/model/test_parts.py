@@ -1,0 +1,127 @@
+"""Experts in a real one-rank megatron-core layer: names, weights and what the router watch records."""
+
+from __future__ import annotations
+
+from dataclasses import fields, make_dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.core.cell.model import ModelConfig, MoeConfig, MtpConfig
+from harness.core.outcomes import Missing, Rejection
+from harness.node.probe.weights import named_parameters
+
+
+class _Chunk(torch.nn.Module):
+    """Names and shapes as megatron-core's GPTModel has them with two local experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer: Any = torch.nn.Module()
+        layer.layer_number = 3
+        layer.mlp = torch.nn.Module()
+        layer.mlp.experts = torch.nn.Module()
+        layer.mlp.experts.local_experts = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+        self.decoder = torch.nn.Module()
+        self.decoder.layers = torch.nn.ModuleList([layer])
+        self.mtp = torch.nn.Module()
+        self.mtp.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False)])
+
+
+@pytest.mark.parametrize(("ep_rank", "experts"), [(0, [0, 1]), (1, [2, 3])])
+def test_experts_and_layers_are_numbered_over_the_whole_model_and_prediction_layers_are_not_touched(
+    ep_rank: int, experts: list[int]
+) -> None:
+    names = [item.name for item in named_parameters(_Chunk(), tp_rank=0, tp_size=1, ep_rank=ep_rank)]
+    assert names == [
+        *(f"decoder.layers.2.mlp.experts.{number}.weight" for number in experts),
+        "mtp.layers.0.weight",
+    ]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits: torch.Tensor) -> Any:
+    from harness.node.probe.hooks.routers import RouterWatch
+    from harness.node.probe.hooks.witness import Position
+
+    slots = len(real) // rows
+    owners = torch.tensor([[document, 0] for document in real]).view(1, len(real), 2)
+    position = Position(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None])
+    config = SimpleNamespace(
+        model=SimpleNamespace(moe=MoeConfig()), layout=SimpleNamespace(sp=False), micro_batch_size=rows
+    )
+    recorder: Any = SimpleNamespace(record=SimpleNamespace(routers=[]))
+    router = SimpleNamespace(routing=lambda logits: "made", attach_and_log_load_balancing_loss=None)
+    layer = SimpleNamespace(mlp=SimpleNamespace(router=router))
+    context: Any = SimpleNamespace(config=config)
+    RouterWatch({1: layer}, context, position, recorder)
+    assert router.routing(logits) == "made"
+    return recorder.record.routers[0]
+
+
+LOGITS = torch.tensor([[9.0, 8, 0, 0], [0, 9, 8, 0], [0, 0, 9, 8], [9, 0, 0, 8]])
+
+
+def test_real_and_padding_tokens_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch(monkeypatch, rows=1, real=[0, 0, 1, -1], logits=LOGITS[:, None])
+    assert [(part.tokens, part.counts) for part in seen.real] == [(3, [1, 2, 2, 1])]
+    assert [(part.tokens, part.counts) for part in seen.padding] == [(1, [1, 0, 0, 1])]
+    assert sum(seen.real[0].scores) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_rows_are_told_apart_however_upstream_lays_them_out(
+    monkeypatch: pytest.MonkeyPatch, side_by_side: bool
+) -> None:
+    logits = LOGITS.view(2, 2, 4).transpose(0, 1) if side_by_side else LOGITS[:, None]
+    seen = watch(monkeypatch, rows=2, real=[0, 0, 1, 1], logits=logits)
+    assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("model", "missing", "expected"),
+    [
+        (ModelConfig(mtp=MtpConfig()), "packed_seq_params", "rolls tokens for multi-token prediction across documents"),
+        (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
+    ],
+)
+def test_a_release_without_what_the_model_needs_is_told_with_the_one_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
+) -> None:
+    from harness.node.probe.model import parts as model_parts
+
+    cell = CellConfig(layout=Layout(), data_path="reference", model=model)
+    assert model_parts.lacking(cell) is None
+    monkeypatch.setattr(model_parts.GPTModel, "forward", lambda self, input_ids: None)
+    monkeypatch.setattr(model_parts.multi_token_prediction, "roll_tensor", lambda tensor, cp_group=None: None)
+    reason = model_parts.lacking(cell)
+    assert reason is not None
+    assert expected in reason
+    assert "from 0.16 on" in reason
+    assert model_parts.lacking(CellConfig(layout=Layout(), data_path="reference")) is None
+
+
+def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from harness.node.probe.model import gpt as model
+    from harness.node.probe.model import parts as model_parts
+
+    plain = CellConfig(layout=Layout(), data_path="reference")
+    moe = replace(plain, model=ModelConfig(moe=MoeConfig()))
+    assert (model.lacking(plain), model.lacking(moe)) == (None, None)
+
+    kept = [item for item in fields(model_parts.TransformerConfig) if item.name not in {"moe_router_topk", "bf16"}]
+    older: Any = make_dataclass("Older", [item.name for item in kept])
+    monkeypatch.setattr(model_parts, "TransformerConfig", older)
+    assert model.lacking(plain) is None  # bf16 is off
+    refused = model.lacking(moe)
+    assert isinstance(refused, Rejection)
+    assert refused.rule == "stack.field"
+    assert refused.reason.endswith("Older has no field moe_router_topk (model.moe.topk)")
+    missing = model.lacking(replace(plain, dtype="bf16"))
+    assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
+    assert "has no field bf16" in missing.reason

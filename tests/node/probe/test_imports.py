@@ -1,0 +1,72 @@
+"""Import proof: where every module under test really came from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.core.cell.layout import Layout
+from harness.core.run.records import RankRecord, proofs_of
+from harness.node.probe.imports import import_proof, modules_beside
+
+
+def module(name: str, file: str | None, monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
+    made = ModuleType(name)
+    made.__file__ = file
+    for key, value in names.items():
+        setattr(made, key, value)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skyrl of three modules, one of them from elsewhere, and nothing else under test."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("megatron", "torch", "transformer_engine"):
+            monkeypatch.delitem(sys.modules, name)
+    module("skyrl", "/env/skyrl/__init__.py", monkeypatch, __version__="0.4.0")
+    module("skyrl.backends", "/env/skyrl/backends/__init__.py", monkeypatch)
+    module("skyrl.namespace", None, monkeypatch)
+    module("skyrl.utils", "/env/skyrl_old/utils.py", monkeypatch)
+    module("json_of_somebody_else", "/elsewhere.py", monkeypatch)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_short_proof_has_the_heads_and_whatever_lies_elsewhere() -> None:
+    found = [(proof.module, proof.version, proof.path) for proof in import_proof()]
+    assert found == [
+        ("skyrl", "0.4.0", "/env/skyrl/__init__.py"),
+        ("skyrl.utils", "0.4.0", "/env/skyrl_old/utils.py"),
+    ]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_full_proof_has_every_module_that_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("skyrl.backends.megatron", "/env/skyrl/backends/megatron.py", monkeypatch)
+    record = RankRecord(
+        cell="c", rank=0, place=Layout().coordinates(0), imports=import_proof(), modules=modules_beside()
+    )
+    assert record.modules == {"skyrl": "backends/ backends.megatron"}
+    assert {proof.module: proof.path for proof in proofs_of(record)} == {
+        name: sys.modules[name].__file__
+        for name in ("skyrl", "skyrl.backends", "skyrl.backends.megatron", "skyrl.utils")
+    }
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_module_under_another_name_than_its_file_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("skyrl.other", "/env/skyrl/somewhere.py", monkeypatch)
+    assert "skyrl.other" in [proof.module for proof in import_proof()]
+    assert "other" not in modules_beside()["skyrl"].split()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    module("skyrl_train", "skyrl_train/__init__.py", monkeypatch)
+    proofs = {proof.module: proof for proof in import_proof()}
+    assert proofs["skyrl_train"].path == str(tmp_path / "skyrl_train" / "__init__.py")
+    assert proofs["skyrl_train"].version == "unknown"

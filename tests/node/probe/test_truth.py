@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import torch
+
+from harness.core.packing.arithmetic import PAD
+from harness.node.probe.truth import StepTruth, first_difference
+from tests.node.conftest import config
+
+
+def test_labels_are_the_tokens_shifted_by_one_inside_each_document() -> None:
+    for micro in StepTruth(config(), 0, 0).micro_batches:
+        for item in micro.plan.placed:
+            real = slice(item.start, item.start + item.document.length)
+            assert torch.equal(micro.labels[real][:-1], micro.tokens[real][1:])
+            assert micro.position_ids[real].tolist() == list(range(item.document.length))
+
+
+def test_the_loss_mask_leaves_out_padding_and_masked_documents() -> None:
+    micros = StepTruth(config(cp=2), 0, 0).micro_batches
+    assert sum(int(micro.loss_mask.sum()) for micro in micros) == sum(micro.plan.loss_tokens for micro in micros)
+    for micro in micros:
+        assert not micro.loss_mask[micro.owners[:, 0] == PAD].any()
+
+
+def test_a_copy_has_the_content_of_its_original() -> None:
+    contents = {}
+    for micro in StepTruth(config(), 0, 0).micro_batches:
+        for item in micro.plan.placed:
+            contents[item.document.index] = (item.document, micro.tokens[item.start :][: item.document.length])
+    copies = [(document, tokens) for document, tokens in contents.values() if document.copy_of is not None]
+    assert copies
+    for document, tokens in copies:
+        assert torch.equal(tokens, contents[document.copy_of][1])
+
+
+def test_context_ranks_together_hold_every_slot_once() -> None:
+    for data_path in ("unpacked", "reference", "sft"):
+        for micro in StepTruth(config(data_path, cp=2), 0, 0).micro_batches:
+            slots = torch.arange(micro.plan.slots)
+            shares = torch.cat([micro.local(slots, 2, rank).flatten() for rank in range(2)])
+            assert sorted(shares.tolist()) == slots.tolist()
+
+
+def test_the_first_difference_names_document_and_position_and_skips_padding() -> None:
+    owners = torch.tensor([[[0, 0], [0, 1], [PAD, 2], [1, 0]]])
+    expected = torch.tensor([[5, 6, 0, 7]])
+    everywhere, real = torch.ones(1, 4, dtype=torch.bool), owners[..., 0] != PAD
+    assert first_difference(expected, expected, owners, everywhere) == (0, None)
+    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, real) == (0, None)
+    assert first_difference(torch.tensor([[5, 6, 9, 7]]), expected, owners, everywhere) == (1, [PAD, 2, 0, 9])
+    assert first_difference(torch.tensor([[5, 1, 9, 2]]), expected, owners, real) == (2, [0, 1, 6, 1])
+
+
+def test_truncation_keeps_the_head_of_a_document() -> None:
+    truth = StepTruth(config(), 0, 0)
+    cut = [
+        (micro, item)
+        for micro in truth.micro_batches
+        for item in micro.plan.placed
+        if item.document.original_length > item.document.length
+    ]
+    assert cut
+    for micro, item in cut:
+        whole = truth.content(item.document)
+        assert len(whole) == item.document.original_length + 1
+        assert torch.equal(micro.tokens[item.start :][: item.document.length], whole[: item.document.length])

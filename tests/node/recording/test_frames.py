@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from harness.node.recording.frames import collective_in, stack_of
+
+DUMP = """some warning
+  File "noise.py", line 3, in a traceback
+Timeout (0:00:08)!
+Thread 0x00007f01 (most recent call first):
+  File "lib/python3.12/threading.py", line 355 in wait
+
+Thread 0x00007f02 (most recent call first):
+  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2714 in all_reduce
+  File "/x/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/x/site-packages/megatron/core/distributed/finalize_model_grads.py", line 300 in finalize_model_grads
+"""
+
+
+def test_the_stack_of_the_dump_names_the_innermost_collective_and_whose_code_called_it() -> None:
+    stack = stack_of(DUMP)
+    assert stack == [
+        "megatron/core/distributed/finalize_model_grads.py:300 in finalize_model_grads",
+        "torch/distributed/c10d_logger.py:83 in wrapper",
+        "torch/distributed/distributed_c10d.py:2714 in all_reduce",
+    ]
+    assert collective_in(stack) == "all_reduce"
+
+
+def test_the_thread_that_waits_in_a_collective_counts_else_the_last_one() -> None:
+    head, middle, waiting = DUMP.partition("Thread 0x00007f02")
+    swapped = f"Timeout (0:00:08)!\n{middle}{waiting}\n{head[head.index('Thread') :]}"
+    assert collective_in(stack_of(swapped) or []) == "all_reduce"
+    busy = DUMP.replace("distributed_c10d.py", "other.py")
+    assert (stack_of(busy) or [])[0].startswith("megatron/core/distributed/finalize_model_grads.py")
+
+
+def test_of_several_dumps_the_last_counts() -> None:
+    again = (
+        DUMP + '\nTimeout (0:00:09)!\nThread 0x1 (most recent call first):\n  File "/y/pipeline.py", line 9 in work\n'
+    )
+    assert stack_of(again) == ["pipeline.py:9 in work"]
+
+
+def test_a_hang_in_the_pipeline_is_named_by_its_function() -> None:
+    frames = ["megatron/core/pipeline_parallel/p2p_communication.py:9 in _communicate_shapes"]
+    assert collective_in(frames) == "_communicate_shapes"
+
+
+def test_a_log_without_a_dump_has_no_stack() -> None:
+    assert stack_of("") is None
+    assert stack_of('Traceback (most recent call last):\n  File "a.py", line 3, in f\nValueError: x\n') is None
+
+
+def test_a_crash_after_the_dump_does_not_hide_where_the_rank_was() -> None:
+    thread = 'Current thread 0x1 (most recent call first):\n  File "/y/a.py", line 9 in x\n'
+    died = f"\nFatal Python error: Segmentation fault\n\n{thread}"
+    assert stack_of(DUMP + died) == stack_of(DUMP)
+    assert stack_of(died) is None

@@ -1,0 +1,72 @@
+"""Which cells take turns: those that differ in nothing but the stack, of two stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from harness.core.cell.config import cell_id
+from harness.core.errors import InputError
+from harness.core.run.run_plan import Expansion, PlannedCell
+from harness.plan.jobs.allocations import plan_allocations
+from tests.plan.helpers import expand_axes
+
+
+def planned(
+    stacks: Sequence[str] = ("old", "new"), base: str = "old", packing: Sequence[str] = ("reference", "unpacked")
+) -> list[PlannedCell]:
+    found = expand_axes(
+        {"tp": [1, 2], "packing": list(packing), "stack": list(stacks)},
+        stacks={name: {"packages": ["megatron-core"]} for name in stacks},
+        checks={"throughput": {"slower_than": base}},
+    )
+    return list(found.cells)
+
+
+def test_cells_that_differ_only_in_the_stack_are_paired_and_the_base_goes_first() -> None:
+    cells = {cell.id: cell for cell in planned()}
+    compared = [cell for cell in cells.values() if cell.base]
+    assert [cell.config.stack for cell in compared] == ["new"] * 4
+    for cell in compared:
+        base = cells[cell.base or ""]
+        assert base.config.stack == "old"
+        assert (base.config.layout, base.config.data_path) == (cell.config.layout, cell.config.data_path)
+        assert (base.config.timing.turns, base.config.timing.first) == (cell.config.timing.turns, True)
+        assert not cell.config.timing.first
+    assert len({cell.config.timing.turns for cell in compared}) == 4
+
+
+def test_whom_a_cell_takes_turns_with_is_no_part_of_its_id() -> None:
+    for cell in planned():
+        assert cell.id == cell_id(cell.config)
+
+
+def test_added_references_take_no_turns() -> None:
+    added = [cell for cell in planned(packing=["reference"]) if cell.role == "reference"]
+    assert len(added) == 2
+    assert not any(cell.config.timing.asked or cell.base for cell in added)
+
+
+def test_their_allocations_run_at_the_same_time_in_the_same_order() -> None:
+    cells = planned()
+    old, new = plan_allocations(Expansion(cells=tuple(cells), rejected=()))
+    assert old.turns and new.turns
+    turns = {cell.id: cell.config.timing.turns for cell in cells}
+    assert [turns[cell] for cell in old.cells] == [turns[cell] for cell in new.cells]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "base", "message"),
+    [
+        (["old", "new"], "older", "no cell runs in this stack"),
+        (["old", "new", "third"], "old", "cells take turns in two stacks, and the axis 'stack' has 3"),
+        (["old"], "old", "cells take turns in two stacks, and the axis 'stack' has 1"),
+    ],
+)
+def test_anything_but_two_stacks_is_refused(stacks: list[str], base: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planned(stacks, base)
+    (problem,) = caught.value.problems
+    assert problem.message == message
+    assert problem.key == "checks.throughput.slower_than.stack"

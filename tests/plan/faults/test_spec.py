@@ -1,0 +1,90 @@
+"""The fault catalogue: what each entry promises about itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.cell.config import cell_id, same_rows
+from harness.core.cell.layout import Layout
+from harness.core.outcomes import Lane, Outcome
+from harness.core.run.run_dir import safe_name
+from harness.judge.checks.table import CHECKS
+from harness.plan.faults import CLASSES, FAULTS, FaultSpec
+from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text
+
+each = pytest.mark.parametrize("spec", FAULTS, ids=lambda spec: spec.name)
+
+
+def test_names_are_unique_and_make_file_names() -> None:
+    names = [spec.name for spec in FAULTS]
+    assert len(set(names)) == len(names) >= 40
+    assert all(safe_name(cell_id(spec.faulty)) for spec in FAULTS)
+
+
+def test_every_class_has_a_fault_and_no_other_class_occurs() -> None:
+    assert {spec.fault_class for spec in FAULTS} == set(CLASSES)
+
+
+def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
+    spec = next(spec for spec in FAULTS if spec.name == "middle-stages-without-metadata")
+    assert spec.layout.pp == 3
+    assert spec.lane is Lane.METADATA
+    assert spec.where["stages"] == [1]
+
+
+def test_every_check_is_demanded_by_a_fault() -> None:
+    # `slower_than_history` needs earlier runs, which no fault has: tests/app/pipeline/test_baselines.py makes them.
+    of_histories = {"slower_than_history"}
+    assert {check for spec in FAULTS for check in spec.checks} | of_histories == {check.name for check in CHECKS}
+
+
+@each
+def test_the_first_check_belongs_to_the_lane(spec: FaultSpec) -> None:
+    assert {check.name: check.lane for check in CHECKS}[spec.checks[0]] is spec.lane
+
+
+@each
+def test_the_twin_differs_only_in_fault_and_deadline_and_takes_the_first_turn(spec: FaultSpec) -> None:
+    timing = replace(spec.timing, first=bool(spec.timing.turns))
+    assert replace(spec.faulty, fault=None, deadline_s=spec.twin.deadline_s, timing=timing) == spec.twin
+    assert spec.twin.fault is None
+
+
+@each
+def test_the_reference_is_one_rank_with_the_same_documents_unpacked_or_in_the_same_rows(spec: FaultSpec) -> None:
+    reference = spec.reference
+    assert reference.layout == Layout()
+    assert reference.data_path == "unpacked" or reference.by_rows
+    assert same_rows(spec.faulty, reference)
+    assert [reference.documents_of(step) for step in (0, 1)] == [spec.twin.documents_of(step) for step in (0, 1)]
+    assert reference.model == spec.twin.model
+
+
+@each
+def test_the_cell_fits_its_layout(spec: FaultSpec) -> None:
+    config = spec.faulty
+    assert config.model.layers % (config.layout.pp * config.layout.vpp) == 0
+    assert config.layout.world_size <= 8
+    assert all(replica for step in range(config.train.steps) for replica in config.micro_batches(step))
+
+
+def test_only_infrastructure_faults_leave_the_verdict_open_and_only_slow_ones_pass() -> None:
+    for spec in FAULTS:
+        warned = spec.checks == ("params_identity",)
+        right = Outcome.ERROR if spec.fault_class == "infrastructure" else Outcome.PASS if warned else Outcome.FAIL
+        assert spec.outcome is right, spec.name
+
+
+def test_the_page_is_made_from_the_catalogue(root: Path) -> None:
+    page = (root / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert page == catalogue_markdown(FAULTS), "make it again: python -m harness.app.commands.selftest > docs/faults.md"
+
+
+@each
+def test_text_and_page_tell_all_of_a_fault(spec: FaultSpec) -> None:
+    for text in (catalogue_text([spec]), catalogue_markdown([spec])):
+        for part in (spec.name, spec.summary, spec.modelled_on, spec.why, demand_text(spec)):
+            assert part in text

@@ -1,0 +1,117 @@
+"""The parts of a model in a matrix: long names, axes, errors, names of cells, and which control a cell gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.core.cell.config import cell_name
+from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
+from harness.plan.schema.json_schema import json_schema
+from tests.plan.helpers import expand_axes, matrix_of, names, problems_of
+
+AXES = {"packing": "reference"}
+
+
+def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
+    model = matrix_of(
+        matrix=AXES,
+        model={
+            "moe": {
+                "num_moe_experts": 8,
+                "moe-router-topk": 1,
+                "moe_router_load_balancing_type": "seq_aux_loss",
+                "moe_aux_loss_coeff": 0.5,
+                "moe_ffn_hidden_size": 32,
+            },
+            "mtp": {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3},
+            "mla": {"q_lora_rank": None, "rope_type": "yarn"},
+        },
+    ).model
+    assert model.moe == MoeConfig(experts=8, topk=1, aux_loss="seq_aux_loss", aux_loss_coeff=0.5, ffn=32)
+    assert model.mtp == MtpConfig(layers=2, loss_factor=0.3)
+    assert model.mla == MlaConfig(q_lora_rank=None, rope="yarn")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"moe": {"expertz": 4}}, "model.moe.expertz: unknown key"),
+        ({"moe": {"expertz": 4}}, "did you mean 'experts'?"),
+        ({"moe": {"topk": 5}}, "model.moe.topk: a token cannot go to 5 of 4 experts"),
+        ({"moe": {"aux_loss": "aux"}}, "must be one of none, aux_loss, seq_aux_loss"),
+        ({"moe": {"experts": 2, "num_experts": 2}}, "given twice"),
+        ({"moe": 4}, "model.moe: must be a mapping"),
+        ({"mtp": {"layers": 0}}, "model.mtp.layers: must be at least 1"),
+        ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions turn pairs, and 3 is odd"),
+    ],
+)
+def test_a_wrong_part_is_named_with_what_is_allowed(model: dict[str, Any], expected: str) -> None:
+    assert any(expected in str(problem) for problem in problems_of(matrix=AXES, model=model))
+
+
+def test_a_wrong_part_on_an_axis_is_named_at_its_item() -> None:
+    found = problems_of(matrix={**AXES, "model.moe": [None, {"topk": "2"}]})
+    assert any("matrix.model.moe[1].topk: must be an integer" in str(problem) for problem in found)
+
+
+def test_axes_of_parts_take_mappings_and_null_and_name_the_cells() -> None:
+    made = expand_axes({**AXES, "model.moe": [None, {"aux_loss": "aux_loss"}], "model.mtp": [None, {}]})
+    assert names(made) == [
+        "tp1-pp1-cp1-reference",
+        "tp1-pp1-cp1-reference-mtp1",
+        "tp1-pp1-cp1-reference-moe4x2-aux_loss",
+        "tp1-pp1-cp1-reference-moe4x2-aux_loss-mtp1",
+    ]
+    assert [cell.axes["model.moe"] for cell in made.cells if cell.role == "cell"][::2] == ["none", "moe4x2-aux_loss"]
+
+
+def test_a_part_of_the_section_that_an_axis_takes_away_is_named() -> None:
+    made = expand_axes({**AXES, "model.moe": [None, {}]}, model={"moe": {}})
+    assert names(made) == ["tp1-pp1-cp1-reference-nomoe", "tp1-pp1-cp1-reference"]
+
+
+def chain(**matrix: Any) -> list[str]:
+    """The names of a cell's control, of that one's control, and so on."""
+    made = expand_axes({"model.moe": {"aux_loss": "aux_loss"}, **matrix})
+    cells = {cell.id: cell for cell in made.cells}
+    found, cell = [], next(cell for cell in made.cells if cell.role == "cell")
+    while cell.reference:
+        cell = cells[cell.reference]
+        found.append(cell_name(cell.config).replace("-moe4x2-aux_loss", ""))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("matrix", "controls"),
+    [
+        ({"packing": "reference"}, ["tp1-pp1-cp1-unpacked"]),
+        ({"packing": "reference", "pp": 2}, ["tp1-pp1-cp1-reference", "tp1-pp1-cp1-unpacked"]),
+        ({"packing": "reference", "cp": 2}, ["tp1-pp1-cp1-reference-rows-cp2", "tp1-pp1-cp1-unpacked"]),
+        ({"packing": "sft", "tp": 2}, ["tp1-pp1-cp1-unpacked"]),
+        ({"packing": "unpacked", "cp": 2}, ["tp1-pp1-cp1-unpacked"]),
+        ({"packing": "reference", "cp": 2, "model.moe": {}}, ["tp1-pp1-cp1-unpacked"]),
+    ],
+)
+def test_where_gradients_depend_on_the_rows_the_control_has_the_same(
+    matrix: dict[str, Any], controls: list[str]
+) -> None:
+    assert [name.replace("-moe4x2", "") for name in chain(**matrix)] == controls
+
+
+def test_a_control_of_a_cells_rows_has_its_micro_batches() -> None:
+    made = expand_axes({"packing": "reference", "cp": 2, "dp": 2, "model.moe": {"aux_loss": "aux_loss"}})
+    cells = {cell.id: cell for cell in made.cells}
+    cell = next(cell for cell in made.cells if cell.role == "cell")
+    assert cell.reference is not None
+    control = cells[cell.reference].config
+    spread = [batch for pair in zip(*cell.config.micro_batches(0)) for batch in pair]
+    assert [control.micro_batches(0)[0]] == [spread]
+
+
+def test_the_schema_offers_the_parts_with_their_long_names() -> None:
+    schema = json_schema()
+    moe = schema["$defs"]["MoeSection"]["properties"]
+    assert {"experts", "num_moe_experts", "padding_mask"} <= moe.keys()
+    assert "model.moe" in schema["properties"]["matrix"]["properties"]
