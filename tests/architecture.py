@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ IMPURE_CALLS = {"open", "print", "now", "utcnow", "today", "read_text", "write_t
 
 FILE_LINES = 320
 FUNCTION_LINES = 45
+MODULES_PER_FOLDER = 15
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,31 @@ def too_long(root: Path, folders: tuple[str, ...]) -> list[str]:
                 if size > FUNCTION_LINES:
                     found.append(f"{path}:{node.lineno}: {node.name} has {size} lines, at most {FUNCTION_LINES}")
     return found
+
+
+def crowded(root: Path) -> list[str]:
+    """Folders of harness with more than MODULES_PER_FOLDER modules, those of their sub-folders not counted."""
+    counts = Counter(file.parent for file in (root / "harness").rglob("*.py") if file.name != "__init__.py")
+    return [
+        f"{folder.relative_to(root).as_posix()}: {count} modules, at most {MODULES_PER_FOLDER}"
+        for folder, count in sorted(counts.items())
+        if count > MODULES_PER_FOLDER
+    ]
+
+
+def import_cycles(root: Path) -> list[str]:
+    """Modules of harness that import each other, directly or through others; imports in functions count too."""
+    graph: dict[str, set[str]] = {}
+    for file in sorted((root / "harness").rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        names = imports(ast.parse(file.read_text(encoding="utf-8")), path)
+        found = {_module_file(root, name) for _, name in names if name.split(".")[0] == "harness"}
+        graph[path] = {target for target in found if target is not None and target != path}
+    loose = dict(graph)  # what is in no cycle is taken out from both ends, until nothing changes
+    while True:
+        imported = set().union(*loose.values()) if loose else set()
+        kept = {path: targets & loose.keys() for path, targets in loose.items() if path in imported}
+        kept = {path: targets for path, targets in kept.items() if targets}
+        if kept == loose:
+            return [f"{path} imports {', '.join(sorted(targets))}" for path, targets in kept.items()]
+        loose = kept

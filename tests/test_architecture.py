@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import NODE_SIDE, Tables, imports, may_import, read_tables, too_long, violations
+from tests.architecture import (
+    MODULES_PER_FOLDER,
+    NODE_SIDE,
+    Tables,
+    crowded,
+    import_cycles,
+    imports,
+    may_import,
+    read_tables,
+    too_long,
+    violations,
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +30,28 @@ def tables(root: Path) -> Tables:
 def test_the_layer_table_names_every_folder_of_the_package(root: Path, tables: Tables) -> None:
     folders = {f"harness/{path.name}" for path in (root / "harness").iterdir() if (path / "__init__.py").is_file()}
     assert set(tables.layers) == folders
+
+
+def test_the_layer_table_names_every_package_of_a_layer(root: Path) -> None:
+    page = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for layer in sorted(path for path in (root / "harness").iterdir() if (path / "__init__.py").is_file()):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {layer.name} |"))
+        packages = {path.name for path in layer.iterdir() if (path / "__init__.py").is_file()}
+        assert packages == set(re.findall(r"`(\w+)/`", row)), f"row {layer.name} of the layer table"
+
+
+def test_no_module_imports_itself_through_others(root: Path) -> None:
+    assert import_cycles(root) == []
+
+
+def test_no_folder_holds_more_modules_than_one_can_look_through(root: Path) -> None:
+    assert crowded(root) == []
+
+
+def test_no_layer_may_import_single_files_of_another(tables: Tables) -> None:
+    names = {folder.removeprefix("harness/") for folder in tables.layers} | {"all", "nothing inside"}
+    allowed = {part.strip() for cell in tables.layers.values() for part in cell.split(",")}
+    assert allowed <= names
 
 
 def test_no_file_imports_what_the_tables_forbid(root: Path, tables: Tables) -> None:
@@ -103,6 +136,8 @@ def test_a_forbidden_import_is_named_with_file_and_line(tmp_path: Path, path: st
 def test_a_clean_tree_has_no_violation(tmp_path: Path) -> None:
     clean_tree(tmp_path)
     assert violations(tmp_path, read_tables(PAGE)) == []
+    assert import_cycles(tmp_path) == []
+    assert crowded(tmp_path) == []
 
 
 def test_a_table_entry_decides(tmp_path: Path) -> None:
@@ -122,6 +157,24 @@ def test_long_files_and_functions_are_named(tmp_path: Path) -> None:
         "harness/long.py: 329 lines, at most 320",
         "harness/long.py:4: long has 46 lines, at most 45",
     ]
+
+
+def test_an_import_cycle_is_named_also_when_one_import_is_in_a_function(tmp_path: Path) -> None:
+    clean_tree(tmp_path)
+    (tmp_path / "harness/plan/rules.py").write_text("from harness.plan import expand\n")
+    (tmp_path / "harness/plan/expand.py").write_text("def f():\n    from harness.plan.rules import table\n")
+    assert import_cycles(tmp_path) == [
+        "harness/plan/expand.py imports harness/plan/rules.py",
+        "harness/plan/rules.py imports harness/plan/expand.py",
+    ]
+
+
+def test_a_folder_with_too_many_modules_is_named(tmp_path: Path) -> None:
+    clean_tree(tmp_path)
+    for number in range(MODULES_PER_FOLDER):
+        (tmp_path / f"harness/plan/rule_{number}.py").touch()
+    (tmp_path / "harness/plan/__init__.py").touch()
+    assert crowded(tmp_path) == ["harness/plan: 16 modules, at most 15"]
 
 
 def clean_tree(root: Path) -> None:
