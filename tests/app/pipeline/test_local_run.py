@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.app.pipeline import judge_run
+from harness.app.pipeline import judge_run, launch
 from harness.app.pipeline.finalize import Finish
 from harness.app.pipeline.local_run import _new_attempts, _without_result, resume, with_partners
 from harness.app.signals import Stopped
@@ -114,12 +114,12 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
     written = result.read_bytes()
     result.unlink()
 
-    def launch(*_: object) -> None:
+    def stop_instead(*_: object) -> None:
         if finished:
             result.write_bytes(written)
         raise KeyboardInterrupt if number == "SIGINT" else Stopped(number)
 
-    monkeypatch.setattr(launch, "launch", launch)
+    monkeypatch.setattr(launch, "launch", stop_instead)
     with pytest.raises(InterruptedRun) as ended:
         resume(run, read_plan(run), Finish(record=False), errors=False)
     assert ended.value.exit_code == EXIT_INTERRUPTED == 130
