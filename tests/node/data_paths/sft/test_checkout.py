@@ -20,7 +20,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pretrain_gpt.py").write_text("")
     monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "pretrain_gpt", raising=False)
+    monkeypatch.setitem(sys.modules, "pretrain_gpt", None)  # so that the import below is undone, too
+    monkeypatch.delitem(sys.modules, "pretrain_gpt")
     return tmp_path
 
 
