@@ -183,7 +183,7 @@ class Follower(Agent):
         path = rendezvous.node_file(attempt, self.node)
         self.say("cell_finished", cell=cell, attempt=number, exit_code=exit_code)
         if not path.exists():
-            from harness.node.supervisor import settle
+            from harness.node.rank_endings import settle
 
             trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and left no result"
             self.abort(attempt, trouble)

@@ -19,6 +19,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError
 from harness.core.run.run_dir import AttemptDir, RunDir, append_line
 from harness.core.serialization import from_jsonable, loads
+from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import Heart
 from harness.node.coordination.rendezvous import Abort, Heartbeats, Share
@@ -64,7 +65,9 @@ class Agent(ABC):
             self.heart.turn()
             self.work()
         except BaseException as error:
-            self.say("failed", reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            known = secret_values(os.environ)
+            reason = redacted(f"{type(error).__name__}: {error}", known)
+            self.say("failed", reason=reason, traceback=redacted(traceback.format_exc(), known))
             raise
         else:
             self.say("finished")

@@ -9,9 +9,12 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from harness.core.run.log_secrets import without_secrets_in
+from harness.core.text.secrets import secret_values
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,6 +27,13 @@ def log_to(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def remove_secrets(logs: Iterable[Path]) -> None:
+    """Remove what looks like a secret, and values of secret variables here, from logs that are no longer written to."""
+    values = secret_values(os.environ)
+    for log in logs:
+        without_secrets_in(log, values)
 
 
 def other_threads() -> list[str]:

@@ -15,6 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir
+from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination.rendezvous import Abort, Share, write_abort
 from harness.node.probe.imports import import_proof, modules_beside
 from harness.node.probe.run import run_probe
@@ -81,7 +82,7 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
         _prove_imports(recorder)
         recorder.fail(error)
         if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
-            reason = f"{type(error).__name__}: {error}"[:1000]
+            reason = redacted(f"{type(error).__name__}: {error}", secret_values(os.environ))[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
         if isinstance(error, SystemExit):  # of whatever code: the other ranks must learn that this one failed
             raise SystemExit(1) from error

@@ -7,14 +7,12 @@ binds the port, and rank 0 serves the store on that socket. It also sums up how 
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,24 +20,20 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import STORAGE_EXIT, DiskFullError, InfrastructureError
+from harness.core.errors import InfrastructureError
 from harness.core.hardware.devices import shown_gpus
-from harness.core.run.records import CellResult, RankEnding, RankRecord
+from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, write_json
-from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
 from harness.node.coordination.rendezvous import Abort, Heartbeats, NodeResult, Share
 from harness.node.deadline import Deadline
-from harness.node.process import die_with, log_to, temporary_files_in
+from harness.node.process import die_with, log_to, remove_secrets, temporary_files_in
 from harness.node.rank import rank_main
-from harness.node.recording.flight_recorder import waited_in
-from harness.node.recording.frames import collective_in, stack_of
+from harness.node.rank_endings import cell_result, settle
 from harness.node.recording.kernel_log import xid_lines
-from harness.node.recording.recorder import last_progress, progress_file
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
-_UNWRITTEN = {DiskFullError.process_exit_code: "no room on the disk for", STORAGE_EXIT: "a storage error prevented"}
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
 
 
@@ -95,7 +89,7 @@ def supervise(
     die_with(agent)
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
-    log_to(attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
+    log_to(log := attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
     if share.gpus is not None:  # CUDA starts in the ranks, which see these alone, from cuda:0 on
         os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(share.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     started = time.time()
@@ -115,12 +109,14 @@ def supervise(
     deadline.disarm()
     _note_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
     endings = settle(attempt, share.ranks, exit_codes, late)
+    remove_secrets([*(attempt.log(rank) for rank in share.ranks), log])
+    log_to(log)  # which may be another file now
     if share.node > 0:
         result = NodeResult(node=share.node, ranks=endings, trouble=trouble)
         write_json(rendezvous.node_file(attempt, share.node), result)
         return
     troubles = _add_other_nodes(attempt, endings, peers) if peers else []
-    write_json(attempt.result, _result(cell, number, attempt, endings, troubles, started))
+    write_json(attempt.result, cell_result(cell, number, attempt, endings, troubles, started))
 
 
 def _launch(
@@ -211,40 +207,6 @@ def _note_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
             log.write("".join(f"{line}\n" for line in lines))
 
 
-def settle(
-    attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
-) -> list[RankEnding]:
-    """How dead ranks ended; their records that could not say so themselves are marked.
-
-    `late`: when the deadline found the ranks that still ran, in seconds since the epoch. What they raised after that,
-    or died of, only followed from it.
-    """
-    endings = []
-    for rank in ranks:
-        path = attempt.record(rank)
-        ended = "missing"
-        if path.exists():
-            record = _record(path)
-            raised_late = record.failure is not None and record.failure.time >= late.get(rank, math.inf)
-            if raised_late:
-                print(f"rank {rank} raised after the deadline: {record.failure}")
-                record.ended, record.failure = "running", None
-            if record.ended == "running":
-                record.ended = "deadline" if rank in late else "killed"
-                record.progress = last_progress(path) or record.progress
-                write_json(path, record)
-            ended = record.ended
-        ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
-        if ended == "deadline":
-            ending.stack = _dumped(attempt.log(rank))
-            waited = waited_in(attempt, rank)
-            ending.flight = [str(item) for item in waited]
-            ending.hang = collective_in(ending.stack or []) or (waited[0].name if waited else None)
-            ending.still_s = _still_s(path, late.get(rank))
-        endings.append(ending)
-    return endings
-
-
 def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:
     """Add the endings of the other nodes' ranks; what went wrong on nodes as such."""
     troubles = []
@@ -257,62 +219,3 @@ def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Pee
             endings += settle(attempt, peers.share.ranks_of(node), {}, {})
             troubles.append(f"node {node} was silent and left no result")
     return troubles
-
-
-def _result(
-    cell: str, number: int, attempt: AttemptDir, endings: list[RankEnding], troubles: list[str], started: float
-) -> CellResult:
-    paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
-    records = {rank: _record(path) for rank, path in paths.items()}
-    failed = [ending for ending in endings if ending.ended != "completed"]
-    for code, why in _UNWRITTEN.items():
-        hit = [str(ending.rank) for ending in failed if ending.exit_code == code]
-        troubles = [*troubles, *([f"{why} the record of rank {', '.join(hit)}"] if hit else [])]
-    status = ("error" if troubles else "failed") if failed else "completed"
-    counted = f"{len(failed)} of {len(endings)} ranks did not complete"
-    return CellResult(
-        cell=cell,
-        attempt=number,
-        status=status,
-        reason="; ".join([counted, *troubles]) if failed else "",
-        first_failure_rank=_first_failure(attempt, records, failed),
-        ranks=endings,
-        started=started,
-        finished=time.time(),
-        steps_s=max((sum(step.time_s for step in record.steps) for record in records.values()), default=0.0),
-    )
-
-
-def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
-    """The rank that failed first: over several nodes the one in abort.json, since their clocks may differ."""
-    if not failed:
-        return None
-    abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
-    if abort is not None and abort.rank is not None:
-        return abort.rank
-    raised = sorted((record.failure.time, rank) for rank, record in records.items() if record.failure)
-    return raised[0][1] if raised else failed[0].rank
-
-
-def _record(path: Path) -> RankRecord:
-    return from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
-
-
-def _dumped(log: Path) -> list[str] | None:
-    """Frames of a rank's last stack dump, innermost last; None when its log has none."""
-    return stack_of(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
-
-
-def _still_s(record: Path, found: float | None) -> float | None:
-    """How long a rank that the deadline found had reported no progress; None where that is not known.
-
-    By the clock of the file system, which may not be this node's.
-    """
-    path = progress_file(record)
-    if found is None or not path.exists():
-        return None
-    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    probe.write_text("", encoding="utf-8")
-    now = probe.stat().st_mtime
-    probe.unlink()
-    return max(now - path.stat().st_mtime - (time.time() - found), 0.0)

@@ -23,8 +23,9 @@ from harness.judge.failures.cause import Cause, cause_of
 from harness.node import rank as rank_module
 from harness.node.coordination.rendezvous import Heartbeats, Share
 from harness.node.deadline import Deadline
+from harness.node.rank_endings import cell_result, settle
 from harness.node.recording.recorder import Recorder
-from harness.node.supervisor import _result, _wait, settle, supervise
+from harness.node.supervisor import _wait, supervise
 from tests.node.conftest import config, upstream_module
 
 
@@ -49,7 +50,7 @@ def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
 
 def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: Path) -> None:
     endings = [RankEnding(rank=0, ended="missing", exit_code=1), RankEnding(rank=1, ended="missing", exit_code=28)]
-    result = _result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
+    result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
     assert result.reason == "2 of 2 ranks did not complete; no room on the disk for the record of rank 1"
 
@@ -198,3 +199,32 @@ def test_a_rank_that_had_died_before_the_deadline_died_by_itself(tmp_path: Path)
     for rank in (0, 1):
         write_json(attempt.record(rank), RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank)))
     assert [ending.ended for ending in settle(attempt, [0, 1], {0: -11, 1: -9}, {1: 100.0})] == ["killed", "deadline"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_no_secret_that_the_code_under_test_prints_or_raises_is_left_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_value, by_place = "hunter2-hunter2", "https://me:swordfish@host/data"
+
+    def probe(*_: Any) -> NoReturn:
+        print(f"opening {by_place} with {by_value}")
+        os.write(2, b"\xff as C++ code writes: " + by_value.encode() + b"\n")
+        raise ValueError(f"cannot open {by_place} with {by_value}")
+
+    monkeypatch.setenv("DATA_PASSWORD", by_value)
+    monkeypatch.setattr(rank_module, "run_probe", probe)
+    share, nobody = Share(node=0, nodes=1, world_size=1), Heartbeats(RunDir(tmp_path), "local", [])
+    arguments = (str(tmp_path), "cell", 1, config(), os.getpid(), time.time() + 60, share, nobody)
+    process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
+    process.start()
+    process.join()
+    files = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {Path("result.json"), Path("ranks/rank-00000.json"), Path("log/rank-00000.log")} <= files.keys()
+    assert [name for name, held in files.items() if by_value.encode() in held or b"swordfish" in held] == []
+    log = files[Path("log/rank-00000.log")]
+    assert b"opening https://***@host/data with ***" in log
+    assert b"\xff as C++ code writes: ***\n" in log
+    record = from_jsonable(RankRecord, loads(AttemptDir(tmp_path).record(0).read_text()))
+    assert record.failure is not None
+    assert record.failure.message == "cannot open https://***@host/data with ***"

@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import needs_room, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
 
 _PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
@@ -85,10 +86,12 @@ class Recorder:
         unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
         self.record.layers = [seen for seen in self.record.layers if id(seen) not in unread]
         self._pending = []
+        secrets = secret_values(os.environ)
+        raised = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.record.failure = Failure(
             type=type(error).__name__,
-            message=str(error)[:4000],
-            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__))[-16000:],
+            message=redacted(str(error), secrets)[:4000],
+            traceback=redacted(raised, secrets)[-16000:],
             time=time.time(),
             frames=frames_of(error),
             errno=errno_of(error),

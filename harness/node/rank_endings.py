@@ -1,0 +1,114 @@
+"""How the ranks of an attempt ended, from their records, exit codes and logs."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from harness.core.errors import STORAGE_EXIT, DiskFullError
+from harness.core.run.records import CellResult, RankEnding, RankRecord
+from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.serialization import from_jsonable, loads
+from harness.node.coordination import rendezvous
+from harness.node.coordination.rendezvous import Abort
+from harness.node.recording.flight_recorder import waited_in
+from harness.node.recording.frames import collective_in, stack_of
+from harness.node.recording.recorder import last_progress, progress_file
+
+_UNWRITTEN = {DiskFullError.process_exit_code: "no room on the disk for", STORAGE_EXIT: "a storage error prevented"}
+
+
+def settle(
+    attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
+) -> list[RankEnding]:
+    """How dead ranks ended; their records that could not say so themselves are marked.
+
+    `late`: when the deadline found the ranks that still ran, in seconds since the epoch. What they raised after that,
+    or died of, only followed from it.
+    """
+    endings = []
+    for rank in ranks:
+        path = attempt.record(rank)
+        ended = "missing"
+        if path.exists():
+            record = _record(path)
+            raised_late = record.failure is not None and record.failure.time >= late.get(rank, math.inf)
+            if raised_late:
+                print(f"rank {rank} raised after the deadline: {record.failure}")
+                record.ended, record.failure = "running", None
+            if record.ended == "running":
+                record.ended = "deadline" if rank in late else "killed"
+                record.progress = last_progress(path) or record.progress
+                write_json(path, record)
+            ended = record.ended
+        ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
+        if ended == "deadline":
+            ending.stack = _dumped(attempt.log(rank))
+            waited = waited_in(attempt, rank)
+            ending.flight = [str(item) for item in waited]
+            ending.hang = collective_in(ending.stack or []) or (waited[0].name if waited else None)
+            ending.still_s = _still_s(path, late.get(rank))
+        endings.append(ending)
+    return endings
+
+
+def cell_result(
+    cell: str, number: int, attempt: AttemptDir, endings: list[RankEnding], troubles: list[str], started: float
+) -> CellResult:
+    paths = {ending.rank: attempt.record(ending.rank) for ending in endings if ending.ended != "missing"}
+    records = {rank: _record(path) for rank, path in paths.items()}
+    failed = [ending for ending in endings if ending.ended != "completed"]
+    for code, why in _UNWRITTEN.items():
+        hit = [str(ending.rank) for ending in failed if ending.exit_code == code]
+        troubles = [*troubles, *([f"{why} the record of rank {', '.join(hit)}"] if hit else [])]
+    status = ("error" if troubles else "failed") if failed else "completed"
+    counted = f"{len(failed)} of {len(endings)} ranks did not complete"
+    return CellResult(
+        cell=cell,
+        attempt=number,
+        status=status,
+        reason="; ".join([counted, *troubles]) if failed else "",
+        first_failure_rank=_first_failure(attempt, records, failed),
+        ranks=endings,
+        started=started,
+        finished=time.time(),
+        steps_s=max((sum(step.time_s for step in record.steps) for record in records.values()), default=0.0),
+    )
+
+
+def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
+    """The rank that failed first: over several nodes the one in abort.json, since their clocks may differ."""
+    if not failed:
+        return None
+    abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
+    if abort is not None and abort.rank is not None:
+        return abort.rank
+    raised = sorted((record.failure.time, rank) for rank, record in records.items() if record.failure)
+    return raised[0][1] if raised else failed[0].rank
+
+
+def _record(path: Path) -> RankRecord:
+    return from_jsonable(RankRecord, loads(path.read_text(encoding="utf-8")))
+
+
+def _dumped(log: Path) -> list[str] | None:
+    """Frames of a rank's last stack dump, innermost last; None when its log has none."""
+    return stack_of(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+
+
+def _still_s(record: Path, found: float | None) -> float | None:
+    """How long a rank that the deadline found had reported no progress; None where that is not known.
+
+    By the clock of the file system, which may not be this node's.
+    """
+    path = progress_file(record)
+    if found is None or not path.exists():
+        return None
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe.write_text("", encoding="utf-8")
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return max(now - path.stat().st_mtime - (time.time() - found), 0.0)
