@@ -64,6 +64,11 @@ def test_no_secret_of_the_environment_is_written_anywhere(
     assert SECRET not in done.stdout + done.stderr
 
 
+def test_agents_end_without_reports_of_leaks(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    (log,) = (finished[0] / "submissions").glob("*.log")
+    assert [line for line in log.read_text().splitlines() if "leak" in line] == []
+
+
 def test_the_report_follows_the_contract(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     report = json.loads((finished[0] / "report.json").read_text())
     assert (report["schema_version"], report["verdict"], report["run_id"]) == (1, "pass", finished[0].name)
