@@ -35,7 +35,7 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.run.records import RankRecord
 from harness.judge.stats.paired import paired_ratio
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.device import cpu_stubs
 from harness.node.device.placement import Device, choose_device, synchronize
 from harness.node.faults import fault_named
@@ -77,7 +77,7 @@ def cell(sizes: dict[str, int], dtype: str) -> CellConfig:
 def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
     """A round of the timing leg with the packed documents as its only load."""
     recorder = Recorder(RankRecord(cell="overhead", rank=0, place=context.place), folder / "rank-0.json")
-    path = DATA_PATHS[context.config.data_path](context)
+    path = ADAPTERS[context.config.data_path](context)
     chunks = gpt.build_chunks(context.config, gpt.transformer_config(context.config), context.device)
     leg = TimingLeg(Passes(chunks, path, context, fault_named(None), recorder))
     leg.prepare()
@@ -89,7 +89,7 @@ def bare_step(context: RankContext) -> Callable[[], None]:
     """The same pass as a training script runs it."""
     config, device = context.config, context.device
     (chunk,) = gpt.build_chunks(config, gpt.transformer_config(config), device)
-    path = DATA_PATHS[config.data_path](context)
+    path = ADAPTERS[config.data_path](context)
     truth = StepTruth(config, 0, 0)
     iterator = path.iterator(truth, 0)
     batches = [path.fetch(iterator, 0) for _ in truth.plans]

@@ -32,7 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "tests/mutants_accepted.toml"
 # Group -> modules, and tests beside those that mirror them.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
-    "rules": (["harness/plan/rules/*.py"], ["tests/plan/rules/test_table.py"]),
+    "rules": (
+        ["harness/plan/rules/*.py", "harness/core/data_paths/*.py"],
+        ["tests/plan/rules/test_table.py", "tests/plan/rules/test_packing.py", "tests/core/packing/test_arithmetic.py"],
+    ),
     "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
     "checks": (["harness/judge/checks/*/*.py"], []),
     "verdict": (["harness/judge/verdict.py", "harness/core/outcomes.py"], []),

@@ -1,4 +1,4 @@
-"""Writes the tables of keys into docs/matrix.md, from the declarations in the code: `python scripts/key_tables.py`."""
+"""Writes the generated tables of docs/matrix.md and docs/data_paths.md: `python scripts/key_tables.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 from harness.plan.schema.key_tables import filled
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "matrix.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = (DOCS / "matrix.md", DOCS / "data_paths.md")
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import place, unplaced
 from harness.core.outcomes import Missing, Rejection
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.cuda_forks import forks_kept, gpu_table
 from harness.node.probe.model import attention_kinds, gpt, kernels
 from harness.node.probe.model import parts as model_parts
@@ -20,7 +20,7 @@ _STACK = "the stack under test"
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     """The first thing that the stack or the node lacks for a cell with so many ranks on this node; None: it can run."""
     with forks_kept(f"asking for data path {config.data_path}"):  # which imports it
-        lack = DATA_PATHS[config.data_path].unavailable(config)
+        lack = ADAPTERS[config.data_path].unavailable(config)
     if lack:
         return lack
     if reason := model_parts.lacking(config):

@@ -162,7 +162,7 @@ def _trained(config: CellConfig) -> None:
     from megatron.core import parallel_state
 
     from harness.node.data_paths.base import RankContext
-    from harness.node.data_paths.table import DATA_PATHS
+    from harness.node.data_paths.table import ADAPTERS
     from harness.node.device.placement import choose_device
     from harness.node.probe.model import gpt
     from harness.node.probe.passes import forward
@@ -172,7 +172,7 @@ def _trained(config: CellConfig) -> None:
     gpt.initialize_parallel(config, device)
     (chunk,) = gpt.build_chunks(config, gpt.transformer_config(config), device)
     place = Coordinates(tp=0, cp=0, dp=0, pp=0)
-    path = DATA_PATHS[config.data_path](RankContext(config=config, place=place, device=device, folder=Path()))
+    path = ADAPTERS[config.data_path](RankContext(config=config, place=place, device=device, folder=Path()))
     iterator = path.iterator(StepTruth(config, 0, 0), 0)
     forward(chunk, path.fetch(iterator, 0), config).float().sum().backward()
     parallel_state.destroy_model_parallel()

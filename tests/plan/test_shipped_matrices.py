@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from harness.core.cell.config import cell_name
-from harness.core.packing.styles import UNPACKED
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.run.run_plan import Expansion
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.plan.expansion.expand import expand
@@ -51,7 +51,7 @@ def test_a_night_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion
     paths = {(cell.config.stack, cell.config.data_path) for cell in nightly.cells if cell.role == "cell"}
     big = [cell.config for cell in nightly.cells if cell.config.layout.world_size == 16]
     both = {(c.stack, c.data_path) for c in big if c.layout.tp == 2 and c.layout.pp == 4 and c.layout.cp == 2}
-    assert both >= {path for path in paths if path[1] not in UNPACKED}
+    assert both >= {path for path in paths if DATA_PATHS[path[1]].packs}
     assert {cell.config.dtype for cell in nightly.cells} == {"fp32", "bf16"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from harness.core.cell.config import CellConfig
 from harness.core.cell.flops import train_flops
 from harness.core.cell.timing import NOT_TIMED, step_tokens
+from harness.core.data_paths.own import REFERENCE, UNPACKED
 from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import DEFAULT_OPTIONS
@@ -33,7 +34,7 @@ def slope_config(config: CellConfig, documents: int) -> CellConfig:
     packs = row_multiple(config.layout, 1)
     return replace(
         config,
-        data_path="reference",
+        data_path=REFERENCE.name,
         micro_batch_size=1,
         options=DEFAULT_OPTIONS,
         train=replace(config.train, seq_length=tokens, global_batch=documents * packs),
@@ -44,7 +45,7 @@ def slope_config(config: CellConfig, documents: int) -> CellConfig:
 
 def unpacked_config(config: CellConfig) -> CellConfig:
     """The cell's own documents, one per row, in the same layout."""
-    return replace(config, data_path="unpacked", options=DEFAULT_OPTIONS, timing=NOT_TIMED)
+    return replace(config, data_path=UNPACKED.name, options=DEFAULT_OPTIONS, timing=NOT_TIMED)
 
 
 def full_config(config: CellConfig) -> CellConfig:

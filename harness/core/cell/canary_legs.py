@@ -56,11 +56,11 @@ def why_not(config: CellConfig, canary: str) -> str:
     """Why a canary that was asked for tells nothing in this cell; empty when it applies."""
     if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
-    if config.data_path == "rules":
+    if config.path.validates:
         return "the cell asks a validator; what it trains is the control"
     if canary == "rewriting" and config.model.mtp is not None:
         return "multi-token prediction goes on from the hidden states that the output layer gets"
-    if fixed := _FIXED.get((config.data_path, canary)):
+    if fixed := config.path.canaries_without_effect.get(canary):
         return fixed
     try:
         legs = _LEGS[canary](config)
@@ -190,8 +190,4 @@ _NOTHING_TO_VARY = {
     "determinism": "",
     "padding": "no slot is padding",
     "truncation": "step 0 has a truncated document already, which the metadata leg saw",
-}
-_FIXED = {  # (data path, canary): what its interface does not let the harness vary
-    ("bridge_offline", "padding"): "upstream pads with the end-of-sentence id, by which it also tells documents apart",
-    ("bridge_offline", "truncation"): "documents are handed to upstream already cut",
 }

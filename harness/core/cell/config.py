@@ -8,19 +8,21 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from harness.core.cell.axis_values import ATTENTIONS, DATA_PATHS, DEVICES, DTYPES, FORBIDDEN
+from harness.core.cell.axis_values import ATTENTIONS, DEVICES, DTYPES
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.data_paths.descriptor import DataPath
+from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.arithmetic import MicroBatch, plan_step
 from harness.core.packing.documents import Document, DocumentsConfig, documents_of_step
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.core.packing.styles import PackingStyle, packing_style
+from harness.core.packing.styles import PackingStyle
 from harness.core.serialization import dumps, to_jsonable
 from harness.core.setting import Key, keys_of, label_of, labels, setting
 from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
 
-__all__ = ["DATA_PATHS", "FORBIDDEN", "CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
+__all__ = ["CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
 
 CANARIES = (
     "isolation",
@@ -54,7 +56,7 @@ class CellConfig:
 
     layout: Layout
     data_path: str = setting(
-        doc="Data path under test.", axis="packing", choices=DATA_PATHS, always=True, label="{}", shape=True
+        doc="Data path under test.", axis="packing", choices=tuple(DATA_PATHS), always=True, label="{}", shape=True
     )
     forbidden: str = setting(
         "",
@@ -140,9 +142,13 @@ class CellConfig:
         """
         return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
 
+    @property
+    def path(self) -> DataPath:
+        return DATA_PATHS[self.data_path]
+
     @cached_property
     def style(self) -> PackingStyle:
-        return packing_style(self.data_path, self.row_layout, self.train.seq_length, self.options)
+        return self.path.style(self.row_layout, self.train.seq_length, self.options)
 
     def documents_of(self, step: int) -> list[Document]:
         return documents_of_step(

@@ -25,17 +25,6 @@ _MOST_FINDINGS = 6
 _MOST_VALUE = 300
 _MOST_TRACEBACK = 24  # lines, of its end
 _MOST_CHARACTERS = 6000
-_PATHS = {  # the code that the data path under test calls
-    "unpacked": "one document per row, by the harness",
-    "reference": "packed by the harness; model and schedule by Megatron",
-    "sft": "Megatron-LM --sft",
-    "scheduler": "Megatron-LM sequence packing scheduler",
-    "skyrl": "SkyRL Megatron backend",
-    "bridge_offline": "Megatron-Bridge packed SFT",
-    "bridge_in_batch": "Megatron-Bridge in-batch packing",
-    "bridge_long": "Megatron-Bridge long context",
-    "rules": "validation of arguments",
-}
 _GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name>[\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
@@ -232,7 +221,7 @@ def _layout(issue: Issue) -> Iterator[str]:
         "data parallel": layout.dp,
         **({"expert parallel": layout.ep} if layout.ep > 1 else {}),
         "micro-batch size": config.micro_batch_size,
-        "data path": f"{config.data_path}: {_PATHS.get(config.data_path, 'unknown')}",
+        "data path": f"{config.data_path}: {config.path.code}",
         "dtype": config.dtype,
         "layers, hidden, heads, query groups": f"{model.layers}, {model.hidden}, {model.heads}, {model.kv_heads}",
         **({"model": ", ".join(parts)} if parts else {}),

@@ -9,9 +9,6 @@ from harness.core.cell.layout import Coordinates
 from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
 
-COUNTS_WORK = ("reference", "scheduler")  # data paths that count the work of a step
-RETURNS_LOG_PROBS = ("skyrl",)  # data paths that unpack log-probabilities
-
 BatchKey = tuple[int, int]  # chunk, micro-batch
 LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
 
@@ -104,6 +101,6 @@ class Expected:
     @property
     def workloads(self) -> list[tuple[str, int]]:
         """(leg, step) in the order in which data paths that count make the iterators of chunk 0."""
-        if self.config.data_path not in COUNTS_WORK:
+        if not self.config.path.counts_work:
             return []
         return [("metadata", 0), *(("training", step) for step in self.evidence.steps)]

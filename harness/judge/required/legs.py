@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
-from harness.judge.required.expected import RETURNS_LOG_PROBS, BatchKey, Expected
+from harness.judge.required.expected import BatchKey, Expected
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
 _DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}
@@ -56,7 +56,7 @@ def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[i
 def _batches(
     expected: Expected, record: RankRecord, batches: Sequence[BatchSeen], shapes: Sequence[list[int]], name: str
 ) -> Iterator[str]:
-    returned = expected.config.data_path in RETURNS_LOG_PROBS
+    returned = expected.config.path.returns_log_probs
     for batch in batches:
         if not 0 <= batch.micro_batch < len(shapes):
             continue  # `_keys` names it

@@ -1,4 +1,4 @@
-"""What a data path is to the probe. One adapter file per upstream path implements it."""
+"""What the adapter of a data path gives the probe. Each data path has one, which calls its upstream code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RankContext:
         return self.is_first(chunk) or (self.config.model.mtp is not None and self.is_last(chunk))
 
 
-class DataPath(Protocol):
+class Adapter(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
     A path that counts the work of a step keeps it as `workload` (core/packing/workload.py) when chunk 0 asks for its

@@ -1,8 +1,8 @@
-"""The data paths this version knows, by the name they have on the `packing` axis."""
+"""The adapter of each data path, by its name. Everything else about a data path is in harness/core/data_paths."""
 
 from __future__ import annotations
 
-from harness.node.data_paths.base import DataPath
+from harness.node.data_paths.base import Adapter
 from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath
 from harness.node.data_paths.bridge.long import BridgeLongPath
 from harness.node.data_paths.bridge.offline import BridgeOfflinePath
@@ -13,7 +13,7 @@ from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.skyrl import SkyrlPath
 from harness.node.data_paths.unpacked import UnpackedPath
 
-DATA_PATHS: dict[str, type[DataPath]] = {
+ADAPTERS: dict[str, type[Adapter]] = {
     "unpacked": UnpackedPath,
     "reference": ReferencePath,
     "sft": SftPath,

@@ -15,7 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
-from harness.node.data_paths.base import Batch, DataPath, RankContext
+from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
 from harness.node.probe.hooks.part_watches import watch_parts
@@ -52,7 +52,7 @@ class Passes:
     """Owns the model chunks with the probe's hooks on them, and runs one pass after another."""
 
     def __init__(
-        self, chunks: list[Any], path: DataPath, context: RankContext, fault: Fault, recorder: Recorder
+        self, chunks: list[Any], path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
     ) -> None:
         self.chunks, self.path, self.context = chunks, path, context
         self.fault, self.recorder = fault, recorder

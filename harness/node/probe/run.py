@@ -14,7 +14,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.hardware.environment import determinism, recorded
 from harness.node.data_paths.base import RankContext
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.device import cpu_stubs
 from harness.node.device.placement import (
     Device,
@@ -74,7 +74,7 @@ def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
     config, place = context.config, context.place
     fault = fault_named(config.fault)
     recorder.progress("metadata", 0, 0, "setup")  # from here on, what raises is the code under test
-    path = DATA_PATHS[config.data_path](context)
+    path = ADAPTERS[config.data_path](context)
     fault.on_path(path, context)
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
     recorder.record.micro_batches = [fault.micro_batches(count, context, step) for step, count in enumerate(counts)]

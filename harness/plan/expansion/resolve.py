@@ -15,9 +15,10 @@ from harness.core.cell.axes import LAYOUT, axes, dotted
 from harness.core.cell.config import NOISE, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.data_paths.own import UNPACKED
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import UNPACKED
 from harness.core.setting import keys_of
 from harness.core.stack import digest
 from harness.plan.matrix.axes import Row
@@ -134,7 +135,7 @@ class Resolver:
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
         """What the matrix asks for; rows of one document can only take turns."""
         timing = self.matrix.timing if values["timed"] else NOT_TIMED
-        alone = timing != NOT_TIMED and values["packing"] in UNPACKED
+        alone = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
         return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
@@ -145,7 +146,7 @@ class Resolver:
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
         """Options of the combination; an unpacked cell keeps only those of the loss."""
-        names = _LOSS_OPTIONS if values["packing"] in UNPACKED else _OPTIONS
+        names = _OPTIONS if DATA_PATHS[values["packing"]].packs else _LOSS_OPTIONS
         key = (names, *[values[name] for name in names])
         if key not in self._options:
             self._options[key] = PackingOptions(**{name: values[name] for name in names})
@@ -203,7 +204,7 @@ def _control(config: CellConfig) -> CellConfig:
         **plain,
         model=dataclasses.replace(config.model, rope_fusion=False, cuda_graphs=False),
         layout=Layout(),
-        data_path="unpacked",
+        data_path=UNPACKED.name,
         options=PackingOptions(),
         timing=NOT_TIMED,
         fault=None,
@@ -212,9 +213,9 @@ def _control(config: CellConfig) -> CellConfig:
     if not config.by_rows:
         return control
     options = PackingOptions(calculate_per_token_loss=config.options.calculate_per_token_loss)
-    if config.data_path == "unpacked":
+    if config.path == UNPACKED:
         return dataclasses.replace(control, micro_batch_size=config.micro_batch_size, options=options)
-    if config.data_path != "reference" or (config.layout == Layout() and config.fault is None):
+    if not config.path.own or (config.layout == Layout() and config.fault is None):
         return dataclasses.replace(control, options=options)
     options = dataclasses.replace(config.options, average_in_collective=False)
     rows_of = _row_layout(config.layout)

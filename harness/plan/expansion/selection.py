@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from harness.core.cell.config import CellConfig, TrainConfig, cell_name
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
-from harness.core.packing.styles import UNPACKED
 from harness.core.run.run_plan import Selection
 from harness.plan.expansion.covering import Row, Space, cover, covered
 from harness.plan.expansion.resolve import value_of
@@ -176,7 +175,7 @@ def _must_cover(cells: Sequence[Candidate], kept: Iterable[int]) -> dict[str, li
     for reason, holds in _MUST_COVER:
         groups: dict[tuple[str, str], list[int]] = {}
         for number, cell in enumerate(cells):
-            if cell.config.data_path not in UNPACKED and holds(cell.config):
+            if cell.config.path.packs and holds(cell.config):
                 groups.setdefault((cell.config.stack, cell.config.data_path), []).append(number)
         found[reason] = []
         for members in groups.values():

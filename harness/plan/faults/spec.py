@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
+from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
@@ -42,7 +43,7 @@ class FaultSpec:
     where: dict[str, Any] = field(default_factory=dict)
     also: dict[str, dict[str, Any]] = field(default_factory=dict)  # check -> `where` of a finding further down
     outcome: Outcome = Outcome.FAIL
-    data_path: str = "reference"
+    data_path: str = REFERENCE.name
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
     dtype: str = "fp32"
     micro_batch_size: int = 1

@@ -9,6 +9,7 @@ from harness.core.cell.axes import axes
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED
+from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
 from harness.core.stack import ReadyStack, Stack
@@ -16,7 +17,7 @@ from harness.core.tolerances import ToleranceOverrides
 from harness.plan.schema.bounds import as_written
 from harness.plan.stacks.section import layers_of
 
-_PLAIN = CellConfig(layout=Layout(), data_path="reference")
+_PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name)
 _OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # these are written there, not as axes
 
 

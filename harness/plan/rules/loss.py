@@ -5,7 +5,6 @@ from __future__ import annotations
 from harness.core.packing.arithmetic import PAD
 from harness.plan.rules.rule import Rule, Shape
 
-_OWN_ROWS = ("unpacked", "reference")
 _BRIDGE = "Megatron-Bridge ConfigContainer.validate: fine-tuning with CP > 1"
 
 
@@ -14,7 +13,7 @@ def per_token_loss_with_cp(config: Shape) -> str | None:
     if cp == 1 or config.options.calculate_per_token_loss:
         return None
     base = f"cp {cp} splits each document over {cp} ranks, and calculate_per_token_loss is false"
-    if config.data_path not in _OWN_ROWS:
+    if not config.path.own:
         return f"{base}: a rank whose tokens are all masked would divide by 0 tokens"
     found = _uneven(config)
     if found is None:
@@ -63,7 +62,7 @@ def no_average_with_per_token_loss(config: Shape) -> str | None:
 
 
 def per_token_loss_only(config: Shape) -> str | None:
-    if config.options.calculate_per_token_loss or config.data_path in _OWN_ROWS:
+    if config.options.calculate_per_token_loss or config.path.own:
         return None
     return (
         "calculate_per_token_loss is false, so gradients compare between equal rows only, and no control has the rows "

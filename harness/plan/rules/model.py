@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from harness.plan.rules.rule import Rule, Shape, not_divisible
 
-_OWN_ROWS = ("unpacked", "reference")
-
 
 def cuda_graphs_of_packed_rows(config: Shape) -> str | None:
     if not config.model.cuda_graphs or not config.style.packed:
@@ -86,7 +84,7 @@ def padding_mask_on_later_stages(config: Shape) -> str | None:
 
 
 def padding_mask_has_path(config: Shape) -> str | None:
-    if not config.model.padding_mask or config.data_path in _OWN_ROWS:
+    if not config.model.padding_mask or config.path.hands_padding_mask:
         return None
     return f"model.moe.padding_mask: packing {config.data_path} hands routers no padding mask"
 
@@ -112,7 +110,7 @@ def aux_loss_per_row_split(config: Shape) -> str | None:
 
 
 def mtp_reads_tokens(config: Shape) -> str | None:
-    if config.model.mtp is None or config.data_path in (*_OWN_ROWS, "sft"):
+    if config.model.mtp is None or config.path.tokens_on_last_stage:
         return None
     return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} hands it none"
 

@@ -1,7 +1,9 @@
-"""Rules of packing under context, sequence and tensor parallelism."""
+"""Rules of packing under context, sequence and tensor parallelism, and the limits of each data path."""
 
 from __future__ import annotations
 
+from harness.core.data_paths.descriptor import ZIGZAG, DataPath, Limit
+from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.styles import align_up
 from harness.plan.rules.rule import Rule, Shape, not_divisible
 
@@ -42,9 +44,8 @@ def documents_aligned(config: Shape) -> str | None:
     layout, multiple = config.layout, config.options.pad_seq_to_mult
     if multiple is None or not config.style.packed:
         return None
-    needed, why = (2 * layout.cp if layout.cp > 1 else 1), f"2 * cp = 2 * {layout.cp}"
-    if config.data_path in ("reference", "scheduler") and layout.sp:
-        needed, why = layout.alignment, _alignment_text(config)
+    alignment = config.path.alignment if "pad_seq_to_mult" in config.path.options else ZIGZAG
+    needed, why = alignment.multiple(layout), alignment.text(layout)
     if multiple % needed == 0:
         return None
     base = f"documents are padded to a multiple of pad_seq_to_mult = {multiple}, but the layout needs {why} = {needed}"
@@ -57,22 +58,11 @@ def documents_aligned(config: Shape) -> str | None:
     return f"{base}: {multiple} % {needed} = {multiple % needed}"
 
 
-def _alignment_text(config: Shape) -> str:
-    tp, cp = config.layout.tp, config.layout.cp
-    zigzag = f"2 * cp = {2 * cp}" if cp > 1 else "1"
-    return f"lcm({zigzag}, cp * tp = {cp * tp})"
-
-
 def _multiple(config: Shape) -> str:
     """Where the multiple of a cell's documents comes from."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
-    if config.data_path in ("reference", "scheduler", "bridge_in_batch") and config.layout.sp:
-        return f"the alignment {_alignment_text(config)}"
-    if config.data_path == "skyrl":
-        tp, cp = config.layout.tp, config.layout.cp
-        return f"the alignment 2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else f"the alignment tp = {tp}"
-    return f"the alignment 2 * cp = 2 * {config.layout.cp}"
+    return f"the alignment {config.path.alignment.text(config.layout)}"
 
 
 def _seq_length(config: Shape, by: str, divisor: int) -> str | None:
@@ -80,76 +70,23 @@ def _seq_length(config: Shape, by: str, divisor: int) -> str | None:
     return not_divisible("train.seq_length", length, by, divisor) if length % divisor else None
 
 
-def skyrl_pads_by_itself(config: Shape) -> str | None:
-    options = config.options
-    if config.data_path != "skyrl" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
-        return None
-    name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
-    return f"{name} is set, and skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"
-
-
-def skyrl_packs_for_cp(config: Shape) -> str | None:
-    cp = config.layout.cp
-    if config.data_path != "skyrl" or cp == 1 or config.options.remove_microbatch_padding:
+def packing_has_switch(config: Shape) -> str | None:
+    if config.options.remove_microbatch_padding or "remove_microbatch_padding" in config.path.options:
         return None
     return (
-        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context ranks only where it "
-        "packs them; set remove_microbatch_padding or cp 1"
+        f"remove_microbatch_padding is false, and packing is {config.data_path}: it is a switch of "
+        f"{_with_option('remove_microbatch_padding')} alone"
     )
-
-
-def only_skyrl_may_not_pack(config: Shape) -> str | None:
-    if config.options.remove_microbatch_padding or config.data_path == "skyrl":
-        return None
-    return f"remove_microbatch_padding is false, and packing is {config.data_path}: it is a switch of skyrl alone"
-
-
-def in_batch_pads_by_itself(config: Shape) -> str | None:
-    options = config.options
-    if config.data_path != "bridge_in_batch" or (options.pad_seq_to_mult is None and not options.pad_to_max_length):
-        return None
-    name = "pad_to_max_length" if options.pad_to_max_length else "pad_seq_to_mult"
-    return (
-        f"{name} is set, and in-batch packing pads by itself: documents to the alignment of the layout, rows not at all"
-    )
-
-
-def in_batch_merges_rows(config: Shape) -> str | None:
-    if config.data_path != "bridge_in_batch" or config.micro_batch_size > 1:
-        return None
-    return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
 
 
 def forbidden_with_rules(config: Shape) -> str | None:
-    if (config.data_path == "rules") == bool(config.forbidden):
+    cases = config.path.validates
+    if config.forbidden in cases or not (cases or config.forbidden):
         return None
-    if config.forbidden:
-        return f"forbidden {config.forbidden} is a case of packing rules, and packing is {config.data_path}"
-    return "packing rules needs the axis `forbidden`: the combination that upstream must refuse"
-
-
-def rules_alone(config: Shape) -> str | None:
-    if config.data_path != "rules" or (config.layout.world_size == 1 and config.micro_batch_size == 1):
-        return None
-    return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
-
-
-def offline_rows_alone(config: Shape) -> str | None:
-    if config.data_path != "bridge_offline" or config.micro_batch_size == 1:
-        return None
-    size = config.micro_batch_size
-    return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
-
-
-def offline_rows_split(config: Shape) -> str | None:
-    """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
-    needed, multiple = config.layout.alignment, config.style.tail_multiple
-    if config.data_path != "bridge_offline" or config.options.pad_to_max_length or multiple % needed == 0:
-        return None
-    return (
-        f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
-        f"{multiple} % {needed} = {multiple % needed}; set pad_to_max_length"
-    )
+    if cases:
+        return f"packing {config.data_path} needs the axis `forbidden`: the combination that upstream must refuse"
+    owner = names(path for path in DATA_PATHS.values() if config.forbidden in path.validates)
+    return f"forbidden {config.forbidden} is a case of packing {owner}, and packing is {config.data_path}"
 
 
 def pad_cu_seqlens_needs_max_length(config: Shape) -> str | None:
@@ -165,22 +102,18 @@ def pad_cu_seqlens_needs_metadata(config: Shape) -> str | None:
 
 
 def pad_cu_seqlens_has_path(config: Shape) -> str | None:
-    if not config.options.pad_cu_seqlens or config.data_path == "bridge_offline":
+    if not config.options.pad_cu_seqlens or "pad_cu_seqlens" in config.path.options:
         return None
-    return f"packing {config.data_path} does not pad cu_seqlens; only bridge_offline does"
+    return f"packing {config.data_path} does not pad cu_seqlens; only {_with_option('pad_cu_seqlens')} does"
 
 
-def scheduler_makes_micro_batches(config: Shape) -> str | None:
-    size = config.micro_batch_size
-    if config.data_path != "scheduler" or size == 1:
-        return None
-    return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
+def _with_option(name: str) -> str:
+    """The data paths that act on an option."""
+    return names(path for path in DATA_PATHS.values() if name in path.options)
 
 
-def scheduler_leaves_rows_as_they_are(config: Shape) -> str | None:
-    if config.data_path != "scheduler" or not config.options.pad_to_max_length:
-        return None
-    return "pad_to_max_length is true, and the scheduler does not pad rows"
+def _limit_of(path: DataPath, limit: Limit) -> Rule[Shape]:
+    return Rule(limit.rule, limit.source, lambda config: limit.reason(config) if config.path is path else None)
 
 
 RULES: tuple[Rule[Shape], ...] = (
@@ -192,41 +125,9 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM SFTDataset (2 * CP); Megatron-Bridge pad_seq_to_mult: lcm(2 * CP, CP * TP with SP)",
         documents_aligned,
     ),
-    Rule("packing.scheduler-micro-batch", "Megatron-LM DpBalancedScheduler", scheduler_makes_micro_batches),
-    Rule("packing.scheduler-rows", "Megatron-LM DpBalancedScheduler", scheduler_leaves_rows_as_they_are),
-    Rule(
-        "packing.skyrl-alignment",
-        "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
-        skyrl_pads_by_itself,
-    ),
-    Rule(
-        "packing.skyrl-cp",
-        "SkyRL validate_megatron_cfg and remove_left_padding: context parallel is only supported with packing",
-        skyrl_packs_for_cp,
-    ),
-    Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", only_skyrl_may_not_pack),
-    Rule(
-        "packing.in-batch-alignment",
-        "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
-        in_batch_pads_by_itself,
-    ),
-    Rule(
-        "packing.in-batch-micro-batch",
-        "Megatron-Bridge ConfigContainer.validate: in-batch packing requires micro_batch_size above 1",
-        in_batch_merges_rows,
-    ),
+    *(_limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
+    Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
     Rule("rules.case", "harness: a case for packing rules, and for nothing else", forbidden_with_rules),
-    Rule("rules.one-rank", "harness: validators are asked on one rank", rules_alone),
-    Rule(
-        "packing.offline-micro-batch",
-        "Megatron-Bridge ConfigContainer.validate: offline packing requires micro_batch_size 1",
-        offline_rows_alone,
-    ),
-    Rule(
-        "packing.offline-rows-split",
-        "Megatron-Bridge GPTSFTPackedDataset.collate_fn: pad_seq_length_to_mult 16",
-        offline_rows_split,
-    ),
     Rule(
         "packing.pad-cu-seqlens-max-length",
         "Megatron-Bridge ConfigContainer.validate: pad_cu_seqlens requires pad_to_max_length",

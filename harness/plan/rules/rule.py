@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from harness.core.cell.config import TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
+from harness.core.data_paths.descriptor import DataPath
 from harness.core.packing.arithmetic import MicroBatch
 from harness.core.packing.documents import Document, DocumentsConfig
 from harness.core.packing.options import PackingOptions
@@ -26,6 +27,8 @@ class Shape(Protocol):
     def layout(self) -> Layout: ...
     @property
     def data_path(self) -> str: ...
+    @property
+    def path(self) -> DataPath: ...
     @property
     def micro_batch_size(self) -> int: ...
     @property

@@ -1,4 +1,4 @@
-"""The tables of keys in docs/matrix.md, from the declarations. scripts/key_tables.py writes them into the page."""
+"""Tables of docs/matrix.md and docs/data_paths.md, from the declarations. scripts/key_tables.py writes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from harness.core.cell.axes import axes
 from harness.core.cell.config import ModelConfig, TrainConfig
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import KEYS_OF_MODE, DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import XFail
@@ -32,7 +33,8 @@ def tables() -> dict[str, str]:
     found |= {mode: table(keys) for mode, keys in modes.items()}
     found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
     found |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
-    return found | {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+    found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
+    return found | {"data_paths": _data_paths()}
 
 
 def filled(page: str) -> str:
@@ -52,6 +54,11 @@ def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("| --- | --- | --- | --- |", "|---|---|---|---|")
+
+
+def _data_paths() -> str:
+    lines = [f"| `{path.name}` | {path.functions} | {path.releases} |\n" for path in DATA_PATHS.values()]
+    return "| `packing` | code under test | from |\n|---|---|---|\n" + "".join(lines)
 
 
 def _bounds() -> str:

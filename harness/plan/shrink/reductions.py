@@ -15,6 +15,7 @@ from typing import Any
 from harness.core.cell.axes import Axis, axes, dotted, with_value
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 
 FEW_DOCUMENTS = 8  # up to so many, each is left out on its own; of more, eighths
@@ -287,4 +288,4 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _size("pp"),
     _size("tp", _divisors),
 )
-_PLAIN = CellConfig(layout=Layout(), data_path="reference", documents=DocumentsConfig(mode="file", lengths=(1,)))
+_PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name, documents=DocumentsConfig(mode="file", lengths=(1,)))

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cell.canary_legs import LEG_NAMES, NOISE_LEGS, Leg, legs_of, why_not
-from harness.core.cell.config import CANARIES, DATA_PATHS, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
+from harness.core.cell.config import CANARIES, DEFAULT_CANARIES, NOISE, CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 
 SHORT = DocumentsConfig(mode="file", lengths=(20, 12, 9, 4, 15, 7, 3, 11))

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import (
     PAD,
     MicroBatch,
@@ -19,7 +20,7 @@ from harness.core.packing.arithmetic import (
 )
 from harness.core.packing.documents import Document
 from harness.core.packing.options import PackingOptions
-from harness.core.packing.styles import PackingStyle, align_up, packing_style
+from harness.core.packing.styles import PackingStyle, align_up
 
 SEQ = 64
 PATHS = st.sampled_from(

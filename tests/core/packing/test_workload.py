@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import plan_step
 from harness.core.packing.documents import Document
-from harness.core.packing.styles import packing_style
 from harness.core.packing.workload import workload
 
 SEQ = 64

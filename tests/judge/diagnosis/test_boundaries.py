@@ -6,9 +6,9 @@ import random
 import pytest
 
 from harness.core.cell.layout import Layout
+from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import PAD, MicroBatch, plan_step
 from harness.core.packing.documents import Document
-from harness.core.packing.styles import packing_style
 from harness.judge.diagnosis import boundaries
 from harness.judge.diagnosis.boundaries import (
     CHUNK_EDGE,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.core.cell.config import FORBIDDEN
+from harness.core.data_paths.table import FORBIDDEN
 from harness.node.data_paths import rules_asked
 from harness.node.data_paths.rules import CASES, Asked, _ask
 

@@ -12,8 +12,8 @@ import megatron.core.utils as upstream
 import pytest
 import torch
 
-from harness.core.cell.config import DATA_PATHS as NAMES
 from harness.core.cell.config import cell_id
+from harness.core.data_paths.table import DATA_PATHS
 from harness.core.outcomes import Rejection
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.options import PackingOptions
@@ -23,13 +23,13 @@ from harness.core.serialization import from_jsonable, loads
 from harness.node.data_paths.lookup import Lack
 from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
 
 
 def test_every_data_path_of_the_packing_axis_has_an_adapter() -> None:
-    assert set(DATA_PATHS) == set(NAMES)
+    assert list(ADAPTERS) == list(DATA_PATHS)
 
 
 def fact(found: Lack) -> str:

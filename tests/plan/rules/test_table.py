@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.cell.axis_values import ATTENTIONS, DEVICES
-from harness.core.cell.config import DATA_PATHS, FORBIDDEN, CellConfig, ModelConfig, TrainConfig
+from harness.core.cell.config import CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import AUX_LOSSES, DISPATCHERS, MLA_ROPES, MlaConfig, MoeConfig, MtpConfig
+from harness.core.data_paths.table import DATA_PATHS, FORBIDDEN
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.plan.jobs.cluster import ClusterProfile
@@ -50,7 +51,7 @@ OPTIONS = st.builds(
 CONFIGS = st.builds(
     CellConfig,
     layout=LAYOUTS,
-    data_path=st.sampled_from(DATA_PATHS),
+    data_path=st.sampled_from(list(DATA_PATHS)),
     micro_batch_size=st.integers(1, 3),
     dtype=st.sampled_from(["fp32", "bf16", "fp8"]),
     attention=st.sampled_from(ATTENTIONS),

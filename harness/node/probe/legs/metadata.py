@@ -13,14 +13,14 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.workload import Workload
 from harness.core.run.records import BatchSeen, TensorSeen, WorkloadSeen
-from harness.node.data_paths.base import Batch, DataPath, RankContext
+from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.log_probs import log_probs_returned
 from harness.node.probe.truth import MicroTruth, StepTruth, first_difference
 from harness.node.recording.recorder import Recorder
 
 
-def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Recorder) -> None:
     """Append one BatchSeen per chunk and micro-batch to the record."""
     if hasattr(path, "refusal"):
         recorder.progress("metadata", 0, 0, "fetch")
@@ -32,7 +32,7 @@ def metadata_leg(path: DataPath, context: RankContext, fault: Fault, recorder: R
 
 
 def batches_seen(
-    truth: StepTruth, leg: str, path: DataPath, context: RankContext, fault: Fault, recorder: Recorder
+    truth: StepTruth, leg: str, path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
 ) -> Iterator[BatchSeen]:
     """Every batch of every chunk held against the truth; the record is flushed before each fetch."""
     for chunk in range(context.config.layout.vpp):
@@ -50,7 +50,7 @@ def batches_seen(
             yield seen
 
 
-def note_workload(path: DataPath, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+def note_workload(path: Adapter, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
     """What the data path counted of the step whose iterators it has just made, if it counts."""
     counted: Workload | None = getattr(path, "workload", None)
     if counted is None:

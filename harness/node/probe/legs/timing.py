@@ -22,8 +22,8 @@ from torch import Tensor
 from harness.core.cell.benchmark_workloads import load_config, slope_config
 from harness.core.cell.config import CellConfig
 from harness.core.cell.timing import Timed, rotary_tokens
-from harness.node.data_paths.base import Batch, DataPath
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.base import Adapter, Batch
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.gpu_state import busiest, gpu_state, sampled
 from harness.node.device.placement import barrier, synchronize
 from harness.node.probe.legs.interleaving import Turns, turns_of
@@ -204,9 +204,9 @@ class TimingLeg:
         timing = self.context.config.timing
         return {"unpacked": timing.unpacked, "full": timing.full_rows}
 
-    def load_of(self, name: str, documents: int, config: CellConfig, path: DataPath | None = None) -> Load:
+    def load_of(self, name: str, documents: int, config: CellConfig, path: Adapter | None = None) -> Load:
         """Forward and backward over the micro-batches of step 0 of `config`, fetched now."""
-        path = path or DATA_PATHS[config.data_path](replace(self.context, config=config))
+        path = path or ADAPTERS[config.data_path](replace(self.context, config=config))
         truth = StepTruth(config, 0, self.context.place.dp)
         batches = []
         for chunk in range(len(self.chunks)):

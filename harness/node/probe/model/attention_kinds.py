@@ -75,7 +75,7 @@ def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> R
     if engine is None or installed("transformer-engine-torch") is None:
         reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
         return Missing(reason=f"{reason}; {_HOW}")
-    told = config.data_path == "reference" and TELLS_PADDING
+    told = config.path.sets_pad_between_seqs and TELLS_PADDING
     if wrong := te_auto_padding(_numbers(engine), config, told):
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
     bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)

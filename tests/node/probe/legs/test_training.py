@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from harness.node.device import cpu_stubs
 from harness.node.recording import recorder
 from harness.node.data_paths.base import RankContext
-from harness.node.data_paths.table import DATA_PATHS
+from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.placement import Device
 from harness.node.faults import fault_named
 from harness.node.probe import passes, run
@@ -64,7 +64,7 @@ def watched(self, *args, **more):
 
 kept.flush = flushed
 passes.Passes.run = watched
-leg, _ = run._model_legs(context, DATA_PATHS[cell.data_path](context), fault_named(None), kept)
+leg, _ = run._model_legs(context, ADAPTERS[cell.data_path](context), fault_named(None), kept)
 leg.run()
 losses = [seen.loss_sum for seen in kept.record.steps]
 layers = [seen.params for seen in kept.record.layers]

@@ -1,0 +1,105 @@
+"""What the plan, the judge and the node must know of a data path, declared once. Pure: neither torch nor upstream code.
+
+One file per upstream project holds its descriptors; table.py lists them. The adapters, which call upstream, are in
+harness/node/data_paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.core.cell.layout import Layout
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+
+class Request(Protocol):
+    """What of a cell a limit reads."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def options(self) -> PackingOptions: ...
+    @property
+    def style(self) -> PackingStyle: ...
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A combination that the data path cannot run, as a rule of the plan: `reason` has the arithmetic, or is None."""
+
+    rule: str  # its id
+    source: str
+    reason: Callable[[Request], str | None]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What documents are padded to a multiple of, in tokens, where `pad_seq_to_mult` does not say it."""
+
+    multiple: Callable[[Layout], int]
+    text: Callable[[Layout], str]  # the same as arithmetic, for reasons
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPath:
+    """One value of the axis `packing`."""
+
+    name: str
+    code: str  # under test, in the words of a report for its project
+    functions: str  # of that code which the adapter calls; Markdown, for docs/data_paths.md
+    releases: str  # that have them, for the same page
+    style: Callable[[Layout, int, PackingOptions], PackingStyle]  # of a layout, seq_length and options
+    packs: bool = True  # False: every row holds one document, whatever the options
+    own: bool = False  # the harness's own code: a control can have the same rows
+    alignment: Alignment
+    options: tuple[str, ...] = ()  # keys of PackingOptions that change its rows or its metadata
+    limits: tuple[Limit, ...] = ()
+    validates: tuple[str, ...] = ()  # combinations that it puts to upstream's validators: values of axis `forbidden`
+    canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
+    counts_work: bool = False  # records the number of micro-batches and the lengths of a step
+    returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
+    hands_padding_mask: bool = False  # to routers
+    tokens_on_last_stage: bool = False  # as multi-token prediction needs them
+    sets_pad_between_seqs: bool = False  # in PackedSeqParams, where the release has that field
+
+
+def _zigzag(layout: Layout) -> int:
+    return 2 * layout.cp if layout.cp > 1 else 1
+
+
+def _zigzag_text(layout: Layout) -> str:
+    return f"2 * cp = 2 * {layout.cp}"
+
+
+def _layout_text(layout: Layout) -> str:
+    if not layout.sp:
+        return _zigzag_text(layout)
+    zigzag = f"2 * cp = {2 * layout.cp}" if layout.cp > 1 else "1"
+    return f"lcm({zigzag}, cp * tp = {layout.cp * layout.tp})"
+
+
+ZIGZAG = Alignment(_zigzag, _zigzag_text)  # 2 * cp equal chunks of each document
+LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # and, with sp, equal parts for the tp ranks
+NONE = Alignment(lambda layout: 1, lambda layout: "1")
+
+
+def padding_is_fixed(how: str) -> Callable[[Request], str | None]:
+    """The reason against padding options on a data path that pads as `how` says."""
+
+    def reason(cell: Request) -> str | None:
+        options = cell.options
+        if options.pad_seq_to_mult is None and not options.pad_to_max_length:
+            return None
+        return f"{'pad_to_max_length' if options.pad_to_max_length else 'pad_seq_to_mult'} is set, and {how}"
+
+    return reason
+
+
+def one_document_per_row(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """Rows of seq_length slots; packing options do not apply."""
+    return PackingStyle(packed=False, document_multiple=1, row_length=seq_length, real_lengths=False)

@@ -1,0 +1,139 @@
+"""Data paths of Megatron-Bridge: offline packing, in-batch packing, and long rows without packing."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.data_paths.descriptor import (
+    LAYOUT,
+    NONE,
+    ZIGZAG,
+    DataPath,
+    Limit,
+    Request,
+    one_document_per_row,
+    padding_is_fixed,
+)
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+_RELEASES = "megatron-bridge wheels 0.4 to 0.6"
+
+
+def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
+
+    With a multiple of 1 upstream passes physical offsets only, otherwise real and physical ones. 16 is the dataset's
+    own default of what rows are padded to.
+    """
+    multiple = options.pad_seq_to_mult or ZIGZAG.multiple(layout)
+    return PackingStyle(
+        packed=True,
+        document_multiple=multiple,
+        row_length=seq_length if options.pad_to_max_length else None,
+        real_lengths=multiple > 1,
+        longest_first=True,
+        tail_segment=True,
+        tail_multiple=16,
+        fixed_entries=options.pad_cu_seqlens,
+        longest_as_tensor=True,
+    )
+
+
+def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """data.packing.in_batch.build_mcore_thd_sequence_batch_from_rows (0.6).
+
+    Real offsets are passed beside padded ones only where documents are padded. Up to 0.5 vlm_step passes padded ones
+    alone, which attention reads alike: padding follows the tokens of its own segment.
+    """
+    return PackingStyle(
+        packed=True,
+        document_multiple=LAYOUT.multiple(layout),
+        row_length=None,
+        real_lengths=LAYOUT.multiple(layout) > 1,
+        padded_alone=True,
+        one_per_row=True,
+        longest_as_tensor=True,
+    )
+
+
+def _offline_row_alone(cell: Request) -> str | None:
+    size = cell.micro_batch_size
+    if size == 1:
+        return None
+    return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
+
+
+def _offline_rows_split(cell: Request) -> str | None:
+    """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
+    needed, multiple = cell.layout.alignment, cell.style.tail_multiple
+    if cell.options.pad_to_max_length or multiple % needed == 0:
+        return None
+    return (
+        f"rows end at a multiple of {multiple} tokens, which the alignment {needed} of the layout does not divide: "
+        f"{multiple} % {needed} = {multiple % needed}; set pad_to_max_length"
+    )
+
+
+def _in_batch_merges_rows(cell: Request) -> str | None:
+    if cell.micro_batch_size > 1:
+        return None
+    return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
+
+
+OFFLINE = DataPath(
+    name="bridge_offline",
+    code="Megatron-Bridge packed SFT",
+    functions="Megatron-Bridge offline packing: dataset builder, packed files, `gpt_step.forward_step`",
+    releases=_RELEASES,
+    style=_offline_style,
+    alignment=ZIGZAG,
+    options=("pad_seq_to_mult", "pad_to_max_length", "pad_cu_seqlens", "metadata"),
+    limits=(
+        Limit(
+            "packing.offline-micro-batch",
+            "Megatron-Bridge ConfigContainer.validate: offline packing requires micro_batch_size 1",
+            _offline_row_alone,
+        ),
+        Limit(
+            "packing.offline-rows-split",
+            "Megatron-Bridge GPTSFTPackedDataset.collate_fn: pad_seq_length_to_mult 16",
+            _offline_rows_split,
+        ),
+    ),
+    canaries_without_effect={
+        "padding": "upstream pads with the end-of-sentence id, by which it also tells documents apart",
+        "truncation": "documents are handed to upstream already cut",
+    },
+)
+IN_BATCH = DataPath(
+    name="bridge_in_batch",
+    code="Megatron-Bridge in-batch packing",
+    functions="Megatron-Bridge in-batch packing: `vlm_step.forward_step` up to 0.5, `prepare_sequence_batch` and "
+    "`gpt_step.forward_step` in 0.6",
+    releases=_RELEASES,
+    style=_in_batch_style,
+    alignment=LAYOUT,
+    limits=(
+        Limit(
+            "packing.in-batch-alignment",
+            "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
+            padding_is_fixed(
+                "in-batch packing pads by itself: documents to the alignment of the layout, rows not at all"
+            ),
+        ),
+        Limit(
+            "packing.in-batch-micro-batch",
+            "Megatron-Bridge ConfigContainer.validate: in-batch packing requires micro_batch_size above 1",
+            _in_batch_merges_rows,
+        ),
+    ),
+)
+LONG = DataPath(
+    name="bridge_long",
+    code="Megatron-Bridge long context",
+    functions="Megatron-Bridge without packing: `gpt_step.forward_step`, split over context ranks",
+    releases=_RELEASES,
+    style=one_document_per_row,
+    packs=False,
+    alignment=NONE,
+)

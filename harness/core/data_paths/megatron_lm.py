@@ -1,0 +1,73 @@
+"""Data paths of Megatron-LM: `--sft`, and the THD scheduler."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.data_paths.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, Request
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+_SCHEDULER = "Megatron-LM DpBalancedScheduler"
+
+
+def _sft_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19).
+
+    All length + 1 tokens of a document are in the row, and the last one's label, the next document's first target, is
+    masked out. Rows are always padded to seq_length; the last segment takes the tail.
+    """
+    return PackingStyle(
+        packed=True,
+        document_multiple=options.pad_seq_to_mult or ZIGZAG.multiple(layout),
+        last_token_slots=1,
+        row_length=seq_length,
+        real_lengths=False,
+    )
+
+
+def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """megatron.core.datasets.data_schedule.DpBalancedScheduler, which is given documents that are already padded."""
+    return PackingStyle(
+        packed=True,
+        document_multiple=options.pad_seq_to_mult or LAYOUT.multiple(layout),
+        row_length=None,
+        real_lengths=False,
+        split_last=True,
+    )
+
+
+def _one_row(cell: Request) -> str | None:
+    size = cell.micro_batch_size
+    if size == 1:
+        return None
+    return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
+
+
+def _no_row_padding(cell: Request) -> str | None:
+    return "pad_to_max_length is true, and the scheduler does not pad rows" if cell.options.pad_to_max_length else None
+
+
+SFT = DataPath(
+    name="sft",
+    code="Megatron-LM --sft",
+    functions="Megatron-LM `--sft`: SFTDataset, get_batch, forward_step",
+    releases="megatron-core wheels from 0.17; Megatron-LM checkouts from core_v0.16.1",
+    style=_sft_style,
+    alignment=ZIGZAG,
+    options=("pad_seq_to_mult",),
+    tokens_on_last_stage=True,
+)
+SCHEDULER = DataPath(
+    name="scheduler",
+    code="Megatron-LM sequence packing scheduler",
+    functions="Megatron-LM `wrap_data_iterator`, DpBalancedScheduler, `get_batch_on_this_rank_for_sequence_packing`",
+    releases="Megatron-LM main from 2026-08",
+    style=_scheduler_style,
+    alignment=LAYOUT,
+    options=("pad_seq_to_mult",),
+    limits=(
+        Limit("packing.scheduler-micro-batch", _SCHEDULER, _one_row),
+        Limit("packing.scheduler-rows", _SCHEDULER, _no_row_padding),
+    ),
+    counts_work=True,
+)

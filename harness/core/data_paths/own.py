@@ -1,0 +1,73 @@
+"""Data paths of the harness itself: the two that controls run, and the one that asks upstream's validators."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.data_paths.descriptor import LAYOUT, NONE, DataPath, Limit, Request, one_document_per_row
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+
+def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    return PackingStyle(
+        packed=True,
+        document_multiple=options.pad_seq_to_mult or LAYOUT.multiple(layout),
+        row_length=seq_length if options.pad_to_max_length else None,
+        real_lengths=True,
+    )
+
+
+def _one_rank(cell: Request) -> str | None:
+    if cell.layout.world_size == 1 and cell.micro_batch_size == 1:
+        return None
+    return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
+
+
+UNPACKED = DataPath(
+    name="unpacked",
+    code="one document per row, by the harness",
+    functions="none: one document per row, a control",
+    releases="any megatron-core from 0.14",
+    style=one_document_per_row,
+    packs=False,
+    own=True,
+    alignment=NONE,
+    hands_padding_mask=True,
+    tokens_on_last_stage=True,
+)
+REFERENCE = DataPath(
+    name="reference",
+    code="packed by the harness; model and schedule by Megatron",
+    functions="none: the harness's own packer, broadcast and context split, a control",
+    releases="any megatron-core from 0.14",
+    style=_reference_style,
+    own=True,
+    alignment=LAYOUT,
+    options=("pad_seq_to_mult", "pad_to_max_length"),
+    counts_work=True,
+    hands_padding_mask=True,
+    tokens_on_last_stage=True,
+    sets_pad_between_seqs=True,
+)
+RULES = DataPath(
+    name="rules",
+    code="validation of arguments",
+    functions="Megatron-Bridge `ConfigContainer.validate`, Megatron-LM `validate_args`",
+    releases="megatron-bridge wheels 0.4 to 0.6; `validate_args` megatron-core wheels from 0.17",
+    style=one_document_per_row,
+    packs=False,
+    alignment=NONE,
+    limits=(Limit("rules.one-rank", "harness: validators are asked on one rank", _one_rank),),
+    validates=(
+        "offline-micro-batch-2",
+        "in-batch-micro-batch-1",
+        "cp-seq-length",
+        "cp-mean-loss",
+        "cp-average-in-collective",
+        "pad-cu-seqlens-free-rows",
+        "offline-and-in-batch",
+        "pad-cu-seqlens-no-metadata",
+        "in-batch-opt-out",
+        "megatron-cp-seq-length",
+    ),
+)

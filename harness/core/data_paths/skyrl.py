@@ -1,0 +1,63 @@
+"""The data path of SkyRL's Megatron backend."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, Request, padding_is_fixed
+from harness.core.packing.options import PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+
+def _text(layout: Layout) -> str:
+    tp, cp = layout.tp, layout.cp
+    return f"2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else f"tp = {tp}"
+
+
+# With or without sp.
+_ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text)
+
+
+def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
+    """preprocess_packed_seqs; without packing remove_left_padding, which pads rows to the longest of a micro-batch."""
+    packed = options.remove_microbatch_padding
+    return PackingStyle(
+        packed=packed,
+        document_multiple=_ALIGNMENT.multiple(layout),
+        row_length=None,
+        real_lengths=False,
+        even_rows=not packed,
+    )
+
+
+def _packs_for_cp(cell: Request) -> str | None:
+    cp = cell.layout.cp
+    if cp == 1 or cell.options.remove_microbatch_padding:
+        return None
+    return (
+        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context ranks only where it "
+        "packs them; set remove_microbatch_padding or cp 1"
+    )
+
+
+SKYRL = DataPath(
+    name="skyrl",
+    code="SkyRL Megatron backend",
+    functions="SkyRL `preprocess_packed_seqs` and its way back; without packing `remove_left_padding`",
+    releases="skyrl and skyrl-train wheels",
+    style=_style,
+    alignment=_ALIGNMENT,
+    options=("remove_microbatch_padding",),
+    limits=(
+        Limit(
+            "packing.skyrl-alignment",
+            "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
+            padding_is_fixed("skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"),
+        ),
+        Limit(
+            "packing.skyrl-cp",
+            "SkyRL validate_megatron_cfg and remove_left_padding: context parallel is only supported with packing",
+            _packs_for_cp,
+        ),
+    ),
+    returns_log_probs=True,
+)
