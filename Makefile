@@ -30,7 +30,7 @@ unit: setup ## the fast tests: no training, no browser, no Slurm
 	$(BIN)/pytest -m "not train and not browser and not slurm"
 
 clean: ## remove .venv and caches; reports stay
-	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
 .PHONY: browser slurm compiler
 browser:

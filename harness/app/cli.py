@@ -19,8 +19,8 @@ from harness.app.pipeline import announce
 from harness.app.signals import end_on_signals
 from harness.core.errors import HarnessError, InputError
 from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
-from harness.core.run.run_dir import protect_new_files
 from harness.infra import screen
+from harness.infra.inputs.shipped import matrix_path
 from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports make a great many objects that stay: the default of 700 or 2,000 searches them again and again.
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="as JSON")
     plan.add_argument("--all", action="store_true", help="every row, however many there are")
     verify = verbs.add_parser("verify", help="check matrix files without running")
-    verify.add_argument("matrix", type=Path, nargs="+", metavar="MATRIX")
+    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX")
     verbs.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
     report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
@@ -141,7 +141,9 @@ def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
 
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (YAML)")
+    parser.add_argument(
+        "matrix", type=matrix_path, metavar="MATRIX", help="matrix file (YAML), or a shipped one by name"
+    )
 
 
 def _only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -196,7 +198,6 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Errors are told on stderr."""
     gc.set_threshold(_GARBAGE_AFTER)
-    protect_new_files()
     if argv is None:
         own_streams()
         end_on_signals()
@@ -223,6 +224,9 @@ def _flushed(words: list[str]) -> int:
 
 def _main(words: list[str]) -> int:
     arguments = build_parser().parse_args(words)
+    from harness.core.run.run_dir import protect_new_files  # not for --help
+
+    protect_new_files()
     command = ["harness", *words]
     try:
         return _dispatch(arguments, announce.without_secrets(command))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.errors import InputError, Problem
-from harness.core.run.run_dir import needs_room
 from harness.core.serialization import dumps
 from harness.core.text.escaping import csv_cell
 
@@ -42,6 +41,8 @@ def _text(path: Path | None) -> Iterator[TextIO]:
 @contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")
+    from harness.core.run.run_dir import needs_room  # not for --help, which loads this module
+
     with needs_room(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ def test_help_names_every_verb_and_the_exit_codes() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "('torch', 'pydantic', 'rich', 'matplotlib', 'jinja2', 'ruamel')"
+    heavy = "('torch', 'pydantic', 'rich', 'matplotlib', 'jinja2', 'ruamel', 'harness.core.run.records')"
     program = (
         "import sys; from harness.app import cli\n"
         "try: cli.main(['--help'])\n"

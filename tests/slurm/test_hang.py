@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.infra.inputs.cluster_file import CHECKOUT
+from harness.infra.inputs.shipped import shipped
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -37,7 +37,7 @@ ONE_NODE, TWO_NODES = "tp2-pp1-cp1-sft", "tp2-pp2-cp1-sft"
 
 @pytest.fixture
 def two_ranks_a_node(lab: SlurmLab, tmp_path: Path) -> Iterator[Cluster]:
-    profile = (CHECKOUT / "matrices/clusters/slurm-lab.yaml").read_text()
+    profile = (shipped("matrices") / "clusters/slurm-lab.yaml").read_text()
     assert "ranks_per_node: 8" in profile
     (tmp_path / "narrow.yaml").write_text(profile.replace("ranks_per_node: 8", "ranks_per_node: 2"))
     yield Cluster(lab, tmp_path, MATRIX)

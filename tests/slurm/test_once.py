@@ -12,7 +12,7 @@ import pytest
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import read_events
 from harness.core.serialization import loads
-from harness.infra.inputs.cluster_file import CHECKOUT
+from harness.infra.inputs.shipped import shipped
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 from tests.slurm.machine import SEARCH_PATH
@@ -89,7 +89,7 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_l
     lab: SlurmLab, tmp_path: Path
 ) -> None:
     cluster = Cluster(lab, tmp_path, ONE)
-    profile = (CHECKOUT / "matrices/clusters/slurm-lab.yaml").read_text()
+    profile = (shipped("matrices") / "clusters/slurm-lab.yaml").read_text()
     (tmp_path / "requeue.yaml").write_text(f"{profile}requeue: true\n")
     cluster.prepare(FOR_EVER, "--cluster", "./requeue.yaml", planned=False)
     launcher = cluster.start("resume", "latest")

@@ -10,14 +10,14 @@ import pytest
 
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import read_events
-from harness.infra.inputs.cluster_file import CHECKOUT
+from harness.infra.inputs.shipped import shipped
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
-CLUSTERS = CHECKOUT / "matrices/clusters"
+CLUSTERS = shipped("matrices") / "clusters"
 ONE = """\
 name: one
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}

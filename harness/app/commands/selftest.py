@@ -18,6 +18,7 @@ from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding,
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
 from harness.infra import screen
+from harness.infra.stacks.default_stack import require_torch
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.spec import DEADLINE_S
@@ -46,6 +47,7 @@ class Caught:
 def run(only: Sequence[str] | None, run_parent: Path) -> int:
     """Run the self-test; prints the table and returns the exit code. InputError for a fault that does not exist."""
     specs = choose(only)
+    require_torch()
     plan = plan_faults(specs)
     directory = RunDir(run_parent.resolve() / plan.run_id)
     plan_run.write_plan(directory, plan, None)

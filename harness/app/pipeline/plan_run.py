@@ -21,6 +21,7 @@ from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance
+from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.forecast import Forecast, forecasts
 from harness.infra.stacks.prepare import prepare
 from harness.plan.jobs.allocations import plan_allocations
@@ -81,7 +82,10 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
 
     `once`: no later run will use their worktrees. `user`: who lets go of them.
     """
-    matrix = planned.matrix
+    matrix, cluster = planned.matrix, planned.cluster
+    cells = planned.plan.expansion.cells
+    if any(cell.config.stack not in matrix.stacks for cell in cells) and not (cluster.python or cluster.container):
+        require_torch()
     try:
         stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say, once=once, user=user)
     except InputError as error:

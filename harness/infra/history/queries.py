@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from harness.core.run.run_plan import HistoryAsked
 from harness.core.serialization import dumps
+
+if TYPE_CHECKING:
+    from harness.core.run.run_plan import HistoryAsked
 
 LISTINGS = ("runs", "cells", "outcomes", "findings", "metrics")
 DECIDED = "('PASS', 'FLAKY', 'XFAIL', 'XPASS', 'FAIL')"

@@ -7,15 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import harness
 from harness.core.errors import InputError, Problem
 from harness.infra.inputs import yaml_file
+from harness.infra.inputs.shipped import shipped
 from harness.infra.inputs.text_file import expanded, is_file
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix.load import Matrix
 
-CHECKOUT = Path(harness.__file__).resolve().parent.parent
-TEMPLATES = CHECKOUT / "sbatch_templates"
 FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
 
 
@@ -66,9 +64,9 @@ def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[
 
 
 def folders(beside: Path) -> list[Path]:
-    """Where profiles are looked for, first match first: HARNESS_CLUSTERS, beside the matrix, here, the checkout."""
+    """Where profiles are looked for, first match first: HARNESS_CLUSTERS, beside the matrix, here, the shipped ones."""
     own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
-    places = [*own, beside / "clusters", Path("matrices/clusters"), CHECKOUT / "matrices" / "clusters"]
+    places = [*own, beside / "clusters", Path("matrices/clusters"), shipped("matrices") / "clusters"]
     return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]
 
 
@@ -83,9 +81,10 @@ def template_of(profile: ClusterProfile, file: Path | None) -> Path:
     if "/" in profile.template or profile.template.endswith(".j2"):
         path = (file.parent if file else Path()) / expanded(profile.template)
     else:
-        path = TEMPLATES / f"{profile.template}.sbatch.j2"
+        path = shipped("sbatch_templates") / f"{profile.template}.sbatch.j2"
     if not is_file(path):
-        known = ", ".join(sorted(item.name.removesuffix(".sbatch.j2") for item in TEMPLATES.glob("*.sbatch.j2")))
+        there = shipped("sbatch_templates").glob("*.sbatch.j2")
+        known = ", ".join(sorted(item.name.removesuffix(".sbatch.j2") for item in there))
         problem = Problem(
             message="no such template",
             file=str(file) if file else None,

@@ -12,6 +12,7 @@ from pathlib import Path
 import harness
 from harness.core.errors import InfrastructureError
 from harness.infra.git import git
+from harness.infra.inputs.shipped import checkout
 
 _PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit")
 
@@ -20,7 +21,7 @@ def collect() -> dict[str, object]:
     """Facts for the report; only allow-listed ones, so no secret of the environment can leak into it."""
     return {
         "harness": harness.__version__,
-        "harness_commit": _commit(Path(harness.__file__).parent),
+        "harness_commit": _commit(Path(harness.__file__).parent) if checkout() else "unknown",
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),
         "system": platform.platform(),

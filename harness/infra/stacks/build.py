@@ -18,6 +18,7 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError, InputError
 from harness.core.run.run_dir import write_json
 from harness.core.serialization import dumps
+from harness.infra.inputs.shipped import checkout
 from harness.infra.stacks import interpreters, transformer_engine
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter
@@ -140,8 +141,8 @@ def _uv(arguments: list[str], target: Path) -> None:
 def find_uv() -> str:
     """uv of this environment, else of PATH, else of the checkout's own setup; InputError without one."""
     beside = Path(sys.executable).parent / "uv"
-    own = Path(__file__).resolve().parents[3] / ".venv-tools" / "uv" / "bin" / "uv"
-    for candidate in (str(beside), shutil.which("uv"), str(own)):
+    own = [str(folder / ".venv-tools" / "uv" / "bin" / "uv") for folder in [checkout()] if folder]
+    for candidate in (str(beside), shutil.which("uv"), *own):
         if candidate and _runs(candidate):
             return candidate
     raise InputError("uv is not there, and stacks of packages are made with it; install it: pip install uv")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.infra.inputs.cluster_file import TEMPLATES, cluster_of, folders, read_profile, template_of
+from harness.infra.inputs.cluster_file import cluster_of, folders, read_profile, template_of
 from harness.infra.inputs.matrix_file import read_matrix
+from harness.infra.inputs.shipped import shipped
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile
 from harness.plan.matrix.load import Matrix
 
@@ -37,7 +38,7 @@ def test_every_shipped_profile_and_template_is_good(root: Path) -> None:
     for file in files:
         profile = read_profile(file)
         assert profile.name == file.stem
-        assert template_of(profile, file) == TEMPLATES / "default.sbatch.j2"
+        assert template_of(profile, file) == shipped("sbatch_templates") / "default.sbatch.j2"
 
 
 def test_the_shipped_local_profile_is_the_built_in_one(root: Path) -> None:

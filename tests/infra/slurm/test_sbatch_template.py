@@ -22,7 +22,8 @@ from harness.core.hardware.environment import DETERMINISM, WITHOUT, determinism
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra import templating
-from harness.infra.inputs.cluster_file import TEMPLATES, read_profile
+from harness.infra.inputs.cluster_file import read_profile
+from harness.infra.inputs.shipped import shipped
 from harness.infra.slurm.sbatch_template import Job, array_indices, environment_of, job_name, render_job
 from harness.plan.jobs.cluster import ClusterProfile, Container
 
@@ -60,7 +61,7 @@ def rendered(profile: ClusterProfile, job: Job | None = None, **more: Any) -> st
         "run_id": RUN_ID,
         "command": COMMAND,
         "python": profile.python or "/opt/venv/bin/python",
-        "template": TEMPLATES / "default.sbatch.j2",
+        "template": shipped("sbatch_templates") / "default.sbatch.j2",
     }
     return render_job(job or Job(name="1n8r", allocations=members(1)), profile, **values | more)
 

@@ -13,7 +13,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.serialization import from_jsonable, loads
 from harness.core.stack import ModuleHome, ReadyStack, Stack
-from harness.infra.inputs.cluster_file import TEMPLATES
+from harness.infra.inputs.shipped import shipped
 from harness.infra.slurm.submissions import parallel_ranks, write_submissions
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cluster import ClusterProfile, Container
@@ -21,7 +21,7 @@ from harness.plan.schema.sections import Launch
 from tests.plan.helpers import expand_axes
 
 LAB = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8)
-TEMPLATE = TEMPLATES / "default.sbatch.j2"
+TEMPLATE = shipped("sbatch_templates") / "default.sbatch.j2"
 LAUNCH = Launch(cells_per_allocation=2, nodes_per_cell=2, throttle=5)
 
 

@@ -1,0 +1,30 @@
+"""Where the files lie that come with the harness and are no modules: matrices, cluster profiles, job templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import harness
+
+_PACKAGE = Path(harness.__file__).resolve().parent
+_INSTALLED = _PACKAGE / "shipped"
+
+
+def checkout() -> Path | None:
+    """The checkout that the harness runs from; None where a wheel is installed."""
+    return None if _INSTALLED.is_dir() else _PACKAGE.parent
+
+
+def shipped(name: str) -> Path:
+    """The folder `matrices` or `sbatch_templates`: of the checkout, or within the package where a wheel is installed.
+
+    pyproject.toml puts the checkout's folders into the wheel, so there is one copy of each file.
+    """
+    return (checkout() or _INSTALLED) / name
+
+
+def matrix_path(name: str) -> Path:
+    """A matrix file as the user named it: by a path, or, where no such file is, a shipped one by its name."""
+    path = Path(name)
+    found = shipped("matrices") / (name if name.endswith(".yaml") else f"{name}.yaml")
+    return found if "/" not in name and not path.exists() and found.is_file() else path

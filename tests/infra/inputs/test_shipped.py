@@ -1,0 +1,34 @@
+"""Files that come with the harness, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.infra.inputs.shipped import checkout, matrix_path, shipped
+
+
+@pytest.mark.parametrize("name", ["smoke", "smoke.yaml"])
+def test_a_shipped_matrix_goes_by_its_name(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checkout() == root
+    assert matrix_path(name) == root / "matrices" / "smoke.yaml"
+
+
+def test_a_file_goes_before_a_shipped_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smoke.yaml").touch()
+    assert matrix_path("smoke.yaml") == Path("smoke.yaml")
+
+
+@pytest.mark.parametrize("name", ["none", "clusters", "matrices/smoke.yaml", "../README.md", ""])
+def test_paths_and_unknown_names_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert matrix_path(name) == Path(name)
+
+
+def test_job_templates_of_the_checkout_are_found(root: Path) -> None:
+    assert shipped("sbatch_templates") == root / "sbatch_templates"
