@@ -200,11 +200,11 @@ def test_the_matrix_is_red_when_a_known_bug_is_gone(ran: Ran, tmp_path: Path) ->
 
 
 def engine(ran: Ran, root: Path, what: str) -> list[dict[str, Any]]:
-    """What tests/app/engine.py says in an environment with Transformer Engine."""
+    """What tests/app/matrices/engine.py says in an environment with Transformer Engine."""
     python = ran.report["provenance"]["stacks"]["bridge062"]["interpreter"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
     done = subprocess.run(
-        [python, "-W", "ignore", root / "tests" / "app" / "engine.py", what],
+        [python, "-W", "ignore", root / "tests/app/matrices/engine.py", what],
         capture_output=True,
         text=True,
         env=clean,
