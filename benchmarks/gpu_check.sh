@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command and at most nine minutes: the GPU tests, a one-rank matrix over attention,
-# packing and dtype, the harness's own overhead, and the throughput suite. Reads no network: docs/gpu_check.md.
+# packing and dtype, the harness's own overhead, and the throughput suite. Reads no network: docs/throughput.md.
 #
 #   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
 #

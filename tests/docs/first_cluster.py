@@ -1,11 +1,11 @@
-"""What docs/first_cluster.md shows, for the tests that hold it to what commands print."""
+"""What docs/clusters.md shows, for the tests that hold it to what commands print."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "first_cluster.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clusters.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -22,8 +22,8 @@ def test_every_command_exists_with_its_arguments_and_matrices(root: Path, comman
     assert len(commands) > 60
     assert {command.where.partition(":")[0] for command in commands} >= {
         "README.md",
-        "docs/nightly.md",
-        "docs/slurm.md",
+        "docs/ci.md",
+        "docs/clusters.md",
         "docs/examples/nightly.sh",
         "docs/examples/github-actions.yaml",
         "docs/examples/gitlab-ci.yml",

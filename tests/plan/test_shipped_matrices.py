@@ -1,4 +1,4 @@
-"""The matrices for every night, every week and for bisecting hold what their comments and docs/nightly.md promise."""
+"""The matrices for every night, every week and for bisecting hold what their comments and docs/ci.md promise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_weekly_matrix_is_the_nightly_one_with_every_cell(root: Path, nightl
 
 
 def test_the_page_tells_the_true_numbers(root: Path, nightly: Expansion) -> None:
-    page = (root / "docs" / "nightly.md").read_text()
+    page = (root / "docs" / "ci.md").read_text()
     assert nightly.selection is not None
     added = [sum(cell.role == "reference" for cell in made.cells) for made in (nightly, weekly_of(root))]
     allowed = f"{nightly.selection.allowed:,}"

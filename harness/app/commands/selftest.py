@@ -22,7 +22,7 @@ from harness.infra.stacks.default_stack import require_torch
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
 from harness.plan.faults.spec import DEADLINE_S
-from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, where_text
+from harness.plan.faults.text import catalogue_text, demand_text, where_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +273,3 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
               f"{sum(cell.axes['fault'] == 'none' for cell in report.cells)} clean cells; "
               f"{report.timing.get('wall_s', 0.0):.0f} s"]  # fmt: skip
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    screen.data(catalogue_markdown(FAULTS), end="")

@@ -89,7 +89,7 @@ class CellConfig:
     # resolved on the node by what is there
     attention: str = setting(
         "auto",
-        doc="[Attention kernel](attention.md); auto: the best that is there.",
+        doc="[Attention kernel](models.md#attention-kernels); auto: the best that is there.",
         axis="attention",
         choices=ATTENTIONS,
         label="{}",
@@ -97,7 +97,7 @@ class CellConfig:
     )
     device: str = setting(
         "auto",
-        doc="[Where ranks compute](attention.md#device); auto: on GPUs where there are any.",
+        doc="[Where ranks compute](models.md#device); auto: on GPUs where there are any.",
         axis="device",
         choices=DEVICES,
         label="{}",

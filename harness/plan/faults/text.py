@@ -1,4 +1,4 @@
-"""The fault catalogue as text: for `harness selftest --list` and docs/faults.md. Pure."""
+"""The fault catalogue as text: for `harness selftest --list` and docs/failures.md. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from harness.core.cell.config import cell_name
 from harness.core.outcomes import Outcome
 from harness.plan.faults import CLASSES, FaultSpec
 
-_HEAD = """# Faults
+_HEAD = """## Fault catalogue
 
-`harness selftest` injects each of these faults into a real training cell and demands that it is caught: the leading
-finding is of the first check named, in its lane, at its place, and the other checks named have a finding too. All run
-all canaries. The same cell without the fault must pass. A fault that costs time on a GPU alone is a warning, and its
-cell passes. Beside a fault of the numerics lane the metadata lane must stay green, beside one of the throughput lane
-both others. Where only another stack shows what a fault costs, the clean twin stands for that stack and the two take
-turns. References such as A3 are entries of the bug corpus; each comes with the upstream commit, pull request or issue.
+`harness selftest` injects each of these faults into a real training cell and requires that it is caught: the first
+finding must be of the first check named, in its lane, at its place, and the other checks named must have a finding too.
+Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. Beside a fault of the numerics
+lane the metadata lane must stay green, beside one of the throughput lane both others. A fault that costs time only on a
+GPU is a warning, and its cell passes. If only another stack can show what a fault costs, the clean twin takes the place
+of that stack, and the two are timed in turns. References such as A3 are entries of the bug corpus; each comes with the
+upstream commit, pull request or issue.
 
-`python -m harness.app.commands.selftest > docs/faults.md` makes this page from the catalogue in
-`harness/plan/faults`. The injections are in `harness/node/faults`, under the same names.
+`python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
+`harness/node/faults`, under the same names.
 """
 
 
@@ -40,13 +41,19 @@ def catalogue_text(faults: Sequence[FaultSpec]) -> str:
 
 
 def catalogue_markdown(faults: Sequence[FaultSpec]) -> str:
-    """docs/faults.md."""
+    """The last section of docs/failures.md."""
     parts = [_HEAD]
     for fault_class in CLASSES:
         rows = [spec for spec in faults if spec.fault_class == fault_class]
         if rows:
-            parts.append(f"\n## {fault_class.capitalize()}\n\n{_table(rows)}")
+            parts.append(f"\n### {fault_class.capitalize()}\n\n{_table(rows)}")
     return "".join(parts)
+
+
+def with_catalogue(page: str, faults: Sequence[FaultSpec]) -> str:
+    """The page with its last section made again; the page ends with the catalogue."""
+    before, _, _ = page.partition(_HEAD.splitlines()[0] + "\n")
+    return before + catalogue_markdown(faults)
 
 
 def demand_text(spec: FaultSpec) -> str:

@@ -107,7 +107,8 @@ def test_rows_are_unique_and_speak_the_words_of_the_table() -> None:
 
 def test_every_class_is_in_the_documentation(root: Path) -> None:
     page = (root / "docs" / "failures.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]*) \| [^|]* \|$", page, re.M))
+    section = page[page.index("\n## Incomplete cells\n") : page.index("\n### Who is to blame\n")]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]*) \| [^|]* \|$", section, re.M))
     assert rows == {row.name: f"{row.domain}, {row.role}" for row in CLASSES}
 
 

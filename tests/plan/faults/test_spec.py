@@ -13,7 +13,7 @@ from harness.core.outcomes import Lane, Outcome
 from harness.core.run.run_dir import safe_name
 from harness.judge.checks.table import CHECKS
 from harness.plan.faults import CLASSES, FAULTS, FaultSpec
-from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text
+from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, with_catalogue
 
 each = pytest.mark.parametrize("spec", FAULTS, ids=lambda spec: spec.name)
 
@@ -79,8 +79,11 @@ def test_only_infrastructure_faults_leave_the_verdict_open_and_only_slow_ones_pa
 
 
 def test_the_page_is_made_from_the_catalogue(root: Path) -> None:
-    page = (root / "docs" / "faults.md").read_text(encoding="utf-8")
-    assert page == catalogue_markdown(FAULTS), "make it again: python -m harness.app.commands.selftest > docs/faults.md"
+    page = (root / "docs" / "failures.md").read_text(encoding="utf-8")
+    assert page == with_catalogue(page, FAULTS), "run `python scripts/key_tables.py` and read the difference"
+    broken = page.replace("| `cu-seqlens-int64` | cu_seqlens is int64", "| `cu-seqlens-int64` | cu_seqlens is int16")
+    assert broken != page
+    assert with_catalogue(broken, FAULTS) == page
 
 
 @each
