@@ -1,0 +1,110 @@
+"""Every page holds what it shows: YAML blocks load, links and anchors lead somewhere, files and make targets exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.core.cell.axis_values import DATA_PATHS
+from tests.docs.pages import Block, anchors_of, blocks_of, link_problems, path_problems, yaml_problem
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "reports/README.md")), *DOCS]
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in blocks_of(page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8"))
+    if block.language == "yaml"
+]
+RECIPES = [block for block in BLOCKS if block.where.startswith("docs/data_paths.md")]
+
+by_place = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@by_place
+def test_a_yaml_block_is_taken_by_the_loader(block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = yaml_problem(block, tmp_path)
+    assert problem is None, f"{problem}\n{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("block", RECIPES, ids=lambda block: block.where)
+def test_a_recipe_is_a_whole_matrix_without_a_rejected_cell(
+    block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = yaml_problem(block, tmp_path, whole=True)
+    said = capsys.readouterr()
+    assert problem is None, f"{problem}\n{said.err}"
+    assert " 0 rejected" in said.out
+
+
+def test_every_data_path_has_a_recipe() -> None:
+    named = re.findall(r"packing: \[?(.*?)\]?\n", "".join(block.text for block in RECIPES))
+    assert set(", ".join(named).split(", ")) == set(DATA_PATHS)
+
+
+@by_page
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    assert link_problems(ROOT, page) == []
+
+
+@by_page
+def test_files_and_make_targets_of_a_page_exist(page: Path) -> None:
+    assert path_problems(ROOT, page) == []
+
+
+def test_there_are_few_pages_and_the_readme_links_all() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(DOCS) <= 15
+    assert [page.name for page in DOCS if f"(docs/{page.name}" not in readme] == []
+
+
+def test_the_glossary_is_short_and_linked() -> None:
+    assert len((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()) <= 40
+    others = [page for page in PAGES if page.name != "glossary.md"]
+    assert sum("glossary.md" in page.read_text(encoding="utf-8") for page in others) >= 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: {stepps: 3}\n", "train.stepps: unknown key"),
+        ("matrix: {packing: sfd}\n", "sfd"),
+        ("matrix: {packing: sft, tp: [3], stack: gone}\n", "gone"),
+        ("name: c\nkind: slurm\npartitian: main\n", "partitian"),
+        ("a: [1\n", "page.md:1"),
+    ],
+)
+def test_a_broken_block_is_found(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks_of("page.md", f"```yaml\n{text}```\n")
+    problem = yaml_problem(block, tmp_path)
+    assert problem is not None
+    assert said in problem + capsys.readouterr().err
+
+
+def test_a_part_of_a_matrix_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert yaml_problem(Block("page.md:1", "yaml", "matrix: {packing: sft}\n"), tmp_path, whole=True) is not None
+    assert "name" in capsys.readouterr().err
+
+
+def test_a_dead_link_anchor_path_and_target_are_found(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("smoke: setup\n")
+    (tmp_path / "other.md").write_text("# One `thing`: and two\n\n```sh\n# no heading\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n[a](other.md#one-thing-and-two) [b](other.md#no-heading) [c](gone.md) [d](#page) [e](#gone)\n"
+        "`harness/gone.py` `made/up.py`\n\n    make smoke\n    make smok\n"
+    )
+    assert anchors_of((tmp_path / "other.md").read_text()) == {"one-thing-and-two"}
+    assert link_problems(tmp_path, page) == [
+        "page.md: other.md#no-heading: no such heading",
+        "page.md: gone.md: no such file",
+        "page.md: #gone: no such heading",
+    ]
+    assert path_problems(tmp_path, page) == [
+        "page.md: harness/gone.py: no such file",
+        "page.md: make smok: no such target",
+    ]
