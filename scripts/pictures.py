@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -26,7 +27,8 @@ MATRIX = "matrices/issue_4092.yaml"
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "reports" / "example"
 REPORTS = ("report.html", "report.md", "report.json", "junit.xml")
 COLUMNS = 112  # of the terminal
-WIDTH, HEIGHT = 1200, 900  # of the screenshot, px
+WIDTH, MARGIN = 1000, 24  # of the screenshot, px
+COLOURS = 128  # of the screenshot: enough for a page, at a third of the bytes
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # fetched from a network; pages that embed a picture refuse
 
@@ -77,16 +79,21 @@ def terminal(output: str) -> str:
 
 
 def screenshots(page: Path) -> None:
-    """The top of the report, light and dark."""
+    """The report down to the end of its first failure, light and dark."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("no Chromium on PATH: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for scheme in SCHEMES:
-            tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
+            tab = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme=scheme)
             tab.goto(page.as_uri())
-            tab.screenshot(path=PICTURES / f"report-{scheme}.png")
+            failure = tab.locator("#failures details.cell").first.bounding_box()
+            assert failure is not None
+            height = round(failure["y"] + failure["height"]) + MARGIN
+            tab.set_viewport_size({"width": WIDTH, "height": height})
+            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(COLOURS)
+            picture.save(PICTURES / f"report-{scheme}.png", optimize=True)
         browser.close()
 
 
