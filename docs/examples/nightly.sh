@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# One night: finishes what an earlier night left, pulls the code under test, runs a matrix, keeps what it found, tidies up.
+# One night: finishes an interrupted night, pulls the code under test, runs a matrix, keeps the results, tidies up.
 #
 #   nightly.sh [nightly | weekly | NAME]   of matrices/NAME.yaml; nightly when it is left out
 #   nightly.sh --resume [NAME]             only follows and judges a run that was interrupted, for @reboot
 #
 # Settings, by environment:
-#   HARNESS_DIR   the checkout of the harness, set up with `make setup` (the one that this file lies in)
+#   HARNESS_DIR   the checkout of the harness, set up with `make setup` (the one that contains this file)
 #   CLUSTER       a cluster profile; empty: this machine
 #   CODE_DIR      a Megatron-LM checkout whose branch main is pulled and tested too; empty: releases only
-#   RUN_DIR       where run directories, the history and the log lie (~/packing-nightly); on a cluster all nodes must see it
-#   NOTIFY        a command or a webhook that is told of the verdict (docs/ci.md); empty: nobody
+#   RUN_DIR       where run directories, the history and the log are (~/packing-nightly); on a cluster all nodes must see it
+#   NOTIFY        a command or a webhook that receives the verdict (docs/ci.md); empty: none
 #   KEEP_DAYS     run directories older than this are removed (30); the history keeps their verdicts for two years
 #
 # Exit code: that of `harness run`; 75 when another night still holds the lock.
