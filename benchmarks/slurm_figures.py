@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness.core.run.run_dir import read_events  # noqa: E402
+from harness.core.run.journal import read_lines  # noqa: E402
 from tests.slurm.cluster import Cluster  # noqa: E402
 from tests.slurm.lab import SlurmLab  # noqa: E402
 
@@ -108,7 +108,7 @@ def wait_until(predicate: Callable[[], Answer], seconds: float, what: str) -> An
 
 def events(cluster: Cluster) -> list[dict[str, Any]]:
     """The run's journal so far."""
-    return read_events(cluster.directory / "events.jsonl")
+    return read_lines(cluster.directory / "events.jsonl")
 
 
 def ranks_of_cells(cluster: Cluster) -> dict[str, int]:

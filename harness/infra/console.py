@@ -81,9 +81,11 @@ class Progress:
             self._running[cell] = self._clock()
 
     def cell_finished(self, cell: str, status: str, seconds: float) -> None:
-        """`status` is that of the CellResult: completed, failed, rejected or error."""
+        """`status` is that of the CellResult: completed, failed, rejected or error. Any other is not counted."""
         with self._lock:
             self._running.pop(cell, None)
+            if status not in _STATUS:  # a damaged journal
+                return
             self._counts[status] += 1
             self._weight_done += self._ranks.get(cell, 1)
             line = self._line(cell, status, seconds)

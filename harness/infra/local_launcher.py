@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from harness.core.run.events import Event
+from harness.core.run.journal import Journal
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import Journal, RunDir, write_json
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
+from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.stack import ReadyStack
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
 
-Listener = Callable[[dict[str, Any]], None]
+Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
@@ -53,12 +55,6 @@ def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None)
     """`stack`: None for the environment of the harness itself."""
     python = stack.python if stack else sys.executable
     return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
-
-
-def write_order(run: RunDir, allocation: Allocation, attempts: Mapping[str, int], *, parallel_ranks: int) -> None:
-    """The agent's order: which cells, which attempt of each (1 where none is named), how many ranks at once."""
-    cells = [{"cell": cell, "attempt": attempts.get(cell, 1)} for cell in allocation.cells]
-    write_json(run.submission(allocation.name), {"cells": cells, "parallel_ranks": parallel_ranks})
 
 
 def run_allocations(
@@ -96,7 +92,8 @@ def _side_by_side(
 ) -> None:
     """`at_once` agents at a time, each with `parallel_ranks` ranks, since one that imports keeps one core busy."""
     for allocation in allocations:
-        write_order(run, allocation, attempts, parallel_ranks=parallel_ranks)
+        cells = cell_attempts((cell, attempts.get(cell, 1)) for cell in allocation.cells)
+        write_work_order(run, allocation.name, WorkOrder(cells=cells, parallel_ranks=parallel_ranks))
     waiting, running = list(allocations), list[_Agent]()
     try:
         while waiting or running:

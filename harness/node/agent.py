@@ -18,22 +18,22 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import DiskFullError, InfrastructureError, InputError
 from harness.core.hardware.environment import AGENT
 from harness.core.hardware.gpu_slices import GpuSlices
 from harness.core.outcomes import Rejection
+from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Gathered
+from harness.core.run.journal import Journal
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import AttemptDir, Journal, RunDir, protect_new_files, write_json
+from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
-from harness.node.coordination.job_start import order_of
+from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
-from harness.node.node_agent import Agent
+from harness.node.node_agent import STARTUP_S, Agent
 from harness.node.process import die_with, other_threads
 
 CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
@@ -44,8 +44,8 @@ class Leader(Agent):
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         super().__init__(run, allocation, node, nodes)
-        self.waiting: list[tuple[str, int]] = [(item["cell"], item["attempt"]) for item in self.order["cells"]]
-        self.capacity: int = self.order["parallel_ranks"]  # ranks at once on each node
+        self.waiting = [(item.cell, item.attempt) for item in self.work_order.cells]
+        self.capacity = self.work_order.parallel_ranks  # ranks at once on each node
         self.lost: set[int] = set()
         self.gpus = GpuSlices(0)
 
@@ -69,7 +69,7 @@ class Leader(Agent):
 
     def _gather(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal, so that they follow."""
-        limit = time.monotonic() + self.startup_s
+        limit = time.monotonic() + STARTUP_S
         while True:
             beats = {node: beat for node, beat in self.others.beats().items() if beat.state == "ready"}
             if len(beats) == self.nodes - 1:
@@ -79,7 +79,7 @@ class Leader(Agent):
                 raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
             self.heart.turn()
             time.sleep(rendezvous.POLL_S)
-        self.say("gathered", tokens={str(node): beat.token for node, beat in beats.items()})
+        self.note(Gathered(tokens={str(node): beat.token for node, beat in beats.items()}))
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
@@ -109,12 +109,13 @@ class Leader(Agent):
         if refused:
             self._write(attempt, cell, number, "error", refused.reason)
             return
-        wrong = self.share(config).misfit(self.order.get("ranks_per_node"))
+        wrong = self.share(config).misfit(self.work_order.ranks_per_node)
         if wrong is not None:
             self._write(attempt, cell, number, "error", wrong)
             return
         rendezvous.clear(attempt)
-        self.say("cell_started", cell=cell, attempt=number, ranks=config.layout.world_size, threads=other_threads())
+        ranks = config.layout.world_size
+        self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
         self.fork(cell, number, config, time.time() + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
@@ -122,7 +123,7 @@ class Leader(Agent):
         attempt = self.run.attempt(cell, number)
         if attempt.result.exists():
             result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
-            self.say("cell_finished", cell=cell, attempt=number, status=result.status)
+            self.note(CellFinished(cell=cell, attempt=number, status=result.status))
             if exit_code == 0:  # the supervisor gave up a node that has left no result
                 silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())
                 self.lost.update(silent)
@@ -139,7 +140,7 @@ class Leader(Agent):
             cell=cell, attempt=number, status=status, reason=reason, rejection=rejection, started=now, finished=now
         )
         write_json(attempt.result, result)
-        self.say("cell_finished", cell=cell, attempt=number, status=status)
+        self.note(CellFinished(cell=cell, attempt=number, status=status))
 
 
 class Follower(Agent):
@@ -150,7 +151,7 @@ class Follower(Agent):
 
     def work(self) -> None:
         tail = Journal(self.run.agent_journal(self.allocation, 0))
-        limit = time.monotonic() + self.startup_s
+        limit = time.monotonic() + STARTUP_S
         while not self.over:
             gone = self.led and bool(self.others.silent())  # asked first: its last words may be in the journal
             for event in tail.new_events():
@@ -160,13 +161,13 @@ class Follower(Agent):
             self.reap(rendezvous.POLL_S)
             self.heart.turn()
 
-    def _obey(self, event: Mapping[str, Any]) -> None:
-        """Do what an event of the leader's journal asks for; those before it named this process are of a former job."""
-        if event["event"] == "gathered":
-            self.led = event["tokens"].get(str(self.node)) == self.heart.token
-        elif self.led and event["event"] == "cell_started":
-            self._start(event["cell"], event["attempt"], event["time"])
-        elif self.led and event["event"] in ("finished", "failed"):
+    def _obey(self, event: Event) -> None:
+        """Do what an event of the leader's journal asks for; events before it named this process are old."""
+        if isinstance(event, Gathered):
+            self.led = event.tokens.get(str(self.node)) == self.heart.token
+        elif self.led and isinstance(event, CellStarted):
+            self._start(event.cell, event.attempt, event.time)
+        elif self.led and isinstance(event, (Finished, Failed)):
             self.over = True
 
     def _start(self, cell: str, number: int, begun: float) -> None:
@@ -175,13 +176,14 @@ class Follower(Agent):
         config = self.config(cell, number)
         now = time.time()
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
-        self.say("cell_started", cell=cell, attempt=number, ranks=self.share(config).size, threads=other_threads())
+        ranks = self.share(config).size
+        self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
         attempt = self.run.attempt(cell, number)
         path = rendezvous.node_file(attempt, self.node)
-        self.say("cell_finished", cell=cell, attempt=number, exit_code=exit_code)
+        self.note(CellFinished(cell=cell, attempt=number, exit_code=exit_code))
         if not path.exists():
             from harness.node.rank_endings import settle
 
@@ -211,7 +213,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # 100 GB per rank
     run, node, nodes = RunDir(arguments.run_dir), arguments.node, arguments.nodes
     try:
-        allocation = arguments.allocation if arguments.attached_to else order_of(run, arguments.allocation, node)
+        allocation = arguments.allocation if arguments.attached_to else work_order_of(run, arguments.allocation, node)
         if allocation is None:  # another start of the job, or another job, runs it
             return 0
         agent = Follower(run, allocation, node, nodes) if node else Leader(run, allocation, node, nodes)

@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError
-from harness.core.run.run_dir import AttemptDir, RunDir, append_line
+from harness.core.run import journal
+from harness.core.run.events import Event, Failed, Finished, Loaded, Started
+from harness.core.run.run_dir import AttemptDir, RunDir
+from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination import rendezvous
@@ -39,38 +41,35 @@ class Agent(ABC):
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
         self.journal = run.agent_journal(allocation, node)
-        self.order: dict[str, Any] = loads(run.submission(allocation).read_text(encoding="utf-8"))
-        if self.order.get("nodes", 1) != nodes:
-            raise InputError(
-                f"{run.submission(allocation)} wants nodes {self.order.get('nodes', 1)}, not --nodes {nodes}"
-            )
+        self.work_order = read_work_order(run, allocation)
+        wanted = self.work_order.nodes or 1
+        if wanted != nodes:
+            raise InputError(f"{run.submission(allocation)} is for {wanted} nodes, not for --nodes {nodes}")
         self.running: dict[BaseProcess, Running] = {}
         self.heart = Heart(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
-        self.startup_s = float(self.order.get("startup_s", STARTUP_S))
         others = [0] if node else list(range(1, nodes))
-        silence_s = float(self.order.get("silence_s", rendezvous.SILENCE_S))
-        self.others = Heartbeats(run, allocation, others, silence_s)
+        self.others = Heartbeats(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
 
-    def say(self, event: str, **facts: Any) -> None:
-        append_line(self.journal, {"time": time.time(), "event": event, **facts})
+    def note(self, event: Event) -> None:
+        journal.note(self.journal, event)
 
     def main(self) -> None:
         begin = time.perf_counter()
-        self.say("started", pid=os.getpid())
+        self.note(Started(pid=os.getpid()))
         self.heart.begin("loading")
         try:
             load()
             gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
-            self.say("loaded", import_s=time.perf_counter() - begin)
+            self.note(Loaded(import_s=time.perf_counter() - begin))
             self.heart.turn()
             self.work()
         except BaseException as error:
             known = secret_values(os.environ)
             reason = redacted(f"{type(error).__name__}: {error}", known)
-            self.say("failed", reason=reason, traceback=redacted(traceback.format_exc(), known))
+            self.note(Failed(reason=reason, traceback=redacted(traceback.format_exc(), known)))
             raise
         else:
-            self.say("finished")
+            self.note(Finished())
         finally:
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)

@@ -17,8 +17,8 @@ from harness.app.pipeline import plan_run
 from harness.app.pipeline.finalize import Finish, judge_and_report
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan
+from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
-from harness.infra.local_launcher import write_order
 from harness.node import agent
 from harness.node.load import load
 
@@ -43,7 +43,8 @@ def night(matrix: Path, fault: str) -> int:
 
 def _train(run: RunDir, plan: RunPlan) -> None:
     for allocation in plan.allocations:
-        write_order(run, allocation, {}, parallel_ranks=1)
+        cells = cell_attempts((cell, 1) for cell in allocation.cells)
+        write_work_order(run, allocation.name, WorkOrder(cells=cells, parallel_ranks=1))
         child = os.fork()
         if child == 0:
             os._exit(agent_of(run, allocation.name))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.run.run_dir import RunDir, append_line, write_json
+from harness.core.run.events import CellStarted, Launched
+from harness.core.run.journal import append_event
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import sealed
 from tests.judge.simulator import config_of, run_of
 
@@ -21,6 +23,6 @@ def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> Run
         for rank, record in item.records.items():
             write_json(attempt.record(rank), record)
         write_json(attempt.result, item.result)
-        append_line(run.events, {"time": 1.0, "event": "cell_started", "cell": cell})
-    append_line(run.events, {"time": 9.0, "event": "launched", "timing": {"launch_s": 9.0, "import_s": 1.0}})
+        append_event(run.events, CellStarted(time=1.0, cell=cell, attempt=1, ranks=1))
+    append_event(run.events, Launched(time=9.0, timing={"launch_s": 9.0, "import_s": 1.0}))
     return run

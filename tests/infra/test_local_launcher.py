@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.run.events import Event, Failed
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.core.serialization import loads
@@ -21,15 +22,15 @@ import json, os, sys, time
 from pathlib import Path
 run, name, together = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 (run / "agents").mkdir(exist_ok=True)
-def say(event):
+def say(event, **facts):
     with (run / "agents" / f"{name}.0.jsonl").open("a") as stream:
-        facts = {"event": event, "name": name, "path": os.environ.get("PYTHONPATH", ""), "cwd": os.getcwd()}
-        stream.write(json.dumps(facts) + "\\n")
-say("started")
+        stream.write(json.dumps({"event": event, **facts}) + "\\n")
+say("started", pid=os.getpid())
+(run / f"{name}.process").write_text(json.dumps({"path": os.environ.get("PYTHONPATH", ""), "cwd": os.getcwd()}))
 limit = time.monotonic() + 20
 while len(list((run / "agents").glob("*.jsonl"))) < together and time.monotonic() < limit:
     time.sleep(0.01)
-say("together" if time.monotonic() < limit else "alone")
+say("failed", reason=name + (" together" if time.monotonic() < limit else " alone"), traceback="")
 if "fails" in name:
     print("no module named megatron")
     sys.exit(1)
@@ -42,9 +43,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def ran(
-    run: RunDir, together: int, *names: str, monkeypatch: pytest.MonkeyPatch, cores: int = 2
-) -> list[dict[str, Any]]:
+def ran(run: RunDir, together: int, *names: str, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[Event]:
     """Events of allocations of these names, in the stack that a name ends with."""
     allocations = [
         Allocation(name=name, cells=(f"cell-{name}",), stack=name.rpartition("-")[2] if "-" in name else "default")
@@ -57,7 +56,7 @@ def ran(
         "agent_command",
         lambda run, name, stack=None: [sys.executable, "-c", AGENT, str(run.root), name, str(together)],
     )
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     run_allocations(run, allocations, stacks, events.append)
     return events
 
@@ -67,11 +66,15 @@ def result(run: RunDir, cell: str) -> dict[str, Any]:
     return values
 
 
+def reasons(events: list[Event]) -> list[str]:
+    return [event.reason for event in events if isinstance(event, Failed)]
+
+
 def test_agents_of_two_stacks_run_side_by_side_and_share_the_ranks(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = ran(run, 2, "local-a", "local-b", monkeypatch=monkeypatch)
-    assert [event["event"] for event in events].count("together") == 2
+    assert sorted(reasons(events)) == ["local-a together", "local-b together"]
     orders = [loads(run.submission(name).read_text()) for name in ("local-a", "local-b")]
     assert [order["parallel_ranks"] for order in orders] == [2, 2]
 
@@ -80,8 +83,8 @@ def test_no_more_agents_than_cores_at_once_and_all_have_their_turn(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = ran(run, 1, "local-a", "local-b", "local-c", monkeypatch=monkeypatch, cores=1)
-    said = [(event["name"], event["event"]) for event in events]
-    assert said == [(f"local-{name}", event) for name in "abc" for event in ("started", "together")]
+    assert [event.kind.value for event in events] == ["started", "failed"] * 3
+    assert reasons(events) == [f"local-{name} together" for name in "abc"]
 
 
 def test_an_agent_that_fails_ends_its_own_cells_with_the_end_of_its_log(
@@ -99,7 +102,9 @@ def test_an_agent_in_a_stack_gets_the_runs_own_code_and_nothing_of_the_callers(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    inside, outside = (ran(run, 1, name, monkeypatch=monkeypatch)[0] for name in ("local-a", "local"))
+    for name in ("local-a", "local"):
+        ran(run, 1, name, monkeypatch=monkeypatch)
+    inside, outside = (loads((run.root / f"{name}.process").read_text()) for name in ("local-a", "local"))
     assert (inside["path"], inside["cwd"]) == (str(run.node_code), str(run.root))
     assert (run.node_code / "harness" / "node" / "agent.py").exists()
     assert outside["path"] == "/elsewhere"
@@ -113,7 +118,7 @@ def test_agents_are_stopped_when_the_launcher_is_interrupted(run: RunDir, monkey
         begin(agent, *arguments)
         started.append(agent)
 
-    def interrupt(event: dict[str, Any]) -> None:
+    def interrupt(event: Event) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_launcher._Agent, "__init__", note)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cell.config import CellConfig
+from harness.core.run.journal import read_lines
 from harness.core.run.records import CellResult, RankRecord
-from harness.core.run.run_dir import RunDir, read_events, write_json
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import sealed
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.runs.evidence_files import read_plan
@@ -130,7 +131,7 @@ class Cluster:
 
     def jobs(self) -> dict[str, str]:
         """Slurm's job id by allocation."""
-        submitted = [event for event in read_events(self.directory / "events.jsonl") if event["event"] == "submitted"]
+        submitted = [event for event in read_lines(self.directory / "events.jsonl") if event["event"] == "submitted"]
         return {name: job for event in submitted for name, job in event["allocations"].items()}
 
     def until_submitted(self, jobs: int) -> None:
@@ -176,7 +177,7 @@ class Cluster:
 
         def node() -> str:
             for journal in (self.directory / "agents").glob("*.0.jsonl"):
-                events = read_events(journal)
+                events = read_lines(journal)
                 if any(event["event"] == "cell_started" and event["ranks"] == ranks for event in events):
                     job = self.jobs()[journal.name.removesuffix(".0.jsonl")]
                     return self.lab.output("squeue", "-h", "-o", "%N", "-j", job)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.journal import read_lines
+from harness.core.run.run_dir import RunDir
 from harness.infra.slurm.submit import submitted
 from tests.bisected import Project, checkout, copied, matrix_of, result_of
 from tests.slurm.cluster import Cluster
@@ -75,7 +76,7 @@ def test_commits_of_a_round_have_jobs_of_their_own_side_by_side_and_a_kill_loses
     begun = Counter(
         event["cell"]
         for path in tmp_path.glob("reports/bisect-*/runs/*/agents/*.jsonl")
-        for event in read_events(path)
+        for event in read_lines(path)
         if event["event"] == "cell_started"
     )
     assert begun == dict.fromkeys(begun, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import append_line
+from harness.core.run.journal import append_line
 from tests.slurm.cluster import SMALL, Cluster
 from tests.slurm.lab import SlurmLab
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -93,5 +93,5 @@ def test_a_run_stopped_by_a_full_disk_is_finished_by_resume_once_there_is_room(c
     }  # fmt: skip
     assert before.items() <= finished(cluster).items()
     assert "the run directory's disk was full" in cluster.result(HANGS).reason
-    (again,) = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    (again,) = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"] == "retry"]
     assert again["why"].endswith("the run directory's disk was full")

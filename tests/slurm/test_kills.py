@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from harness.infra.slurm.client import SlurmClient
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
@@ -44,14 +44,14 @@ def moments(seed: int) -> list[int]:
 
 
 def agents(cluster: Cluster) -> list[dict[str, Any]]:
-    return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_events(path)]
+    return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_lines(path)]
 
 
 def facts(cluster: Cluster) -> int:
     """How far the run is, whoever follows it."""
     if not cluster.begun():
         return 0
-    ours = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"].startswith("submit")]
+    ours = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"].startswith("submit")]
     return len(ours) + len(agents(cluster))
 
 
@@ -100,7 +100,7 @@ def test_a_launcher_killed_at_ten_random_moments_loses_nothing_and_does_nothing_
     assert report.counts[Outcome.PASS] == len({cell.id for cell in report.cells}) == len(report.cells) == CELLS
     begun = Counter(event["cell"] for event in agents(cluster) if event["event"] == "cell_started")
     assert begun == dict.fromkeys((cell.id for cell in report.cells), 1)
-    events = read_events(cluster.directory / "events.jsonl")
+    events = read_lines(cluster.directory / "events.jsonl")
     ended = Counter(event["cell"] for event in events if event["event"] == "cell_finished")
     assert ended == begun
     assert kept.items() <= results(cluster).items()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -61,7 +61,7 @@ def test_cells_of_a_dead_node_run_again_elsewhere_and_are_flaky(cluster: Cluster
     outcomes = {cell.id.rpartition("-")[0]: cell for cell in cluster.report().cells}
     assert launcher.returncode == 0, output
     assert outcomes["tp2-pp2-cp1-sft"].outcome is Outcome.FLAKY
-    (again,) = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    (again,) = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"] == "retry"]
     assert f"NODE_FAIL on {node}" in again["why"]
     first = json.loads(next(cluster.directory.glob("cells/tp2-*/attempt-1/result.json")).read_text())
     assert (first["status"], "NODE_FAIL" in first["reason"]) == ("error", True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
@@ -26,7 +26,7 @@ FOR_EVER = {HANGS: {"fault": "rank-enters-a-collective-alone", "deadline_s": 360
 
 
 def never_retried(cluster: Cluster) -> bool:
-    events = read_events(cluster.directory / "events.jsonl")
+    events = read_lines(cluster.directory / "events.jsonl")
     again = [event for event in events if event["event"] == "retry"] + list(cluster.directory.glob("cells/*/attempt-2"))
     return again == []
 

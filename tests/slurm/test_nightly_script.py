@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from tests.docs.projects import settings, small_project
 from tests.processes import await_end
 from tests.slurm.lab import SlurmLab
@@ -23,7 +23,7 @@ def children(process: int) -> list[int]:
 
 def submitted(home: Path) -> list[dict[str, Any]]:
     files = list(home.glob("runs/nightly-2*/events.jsonl"))
-    return [event for file in files for event in read_events(file) if event["event"] == "submitted"]
+    return [event for file in files for event in read_lines(file) if event["event"] == "submitted"]
 
 
 def exported(home: Path, script: Path, listing: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from harness.core.serialization import loads
 from harness.infra.inputs.shipped import shipped
 from tests.slurm.cluster import Cluster
@@ -44,7 +44,7 @@ def jobs_of_the_run(cluster: Cluster) -> list[str]:
 
 
 def agents(cluster: Cluster) -> list[dict[str, Any]]:
-    return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_events(path)]
+    return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_lines(path)]
 
 
 def begun(cluster: Cluster) -> Counter[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.run.run_dir import read_events
+from harness.core.run.journal import read_lines
 from harness.infra.inputs.shipped import shipped
 from harness.judge.report.render_json import read_report
 from tests.app.conftest import only_run
@@ -100,7 +100,7 @@ def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) 
     finally:
         cluster.lab.output("scontrol", "update", f"nodename={node}", "state=resume")
     assert launcher.returncode == 0, output
-    again = [event for event in read_events(cluster.directory / "events.jsonl") if event["event"] == "retry"]
+    again = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"] == "retry"]
     assert "1n2r" in {event["allocation"]["array"].partition("-")[0] for event in again}
     assert all(f"NODE_FAIL on {node}" in event["why"] for event in again)  # the reference may have been there too
     outcomes = {cell.layout.world_size: cell.outcome for cell in cluster.report().cells}

@@ -8,7 +8,9 @@ from typing import Any
 
 from harness.app.pipeline.baselines import baseline_problem
 from harness.app.pipeline.judging import judge_all
-from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.events import Launched
+from harness.core.run.journal import read_events
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.core.text.secrets import without_secrets
 from harness.infra.runs.evidence_files import run_problems
@@ -31,11 +33,8 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
 
 def _launch_timing(run: RunDir) -> dict[str, float]:
     """As the newest launch noted it; empty when it noted none that can be read."""
-    timings = [event.get("timing") for event in read_events(run.events) if event["event"] == "launched"]
-    found = timings[-1] if timings else None
-    if not isinstance(found, dict) or not all(isinstance(value, (int, float)) for value in found.values()):
-        return {}
-    return {name: float(value) for name, value in found.items()}
+    timings = [event.timing for event in read_events(run.events) if isinstance(event, Launched)]
+    return timings[-1] if timings else {}
 
 
 def _stacks(plan: RunPlan) -> dict[str, Any]:

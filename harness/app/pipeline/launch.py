@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from harness.app.pipeline.listener import Listener
 from harness.core.errors import InfrastructureError
-from harness.core.run.run_dir import RunDir, append_line
+from harness.core.run.events import Launched
+from harness.core.run.journal import note
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.infra.console import say
 from harness.infra.local_launcher import run_allocations
@@ -34,7 +36,7 @@ def launch(
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
-    append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
+    note(run.events, Launched(timing=timing))
 
 
 def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
@@ -60,7 +62,7 @@ def launch_on_slurm(run: RunDir, plan: RunPlan) -> None:
     finally:
         listener.progress.stop()
     timing = {"launch_s": time.perf_counter() - begin, "import_s": listener.import_s}
-    append_line(run.events, {"time": time.time(), "event": "launched", "timing": timing})
+    note(run.events, Launched(timing=timing))
 
 
 def _submit_and_follow(

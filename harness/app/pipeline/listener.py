@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
-
-from harness.core.run.run_dir import RunDir, append_line, read_events
+from harness.core.run.events import CellFinished, CellStarted, Event, Loaded, to_line
+from harness.core.run.journal import append_event, read_events
+from harness.core.run.run_dir import RunDir
 from harness.core.serialization import dumps
 from harness.infra.console import Progress
 
@@ -15,23 +14,19 @@ class Listener:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self._known = {dumps(event) for event in read_events(run.events)}
+        self._known = {dumps(to_line(event)) for event in read_events(run.events)}
         self.progress = Progress()
         self.import_s = 0.0
         self._begun: dict[str, float] = {}
 
-    def __call__(self, event: dict[str, Any]) -> None:
-        if dumps(event) not in self._known:
-            append_line(self.run.events, event)
-        with suppress(KeyError, TypeError):  # a damaged event moves the display, never a verdict
-            self._show(event)
-
-    def _show(self, event: dict[str, Any]) -> None:
-        if event["event"] == "loaded":
-            self.import_s = max(self.import_s, event["import_s"])
-        elif event["event"] == "cell_started":
-            self._begun[event["cell"]] = event["time"]
-            self.progress.cell_started(event["cell"])
-        elif event["event"] == "cell_finished":
-            seconds = event["time"] - self._begun.get(event["cell"], event["time"])
-            self.progress.cell_finished(event["cell"], event["status"], seconds)
+    def __call__(self, event: Event) -> None:
+        if dumps(to_line(event)) not in self._known:
+            append_event(self.run.events, event)
+        if isinstance(event, Loaded):
+            self.import_s = max(self.import_s, event.import_s)
+        elif isinstance(event, CellStarted):
+            self._begun[event.cell] = event.time
+            self.progress.cell_started(event.cell)
+        elif isinstance(event, CellFinished):
+            seconds = event.time - self._begun.get(event.cell, event.time)
+            self.progress.cell_finished(event.cell, event.status or "", seconds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from harness.app.shrink.trial_run import answer_of, run_cells, sort_of
 from harness.core.cell.config import CellConfig, cell_id
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED, Finding, Lane, Outcome, Severity
-from harness.core.run.run_dir import RunDir, append_line, read_events, write_atomic, write_json
+from harness.core.run.journal import append_line, read_lines
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
-from harness.core.serialization import dumps
+from harness.core.serialization import dumps, from_jsonable
 from harness.core.stack import ReadyStack
 from harness.infra import screen
 from harness.infra.console import say
@@ -149,6 +151,32 @@ def _start(directory: RunDir, origin: _Origin) -> CellConfig:
     return bare(config, origin.finding, result.finished - result.started if result else config.deadline_s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """A line of answers.jsonl: what became of one cell."""
+
+    event: str = "tried"
+    key: str  # of the cell, the finding that is looked for, and the code under test
+    kind: Kind
+    text: str
+    cell: str
+    run: str  # folder of the round
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(kind=self.kind, text=self.text)
+
+
+def _read_tried(path: Path) -> dict[str, _Tried]:
+    """The newest line of every key; damaged lines are skipped, so their cells are tried again."""
+    found: dict[str, _Tried] = {}
+    for line in read_lines(path):
+        with suppress(TypeError, ValueError):
+            tried = from_jsonable(_Tried, line)
+            found[tried.key] = tried
+    return found
+
+
 class _Trial:
     """Runs the cells of a round, and keeps what became of them."""
 
@@ -156,8 +184,7 @@ class _Trial:
         self.origin = origin
         self.journal = origin.folder / "answers.jsonl"
         moving = any(not item.ref for stack in origin.stacks.values() for item in stack.asked.checkouts)
-        kept = [] if moving else read_events(self.journal)  # a working tree may have been changed since
-        self.known = {event["key"]: event for event in kept}
+        self.known = {} if moving else _read_tried(self.journal)  # a working tree may have been changed since
         self.round = 0
 
     def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
@@ -167,8 +194,7 @@ class _Trial:
         say(f"round {self.round}: {len(asked)} cells" + (f", {len(asked) - len(new)} known" if new != [*asked] else ""))
         if new:
             self._run(new)
-        found = {config: self.known[self._key(config)] for config in asked}
-        return {config: Answer(kind=Kind(event["kind"]), text=event["text"]) for config, event in found.items()}
+        return {config: self.known[self._key(config)].answer for config in asked}
 
     def _run(self, new: Sequence[CellConfig]) -> None:
         origin = self.origin
@@ -184,22 +210,26 @@ class _Trial:
         )
         for config in new:
             answer = answer_of(report, cell_id(config), origin.finding)
-            event = {"event": "tried", "key": self._key(config), "kind": answer.kind.value, "text": answer.text}
-            event |= {"cell": cell_id(config), "run": directory.root.name}
-            self.known[event["key"]] = event
+            tried = _Tried(
+                key=self._key(config),
+                kind=answer.kind,
+                text=answer.text,
+                cell=cell_id(config),
+                run=directory.root.name,
+            )
+            self.known[tried.key] = tried
             if answer.kind is not Kind.UNUSABLE:  # another time it may be judged
-                append_line(self.journal, event)
+                append_line(self.journal, tried)
 
     def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
         """The report on a cell that was tried, from the run that tried it."""
         name = cell_id(config)
-        directory = RunDir(self.origin.folder / self.known[self._key(config)]["run"])
+        directory = RunDir(self.origin.folder / self.known[self._key(config)].run)
         plan = read_plan(directory)
         report = judge_run.judge(directory, replace(plan, expansion=select(plan.expansion, [name])))
         return report, next(cell for cell in report.cells if cell.id == name)
 
     def _key(self, config: CellConfig) -> str:
-        """Of a cell, the finding that is looked for, and the code under test."""
         stack = self.origin.stacks.get(config.stack)
         code = (stack.commits, stack.packages) if stack else ()
         text = dumps([config, sort_of(self.origin.finding), code])

@@ -38,7 +38,7 @@ class Claim:
 
     job: str
     restart: int
-    order: str  # name of the order that it runs; its journals and heartbeats have this name too
+    order: str  # name of the work order that it runs; its journals and heartbeats have this name too
     host: str = ""
     time: float = 0.0  # seconds since the epoch
 

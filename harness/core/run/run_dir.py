@@ -21,7 +21,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,75 +128,6 @@ def _create(path: Path, text: str) -> bool:
     return True
 
 
-def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line, whole or not at all. A journal has one writer, so half a line at its end is of a dead one.
-
-    DiskFullError when there is no room for the line.
-    """
-    line = (dumps(value) + "\n").encode()
-    with needs_room(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as stream:
-            end = _end_of_lines(stream)
-            try:
-                written = stream.write(line)
-                while written < len(line):  # a full disk first takes what it can
-                    written += stream.write(line[written:])
-            except OSError:
-                stream.truncate(end)
-                raise
-
-
-def _end_of_lines(stream: FileIO) -> int:
-    """Size of a journal, after half a line at its end has been cut off."""
-    size = stream.seek(0, os.SEEK_END)
-    if size:
-        stream.seek(size - 1)
-        if stream.read(1) != b"\n":
-            stream.seek(0)
-            size = stream.truncate(stream.readall().rfind(b"\n") + 1)
-    return size
-
-
-class Journal:
-    """Reads the whole lines that were added since the last call; a line still being written waits for the next.
-
-    A line that is not an event (a JSON object with `event`) is passed over: journals drive displays and timings, the
-    verdict rests on records and results.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        try:
-            stream = opened(self.path)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotRegularError):
-            return
-        with stream:
-            stream.seek(self.offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                if event := _event(line):
-                    yield event
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = loads(line.decode("utf-8"))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal; none when there is no such file."""
-    return list(Journal(path).new_events())
-
-
 @dataclass(frozen=True)
 class AttemptDir:
     root: Path
@@ -274,7 +204,7 @@ class RunDir:
             return None
 
     def newest_order(self, allocation: str) -> str:
-        """Name of the order of the newest start of an allocation's job: the allocation's own until a second start."""
+        """Name of the work order of an allocation's newest start: the allocation's own until a second start."""
         orders = [claim.order for claim in self.claims(allocation)]
         return next((order for order in reversed(orders) if self.submission(order).exists()), allocation)
 

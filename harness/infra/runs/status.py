@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.events import CellStarted
+from harness.core.run.journal import read_events
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
 from harness.infra.runs.evidence_files import read_result
 from harness.infra.runs.lock import launcher_of
@@ -18,7 +20,7 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
     cells = [cell.id for cell in plan.expansion.cells]
     results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
     counts = Counter(result.status for result in results.values())
-    started = {event["cell"] for event in _agents(run, plan) if event["event"] == "cell_started"}
+    started = _started(run, plan)
     running = [cell for cell in cells if cell in started and cell not in results]
     lines = [f"{plan.run_id}: {len(results)} of {len(cells)} cells have ended"]
     lines += [f"  {status}: {count}" for status, count in sorted(counts.items())]
@@ -42,7 +44,6 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
     return "\n".join(lines)
 
 
-def _agents(run: RunDir, plan: RunPlan) -> list[dict[str, str]]:
-    return [
-        event for one in plan.allocations for event in read_events(run.agent_journal(run.newest_order(one.name), 0))
-    ]
+def _started(run: RunDir, plan: RunPlan) -> set[str]:
+    journals = (run.agent_journal(run.newest_order(one.name), 0) for one in plan.allocations)
+    return {event.cell for path in journals for event in read_events(path) if isinstance(event, CellStarted)}

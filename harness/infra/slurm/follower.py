@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harness.core.run.run_dir import Journal, RunDir
+from harness.core.run.events import Event, Finished
+from harness.core.run.journal import Journal
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import JobState, Pending, SlurmClient
 
-Listener = Callable[[dict[str, Any]], None]
+Listener = Callable[[Event], None]
 LOOK_S = 0.2  # between looks at the journals
 LOOK_PER_JOB_S = 0.005  # more of it for many jobs: a shared file system answers every look at every journal
 DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
@@ -115,7 +116,7 @@ class Follower:
         finished = False
         for event in one.journal.new_events():
             one.last_word = one.last_event = self.clock()
-            finished |= event["event"] == "finished"
+            finished |= isinstance(event, Finished)
             self.listener(event)
         return finished
 

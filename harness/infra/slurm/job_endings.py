@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.core.run.run_dir import RunDir, read_events
+from harness.core.run.events import JobEnded
+from harness.core.run.journal import read_events
+from harness.core.run.run_dir import RunDir
+from harness.core.run.work_order import newest_work_order
 from harness.infra.runs.evidence_files import newest
 from harness.infra.runs.logs import tail
-from harness.infra.slurm.submissions import read_order
 from harness.judge.failures.classification import JobEnding
 
 
@@ -19,20 +20,20 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
     attempts = {cell: newest(run, cell) for cell in cells}
     endings: dict[str, JobEnding] = {}
     for event in read_events(run.events):
-        if event["event"] == "job_ended":
+        if isinstance(event, JobEnded):
             try:
                 ending = _ending(run, event)
-                order = read_order(run, event["allocation"])
-            except (HarnessError, OSError, ValueError, TypeError, KeyError):
-                continue  # a damaged note or order: the cells are judged by what their ranks left
-            endings |= {cell: ending for cell, attempt in order.items() if attempts.get(cell) == attempt}
+                order = newest_work_order(run, event.allocation)
+            except (HarnessError, OSError, ValueError, TypeError):
+                continue  # a damaged event or work order: the cells are judged by what their ranks left
+            endings |= {item.cell: ending for item in order.cells if attempts.get(item.cell) == item.attempt}
     return endings
 
 
-def _ending(run: RunDir, event: Mapping[str, Any]) -> JobEnding:
-    files = f"{run.submission(event['array'], '')}.{event['job']}"
+def _ending(run: RunDir, event: JobEnded) -> JobEnding:
+    files = f"{run.submission(event.array, '')}.{event.job}"
     logs = [Path(f"{files}{suffix}") for suffix in (".out", ".err")]
     written = [path for path in logs if path.exists() and path.stat().st_size]
     shown = str(written[-1].relative_to(run.root)) if written else ""
     log = "\n".join(map(tail, written))
-    return JobEnding(state=event["state"] or None, words=event.get("words", ""), log=log, path=shown)
+    return JobEnding(state=event.state or None, words=event.words, log=log, path=shown)

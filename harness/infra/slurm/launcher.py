@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from harness.core.run.events import JobEnded, Refused
+from harness.core.run.journal import note, read_events
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, append_line, read_events, write_json
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
+from harness.core.run.work_order import newest_work_order
 from harness.infra.slurm.follower import Ended
-from harness.infra.slurm.submissions import read_order
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
     """Those whose end no launcher has dealt with yet."""
-    done = {event["allocation"] for event in read_events(run.events) if event["event"] in ("job_ended", "refused")}
+    done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
     return [allocation for allocation in allocations if allocation.name not in done]
 
 
@@ -28,20 +30,25 @@ def close(run: RunDir, one: Ended) -> None:
     )
     reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
     reason += "; the run directory's disk was full" if one.state.disk_full else ""
-    for cell, attempt in read_order(run, one.allocation.name).items():
+    for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
         give_up(run, cell, attempt, reason)
     over = one.state.ended  # an agent that finished is not asked after
-    facts = {"state": one.state.state if over else "", "words": one.state.ending(one.job) if over else ""}
-    names = {"allocation": one.allocation.name, "array": one.allocation.array, "job": one.job}
-    append_line(run.events, {"time": time.time(), "event": "job_ended", **names, **facts})
+    ended_job = JobEnded(
+        allocation=one.allocation.name,
+        array=one.allocation.array,
+        job=one.job,
+        state=one.state.state if over else "",
+        words=one.state.ending(one.job) if over else "",
+    )
+    note(run.events, ended_job)
 
 
 def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
     """The same for allocations that sbatch did not take; `resume` does not submit them again."""
     for name, why in refused.items():
-        for cell, attempt in read_order(run, name).items():
+        for cell, attempt in newest_work_order(run, name).attempts.items():
             give_up(run, cell, attempt, why)
-        append_line(run.events, {"time": time.time(), "event": "refused", "allocation": name, "why": why})
+        note(run.events, Refused(allocation=name, why=why))
 
 
 def give_up(run: RunDir, cell: str, attempt: int, reason: str) -> None:

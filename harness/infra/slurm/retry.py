@@ -7,20 +7,22 @@ Every attempt is kept. A cell that passes on a later one is FLAKY, and its earli
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import replace
 
 from harness.core.cell.config import CellConfig
+from harness.core.run.events import Retry
 from harness.core.run.job_start import was_cut_off
+from harness.core.run.journal import note, read_events
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, append_line, read_events, text_of, write_atomic, write_json
+from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
+from harness.core.run.work_order import newest_work_order, read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.follower import Ended
 from harness.infra.slurm.sbatch_template import Job, job_name
-from harness.infra.slurm.submissions import read_order, render, write_order
+from harness.infra.slurm.submissions import order_allocation, render
 from harness.plan.jobs.cluster import ClusterProfile
 
 RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
@@ -28,8 +30,8 @@ RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 
 def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
     """The planned allocations and those of retries that were made so far."""
-    retries = [event["allocation"] for event in read_events(run.events) if event["event"] == "retry"]
-    return [*plan.allocations, *(from_jsonable(Allocation, values) for values in retries)]
+    retries = [event.allocation for event in read_events(run.events) if isinstance(event, Retry)]
+    return [*plan.allocations, *retries]
 
 
 def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
@@ -59,7 +61,7 @@ def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocatio
     made = []
     left = set(wanted)
     for allocation in reversed(allocations_of(run, plan)):  # a retry comes after the allocation that it repeats
-        order = read_order(run, allocation.name)
+        order = newest_work_order(run, allocation.name).attempts
         over = (cell for cell in order if cell in left and run.attempt(cell, order[cell]).result.exists())
         cells = {cell: order[cell] + 1 for cell in over}
         left -= set(order)
@@ -82,7 +84,7 @@ def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
     if one.finished or not (one.state.state in RETRIED or one.state.disk_full):
         return {}
     again = {}
-    for cell, attempt in read_order(run, one.allocation.name).items():
+    for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
         path = run.attempt(cell, attempt).result
         result = from_jsonable(CellResult, loads(text_of(path))) if path.exists() else None
         if (result is None or was_cut_off(result)) and attempt < most:
@@ -104,10 +106,10 @@ def _write(
     for cell, attempt in cells.items():
         config = loads(text_of(run.attempt(cell, 1).config))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))
-    order = loads(text_of(run.submission(earlier.name)))
-    write_order(run, allocation, cells, parallel_ranks=order["parallel_ranks"])
+    ranks = read_work_order(run, earlier.name).parallel_ranks
+    order_allocation(run, allocation, cells, parallel_ranks=ranks)
     job = Job(name=name, allocations=(allocation,), exclude=exclude)
     text = render(run, plan, job, profile, run.root / "submissions" / "template.sbatch.j2")
     write_atomic(run.submission(name, ".sbatch"), text)
-    append_line(run.events, {"time": time.time(), "event": "retry", "why": why, "allocation": allocation})
+    note(run.events, Retry(why=why, allocation=allocation))
     return allocation

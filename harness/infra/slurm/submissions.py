@@ -1,4 +1,4 @@
-"""Writes what is submitted to Slurm into the run directory: a job file per array, an order per allocation."""
+"""Writes what is submitted to Slurm into the run directory: a job file per array, a work order per allocation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
+from harness.core.run.run_dir import RunDir, write_atomic, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
-from harness.core.serialization import loads
+from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.stack import ReadyStack
 from harness.infra.slurm.sbatch_template import Job, render_job
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
@@ -28,7 +28,7 @@ def jobs_of(plan: RunPlan, launch: Launch) -> list[Job]:
 def write_submissions(
     run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
 ) -> list[Path]:
-    """Orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
+    """Work orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
     jobs = jobs_of(plan, launch)
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.root / "cluster.json", profile, indent=2)
@@ -37,7 +37,7 @@ def write_submissions(
         copy_node_code(run.node_code)
     for allocation in plan.allocations:
         ranks = parallel_ranks(allocation, profile, launch)
-        write_order(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
+        order_allocation(run, allocation, dict.fromkeys(allocation.cells, 1), parallel_ranks=ranks)
     for job, text in zip(jobs, texts):
         write_atomic(run.submission(job.name, ".sbatch"), text)
     return [run.submission(job.name, ".sbatch") for job in jobs]
@@ -79,21 +79,15 @@ def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
     return replace(profile, container=replace(own, image=stack.asked.container, mounts=mounts))
 
 
-def write_order(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:
-    """The order that an allocation's agents read: the cells in turn, each with the number of its attempt."""
-    order = {
-        "cells": [{"cell": cell, "attempt": attempt} for cell, attempt in attempts.items()],
-        "parallel_ranks": parallel_ranks,
-        "nodes": allocation.nodes,
-        "ranks_per_node": allocation.ranks_per_node,
-    }
-    write_json(run.submission(allocation.name), order)
-
-
-def read_order(run: RunDir, allocation: str) -> dict[str, int]:
-    """The cells that the newest start of an allocation's job runs, with the number of their attempt."""
-    order = loads(text_of(run.submission(run.newest_order(allocation))))
-    return {item["cell"]: item["attempt"] for item in order["cells"]}
+def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:
+    """Write the work order that an allocation's agents read. `attempts`: cell -> number of its attempt, in order."""
+    order = WorkOrder(
+        cells=cell_attempts(attempts.items()),
+        parallel_ranks=parallel_ranks,
+        nodes=allocation.nodes,
+        ranks_per_node=allocation.ranks_per_node,
+    )
+    write_work_order(run, allocation.name, order)
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import DiskFullError, InfrastructureError
-from harness.core.run.run_dir import RunDir, append_line, read_events, text_of
+from harness.core.run.events import Duplicate, NotSubmitted, Submitted, Submitting
+from harness.core.run.journal import note, read_events
+from harness.core.run.run_dir import RunDir, text_of
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import ControllerAwayError, NamedJob, SlurmClient
 from harness.infra.slurm.sbatch_template import Job, job_name
@@ -42,8 +44,8 @@ def submitted(run: RunDir) -> dict[str, str]:
     """Slurm's job id of every allocation that was submitted."""
     ids: dict[str, str] = {}
     for event in read_events(run.events):
-        if event["event"] == "submitted":
-            ids |= event["allocations"]
+        if isinstance(event, Submitted):
+            ids |= event.allocations
     return ids
 
 
@@ -51,10 +53,10 @@ def unclear_submissions(run: RunDir) -> set[str]:
     """Submissions that were begun, and of which it is not noted what became of them."""
     begun = set()
     for event in read_events(run.events):
-        if event["event"] == "submitting":
-            begun.add(event["job"])
-        elif event["event"] in ("submitted", "not_submitted"):
-            begun.discard(event["job"])
+        if isinstance(event, Submitting):
+            begun.add(event.job)
+        elif isinstance(event, (Submitted, NotSubmitted)):
+            begun.discard(event.job)
     return begun
 
 
@@ -92,12 +94,12 @@ class Submitter:
                 raise
             except InfrastructureError as error:
                 refused |= dict.fromkeys((one.name for one in job.allocations), str(error))
-                self._note("not_submitted", job=job.name, why=str(error))
+                note(self.run.events, NotSubmitted(job=job.name, why=str(error)))
             if number is None:
                 refused |= {one.name: CANCELLED for one in job.allocations if one.name not in refused}
                 continue
             members = {one.name: f"{number}_{one.index}" if job.is_array else number for one in job.allocations}
-            self._note("submitted", job=job.name, allocations=members)
+            note(self.run.events, Submitted(job=job.name, allocations=members))
             ids |= members
             if self.run.cancelled.exists():  # while sbatch was at work
                 self.client.cancel(self._name(job), [number])
@@ -131,7 +133,7 @@ class Submitter:
                 return number
             if self.run.cancelled.exists():
                 return None
-            self._note("submitting", job=job.name, name=name)
+            note(self.run.events, Submitting(job=job.name, name=name))
             try:
                 return submit(text, self.run.root / "submissions" / "submitit")
             except ControllerAwayError as error:
@@ -172,11 +174,8 @@ class Submitter:
         kept = keep.number if keep else None
         for number, one in {one.number: one for one in found if not one.ended and one.number != kept}.items():
             self.client.cancel(one.name, [number])
-            self._note("duplicate", name=one.name, job=number, kept=kept)
+            note(self.run.events, Duplicate(name=one.name, job=number, kept=kept))
             self.say(f"job {number} is a second job of the name {one.name}: cancelled")
 
     def _name(self, job: Job) -> str:
         return job_name(self.run_id, job.allocations[0].array)
-
-    def _note(self, event: str, **facts: object) -> None:
-        append_line(self.run.events, {"time": time.time(), "event": event, **facts})

@@ -1,6 +1,6 @@
-"""Which order a job's agents run: a start of the job claims it first, and a second start takes attempts of its own.
+"""Which work order a job's agents run: a start of the job claims it first, and a second start makes new attempts.
 
-What another start wrote stays as it is: its processes may live on, on a node that only Slurm has lost.
+A second start changes no file of the first, whose processes may live on, on a node that only Slurm has lost.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from harness.core.errors import InfrastructureError
 from harness.core.run.job_start import Claim, JobStart, was_cut_off
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_atomic, write_json, write_new
+from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination.rendezvous import POLL_S
 
-STARTUP_S = 300.0  # for the agent of node 0 to claim the order
+STARTUP_S = 300.0  # for the agent of node 0 to claim the work order
 
 
-def order_of(
+def work_order_of(
     run: RunDir,
     allocation: str,
     node: int,
     environment: Mapping[str, str] = os.environ,
     patience_s: float = STARTUP_S,
 ) -> str | None:
-    """Name of the order that this agent runs; None when this start of the job must not run.
+    """Name of the work order that this agent runs; None when this start of the job must not run.
 
     Node 0 decides, the other nodes wait for what it decided. Outside a job there is only one start.
     InfrastructureError when node 0 decides nothing within `patience_s`.
@@ -55,34 +57,34 @@ def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> 
         before = run.newest_order(allocation)
         if write_new(run.claim(allocation, len(claims) + 1), claim):
             if claims:
-                _order_again(run, before, order, start)
+                _write_second_order(run, before, order, start)
             return order
         if time.monotonic() > limit:  # else another start has just claimed it
             raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} cannot be read")
         time.sleep(POLL_S)
 
 
-def _order_again(run: RunDir, before: str, order: str, start: JobStart) -> None:
-    """The order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
+def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) -> None:
+    """The work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
 
     The attempts before get a result, so that an agent of an earlier start that lives on begins none of them.
     """
     reason = f"Slurm started job {start.job} again (restart {start.restart}) before the cell ended"
-    values = loads(run.submission(before).read_text(encoding="utf-8"))
+    first = read_work_order(run, before)
     cells = []
-    for item in values["cells"]:
-        cell, earlier = item["cell"], run.attempt(item["cell"], item["attempt"])
+    for item in first.cells:
+        cell, earlier = item.cell, run.attempt(item.cell, item.attempt)
         if earlier.result.exists():
             result = from_jsonable(CellResult, loads(earlier.result.read_text(encoding="utf-8")))
             if not was_cut_off(result):
                 continue
         now = time.time()
-        over = CellResult(cell=cell, attempt=item["attempt"], status="error", reason=reason, started=now, finished=now)
+        over = CellResult(cell=cell, attempt=item.attempt, status="error", reason=reason, started=now, finished=now)
         write_new(earlier.result, over)
-        number = run.new_attempt(cell, item["attempt"])
+        number = run.new_attempt(cell, item.attempt)
         write_atomic(run.attempt(cell, number).config, earlier.config.read_text(encoding="utf-8"))
-        cells.append({"cell": cell, "attempt": number})
-    write_json(run.submission(order), {**values, "cells": cells})
+        cells.append(CellAttempt(cell=cell, attempt=number))
+    write_work_order(run, name, replace(first, cells=tuple(cells)))
 
 
 def _await_claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:

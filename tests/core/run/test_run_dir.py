@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from harness.core.errors import DiskFullError, InputError
-from harness.core.run.run_dir import append_line, needs_room, read_events, safe_name, write_atomic
-
-
-@contextmanager
-def no_room_above_100_bytes() -> Iterator[None]:
-    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno.
-
-    Of any file: so no longer than for the write, since the output of pytest may be a file too.
-    """
-    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
+from harness.core.run.run_dir import needs_room, safe_name, write_atomic
 
 
 def test_a_full_disk_is_told_with_the_file() -> None:
@@ -61,24 +42,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
         write_atomic(path, "new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    append_line(path, {"event": "first"})
-    with pytest.raises(OSError, match="File too large"), no_room_above_100_bytes():
-        append_line(path, {"event": "x" * 200})
-    append_line(path, {"event": "second"})
-    assert path.read_text() == '{"event": "first"}\n{"event": "second"}\n'
-
-
-@pytest.mark.parametrize("whole", ["", '{"event": "first"}\n'])
-def test_half_a_line_of_a_killed_writer_is_cut_off(tmp_path: Path, whole: str) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text(whole + '{"event": "ha')
-    append_line(path, {"event": "second"})
-    assert path.read_text() == whole + '{"event": "second"}\n'
-    assert read_events(path)[-1] == {"event": "second"}
 
 
 @pytest.mark.parametrize("name", ["", "..", "../up", "a/b", ".hidden", "a b", "a\n", "-x", "x" * 201])

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.run_dir import RunDir, append_line, write_json
+from harness.core.run.events import Submitted
+from harness.core.run.journal import note
+from harness.core.run.run_dir import RunDir, write_json
 from harness.infra.runs.status import status_text
 from tests.infra.scheduler import Scheduler, fails, says
 from tests.infra.slurm.test_submissions import plan
@@ -14,7 +16,7 @@ def test_why_jobs_wait_and_that_a_run_was_cancelled_are_part_of_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm, run = Scheduler(tmp_path, monkeypatch), RunDir(tmp_path / "run")
-    append_line(run.events, {"event": "submitted", "job": "2n1r", "allocations": {"2n1r-0": "7_0", "2n1r-1": "7_1"}})
+    note(run.events, Submitted(job="2n1r", allocations={"2n1r-0": "7_0", "2n1r-1": "7_1"}))
     slurm.answers("sacct", fails("Slurm accounting storage is disabled"))
     slurm.answers("squeue", says("7_0|RUNNING|n1|10:00", "7_1|PENDING||10:00"), says("7_1|N/A|PartitionDown"))
     assert status_text(run, plan()).splitlines()[-2:] == [

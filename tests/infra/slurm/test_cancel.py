@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.run_dir import RunDir, append_line
+from harness.core.run.events import Event, JobEnded, NotSubmitted, Refused, Submitted, Submitting
+from harness.core.run.journal import append_event
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.cancel import Cancelled, cancel_run
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
@@ -29,8 +31,14 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def note(run: RunDir, event: str, array: str, job: str = "") -> None:
-    facts = {"allocations": {f"{array}-0": job}} if job else {}
-    append_line(run.events, {"time": 0.0, "event": event, "job": array, "allocation": f"{array}-0", **facts})
+    events: dict[str, Event] = {
+        "submitting": Submitting(job=array),
+        "submitted": Submitted(job=array, allocations={f"{array}-0": job}),
+        "not_submitted": NotSubmitted(job=array, why=""),
+        "refused": Refused(allocation=f"{array}-0", why=""),
+        "job_ended": JobEnded(allocation=f"{array}-0", array=array, job=job, state=""),
+    }
+    append_event(run.events, events[event])
 
 
 def cancel(run: RunDir) -> Cancelled:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
+from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Loaded
 from harness.core.run.job_start import Claim
-from harness.core.run.run_dir import RunDir, append_line, write_new
+from harness.core.run.journal import note
+from harness.core.run.run_dir import RunDir, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import JobState, Pending, SlurmClient
 from harness.infra.slurm.follower import LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
@@ -18,6 +20,15 @@ ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")
 AWAY = JobState(answered=False)
 GONE = JobState()
 NODE_FAIL, PENDING, RUNNING = (JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING"))
+
+
+EVENTS: dict[str, Event] = {
+    "loaded": Loaded(import_s=1.0),
+    "cell_started": CellStarted(cell="x", attempt=1, ranks=2),
+    "cell_finished": CellFinished(cell="x", attempt=1, status="completed"),
+    "failed": Failed(reason="why", traceback=""),
+    "finished": Finished(),
+}
 
 
 class Scripted(SlurmClient):
@@ -48,7 +59,7 @@ class Bench:
         self.begin = self.clock()
         self.follower = Follower(
             self.run,
-            lambda event: self.heard.append(event["event"]),
+            lambda event: self.heard.append(event.kind.value),
             self.client,
             self.queue.append,
             self.clock,
@@ -67,7 +78,7 @@ class Bench:
         return self.clock() - self.begin
 
     def say(self, event: str, order: str = "1n2r-0") -> None:
-        append_line(self.run.agent_journal(order, 0), {"time": 0.0, "event": event})
+        note(self.run.agent_journal(order, 0), EVENTS[event])
 
     def claim(self, number: int, job: str, order: str = "1n2r-0", restart: int = 0) -> None:
         assert write_new(self.run.claim("1n2r-0", number), Claim(job=job, restart=restart, order=order))

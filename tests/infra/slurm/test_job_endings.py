@@ -2,20 +2,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.run.run_dir import RunDir, append_line, write_json
+from harness.core.run.events import JobEnded
+from harness.core.run.journal import note
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.job_endings import read_job_endings
-from harness.infra.slurm.submissions import write_order
+from harness.infra.slurm.submissions import order_allocation
 from harness.judge.failures.classification import JobEnding
 
 
 def _ended(run: RunDir, name: str, cells: dict[str, int], job: str, state: str) -> None:
-    write_order(run, Allocation(name=name, cells=tuple(cells)), cells, parallel_ranks=1)
+    order_allocation(run, Allocation(name=name, cells=tuple(cells)), cells, parallel_ranks=1)
     for cell, attempt in cells.items():
         write_json(run.attempt(cell, attempt).config, {})
     words = f"job {job} ended as {state}" if state else ""
-    names = {"allocation": name, "array": "1n1r", "job": job}
-    append_line(run.events, {"event": "job_ended", **names, "state": state, "words": words})
+    note(run.events, JobEnded(allocation=name, array="1n1r", job=job, state=state, words=words))
 
 
 def test_a_cell_has_the_ending_of_the_job_of_its_newest_attempt(tmp_path: Path) -> None:

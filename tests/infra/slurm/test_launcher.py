@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.run.journal import read_lines
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, read_events, write_json
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result
 from harness.infra.slurm.client import JobState
 from harness.infra.slurm.follower import Ended
 from harness.infra.slurm.launcher import close, close_refused, unfinished
-from harness.infra.slurm.submissions import write_order
+from harness.infra.slurm.submissions import order_allocation
 
 ONE = Allocation(name="1n2r-0", cells=("a", "b"), array="1n2r")
 
@@ -21,7 +22,7 @@ ONE = Allocation(name="1n2r-0", cells=("a", "b"), array="1n2r")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path)
-    write_order(made, ONE, {"a": 1, "b": 1}, parallel_ranks=2)
+    order_allocation(made, ONE, {"a": 1, "b": 1}, parallel_ranks=2)
     write_json(made.attempt("b").result, CellResult(cell="b", attempt=1, status="completed"))
     return made
 
@@ -51,7 +52,7 @@ def test_a_cell_without_a_result_says_how_its_job_ended(run: RunDir, state: JobS
     assert kept is not None
     assert (left.status, left.reason) == ("error", reason)
     assert kept.status == "completed"
-    (event,) = read_events(run.events)
+    (event,) = read_lines(run.events)
     assert (event["event"], event["job"], event["allocation"]) == ("job_ended", "7", "1n2r-0")
     assert event["words"] == (state.ending("7") if state.ended else "")
     assert unfinished(run, [ONE]) == []

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from harness.core.run.job_start import Claim
+from harness.core.run.journal import read_lines
 from harness.core.run.records import CellResult, RankEnding
-from harness.core.run.run_dir import RunDir, read_events, write_json, write_new
+from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
+from harness.core.run.work_order import newest_work_order
 from harness.infra.slurm.client import JobState, SlurmClient
 from harness.infra.slurm.follower import Ended
 from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
-from harness.infra.slurm.submissions import read_order, write_order, write_submissions
+from harness.infra.slurm.submissions import order_allocation, write_submissions
 from tests.infra.scheduler import Scheduler, says
 from tests.infra.slurm.test_submissions import LAB, LAUNCH, TEMPLATE, plan
 
@@ -55,9 +57,9 @@ def test_cells_of_a_job_that_the_cluster_ended_run_again_as_a_new_attempt(bench:
     (made,) = bench.again(bench.narrow, state)
     (cell,) = bench.narrow.cells
     assert made.name == f"{bench.narrow.name}-again2"
-    assert read_order(bench.run, made.name) == {cell: 2}
+    assert newest_work_order(bench.run, made.name).attempts == {cell: 2}
     assert bench.run.attempt(cell, 2).config.read_text() == bench.run.attempt(cell).config.read_text()
-    (event,) = read_events(bench.run.events)
+    (event,) = read_lines(bench.run.events)
     assert event["why"] == f"job 7 ended as {state} on n1"
     assert allocations_of(bench.run, bench.plan) == [*bench.plan.allocations, made]
 
@@ -75,14 +77,14 @@ def test_a_full_disk_is_retried(bench: Bench) -> None:
 def test_a_retry_that_a_killed_launcher_has_recorded_is_not_made_twice(bench: Bench) -> None:
     assert len(bench.again(bench.narrow, "NODE_FAIL")) == 1
     assert bench.again(bench.narrow, "NODE_FAIL") == []
-    assert len(read_events(bench.run.events)) == 1
+    assert len(read_lines(bench.run.events)) == 1
 
 
 def test_a_cell_has_as_many_attempts_as_the_plan_allows_and_no_more(bench: Bench) -> None:
     allocation = bench.narrow
     for number in range(2, bench.plan.max_attempts + 1):
         (allocation,) = bench.again(allocation, "NODE_FAIL")
-        assert set(read_order(bench.run, allocation.name).values()) == {number}
+        assert set(newest_work_order(bench.run, allocation.name).attempts.values()) == {number}
     assert bench.again(allocation, "NODE_FAIL") == []
 
 
@@ -130,9 +132,9 @@ def test_the_attempts_of_the_newest_start_of_a_job_are_the_ones_that_are_repeate
     write_new(bench.run.claim(bench.narrow.name, 1), Claim(job="7", restart=0, order=bench.narrow.name))
     second = Allocation(name=f"{bench.narrow.name}.restart1", cells=(cell,))
     write_new(bench.run.claim(bench.narrow.name, 2), Claim(job="7", restart=1, order=second.name))
-    write_order(bench.run, second, {cell: 2}, parallel_ranks=1)
+    order_allocation(bench.run, second, {cell: 2}, parallel_ranks=1)
     (made,) = bench.again(bench.narrow, "NODE_FAIL")
-    assert read_order(bench.run, made.name) == {cell: 3}
+    assert newest_work_order(bench.run, made.name).attempts == {cell: 3}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from harness.core.errors import InfrastructureError
+from harness.core.run.events import Submitting
 from harness.core.run.job_start import Claim
-from harness.core.run.run_dir import RunDir, append_line, read_events, write_json, write_new
+from harness.core.run.journal import note, read_lines
+from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
 from harness.infra.slurm.submit import CANCELLED, Patience, Submitter, jobs_of, submitted, unclear_submissions
@@ -48,7 +50,7 @@ class Bench:
         return self.submitter.submit_all(self.jobs)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.run.events) if event["event"] in kinds]
+        return [event for event in read_lines(self.run.events) if event["event"] in kinds]
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_the_intent_is_noted_before_sbatch_and_the_number_after_it(bench: Bench,
     seen = bench.run.root / "seen"
     slurm.answers("sbatch", f"cp '{bench.run.events}' '{seen}'\n{says('Submitted batch job 7')}")
     assert bench.submit() == ({"1n2r-0": "7"}, {})
-    (intent,) = read_events(seen)
+    (intent,) = read_lines(seen)
     assert (intent["event"], intent["job"], intent["name"]) == ("submitting", "1n2r", NAME)
     assert submitted(bench.run) == {"1n2r-0": "7"}
     assert unclear_submissions(bench.run) == set()
@@ -103,14 +105,14 @@ def test_a_submission_is_made_again_only_after_slurm_has_answered_for_a_while_th
 
 
 def test_a_job_that_only_accounting_remembers_is_taken(bench: Bench, slurm: Scheduler) -> None:
-    append_line(bench.run.events, {"time": 0.0, "event": "submitting", "job": "1n2r"})
+    note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("sacct", says("9_0", "9_1"))
     assert bench.submit() == ({"1n2r-0": "9"}, {})
     assert slurm.calls("sbatch") == []
 
 
 def test_a_submission_that_a_killed_launcher_began_is_looked_for_first(bench: Bench, slurm: Scheduler) -> None:
-    append_line(bench.run.events, {"time": 0.0, "event": "submitting", "job": "1n2r"})
+    note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("squeue", "", says(row(7, "COMPLETED")))
     assert bench.submit() == ({"1n2r-0": "7"}, {})
     assert slurm.calls("sbatch") == []
@@ -122,7 +124,7 @@ def test_a_submission_that_was_never_begun_is_not_looked_for(bench: Bench, slurm
 
 
 def test_nothing_is_submitted_again_while_slurm_cannot_be_asked(bench: Bench, slurm: Scheduler) -> None:
-    append_line(bench.run.events, {"time": 0.0, "event": "submitting", "job": "1n2r"})
+    note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("squeue", fails(AWAY))
     with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; resume later"):
         bench.submit()

@@ -11,7 +11,7 @@ from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import loads
 from harness.infra.runs.evidence_files import newest
-from harness.node.coordination.job_start import order_of
+from harness.node.coordination.job_start import work_order_of
 
 NAME = "1n2r-0"
 CELLS = ("done", "failed", "cut", "waits")
@@ -45,7 +45,7 @@ def files(run: RunDir) -> dict[str, bytes]:
 
 def test_the_first_start_runs_the_order_as_it_was_written(run: RunDir) -> None:
     before = files(run)
-    assert order_of(run, NAME, 0, start("7")) == NAME
+    assert work_order_of(run, NAME, 0, start("7")) == NAME
     assert before.items() <= files(run).items()
     (claim,) = run.claims(NAME)
     assert (claim.job, claim.restart, claim.order) == ("7", 0, NAME)
@@ -53,14 +53,14 @@ def test_the_first_start_runs_the_order_as_it_was_written(run: RunDir) -> None:
 
 def test_outside_a_job_nothing_is_claimed(run: RunDir) -> None:
     before = files(run)
-    assert order_of(run, NAME, 0, {}) == NAME
+    assert work_order_of(run, NAME, 0, {}) == NAME
     assert files(run) == before
 
 
 def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_finish(run: RunDir) -> None:
-    order_of(run, NAME, 0, start("7"))
+    work_order_of(run, NAME, 0, start("7"))
     before = files(run)
-    order = order_of(run, NAME, 0, start("7", 1))
+    order = work_order_of(run, NAME, 0, start("7", 1))
     assert order == "1n2r-0.restart1"
     values = loads(run.submission(order).read_text())
     assert values == {
@@ -78,17 +78,17 @@ def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_fin
 
 def test_a_third_start_goes_on_from_the_second(run: RunDir) -> None:
     for restart in (0, 1):
-        order_of(run, NAME, 0, start("7", restart))
+        work_order_of(run, NAME, 0, start("7", restart))
     write_json(run.attempt("cut", 2).result, CellResult(cell="cut", attempt=2, status="completed"))
-    order = order_of(run, NAME, 0, start("7", 4))
+    order = work_order_of(run, NAME, 0, start("7", 4))
     assert order is not None
     assert loads(run.submission(order).read_text())["cells"] == [{"cell": "waits", "attempt": 3}]
 
 
 def test_an_attempt_that_exists_is_not_taken_again(run: RunDir) -> None:
-    order_of(run, NAME, 0, start("7"))
+    work_order_of(run, NAME, 0, start("7"))
     run.attempt("waits", 2).root.mkdir()  # of a retry that the launcher is about to submit
-    order = order_of(run, NAME, 0, start("7", 1))
+    order = work_order_of(run, NAME, 0, start("7", 1))
     assert order is not None
     cells = loads(run.submission(order).read_text())["cells"]
     assert {item["cell"]: item["attempt"] for item in cells} == {"cut": 2, "waits": 3}
@@ -102,9 +102,9 @@ def test_a_duplicate_and_an_earlier_start_touch_nothing_but_their_own_note(
     run: RunDir, job: str, restart: int, why: str
 ) -> None:
     for earlier in (0, 1):
-        order_of(run, NAME, 0, start("7", earlier))
+        work_order_of(run, NAME, 0, start("7", earlier))
     before = files(run)
-    assert order_of(run, NAME, 0, start(job, restart)) is None
+    assert work_order_of(run, NAME, 0, start(job, restart)) is None
     after = files(run)
     assert before.items() <= after.items()
     (note,) = after.keys() - before.keys()
@@ -114,7 +114,7 @@ def test_a_duplicate_and_an_earlier_start_touch_nothing_but_their_own_note(
 
 def test_a_cancelled_run_starts_nothing(run: RunDir) -> None:
     write_json(run.cancelled, {})
-    assert order_of(run, NAME, 0, start("7")) is None
+    assert work_order_of(run, NAME, 0, start("7")) is None
     assert run.claims(NAME) == []
 
 
@@ -124,7 +124,7 @@ def test_of_many_jobs_that_start_at_once_one_runs(run: RunDir) -> None:
 
     def begin(job: str) -> str | None:
         barrier.wait()
-        return order_of(run, NAME, 0, start(job))
+        return work_order_of(run, NAME, 0, start(job))
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         orders = list(pool.map(begin, jobs))
@@ -134,17 +134,17 @@ def test_of_many_jobs_that_start_at_once_one_runs(run: RunDir) -> None:
 
 
 def test_the_other_nodes_run_what_node_0_of_their_own_start_has_claimed(run: RunDir) -> None:
-    assert order_of(run, NAME, 0, start("7")) == order_of(run, NAME, 1, start("7")) == NAME
-    again = order_of(run, NAME, 0, start("7", 1))
-    assert order_of(run, NAME, 1, start("7", 1)) == again
-    order_of(run, NAME, 0, start("8"))
-    assert order_of(run, NAME, 3, start("8")) is None
+    assert work_order_of(run, NAME, 0, start("7")) == work_order_of(run, NAME, 1, start("7")) == NAME
+    again = work_order_of(run, NAME, 0, start("7", 1))
+    assert work_order_of(run, NAME, 1, start("7", 1)) == again
+    work_order_of(run, NAME, 0, start("8"))
+    assert work_order_of(run, NAME, 3, start("8")) is None
     with pytest.raises(InfrastructureError, match="has not claimed"):
-        order_of(run, NAME, 1, start("9"), patience_s=0.0)
+        work_order_of(run, NAME, 1, start("9"), patience_s=0.0)
 
 
 def test_a_claim_that_cannot_be_read_is_nobody_s_to_take(run: RunDir) -> None:
     run.claim(NAME, 1).parent.mkdir()
     run.claim(NAME, 1).write_text("{")
     with pytest.raises(InfrastructureError, match=r"claim-1\.json cannot be read"):
-        order_of(run, NAME, 0, start("7"), patience_s=0.0)
+        work_order_of(run, NAME, 0, start("7"), patience_s=0.0)

@@ -1,0 +1,204 @@
+"""What agents and launchers note while a run goes on: one class per kind of event. journal.py writes and reads them.
+
+The agent of each node has a journal of its own; the launcher copies that of node 0 into the run's events.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from harness.core.run.run_plan import Allocation
+from harness.core.serialization import from_jsonable, to_jsonable
+
+
+class EventKind(str, Enum):
+    """The value of `event` in a line."""
+
+    STARTED = "started"
+    LOADED = "loaded"
+    GATHERED = "gathered"
+    CELL_STARTED = "cell_started"
+    CELL_FINISHED = "cell_finished"
+    FAILED = "failed"
+    FINISHED = "finished"
+    SUBMITTING = "submitting"
+    SUBMITTED = "submitted"
+    NOT_SUBMITTED = "not_submitted"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    RETRY = "retry"
+    JOB_ENDED = "job_ended"
+    LAUNCHED = "launched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    kind: ClassVar[EventKind]
+    time: float = 0.0  # seconds since the epoch
+
+
+# Of agents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """The agent's process has started."""
+
+    kind = EventKind.STARTED
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Event):
+    """torch and Megatron are imported."""
+
+    kind = EventKind.LOADED
+    import_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered(Event):
+    """The leader has seen the agents of all other nodes; they follow it from now on."""
+
+    kind = EventKind.GATHERED
+    tokens: dict[str, str]  # node -> token of its agent's heartbeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellStarted(Event):
+    """The supervisor of a cell is about to be forked. A leader's event makes the other nodes start the cell too."""
+
+    kind = EventKind.CELL_STARTED
+    cell: str
+    attempt: int
+    ranks: int  # of a leader all ranks of the cell, of a follower those of its node
+    threads: list[str] = field(default_factory=list)  # of the agent at the fork, beside the main thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFinished(Event):
+    kind = EventKind.CELL_FINISHED
+    cell: str
+    attempt: int
+    status: str | None = None  # of the cell's result, as CellResult has it; a leader knows it
+    exit_code: int | None = None  # of the supervisor; a follower knows no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """The agent ends by an exception."""
+
+    kind = EventKind.FAILED
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Event):
+    """The agent ends, and every cell of its work order has a result."""
+
+    kind = EventKind.FINISHED
+
+
+# Of launchers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitting(Event):
+    """sbatch is about to be called: the intent, for a launcher that is killed before it knows the job's number."""
+
+    kind = EventKind.SUBMITTING
+    job: str  # the submission: submissions/<job>.sbatch
+    name: str = ""  # Slurm's name of the job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted(Event):
+    kind = EventKind.SUBMITTED
+    job: str
+    allocations: dict[str, str]  # allocation -> Slurm's job id
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotSubmitted(Event):
+    """sbatch refused the job file."""
+
+    kind = EventKind.NOT_SUBMITTED
+    job: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicate(Event):
+    """A second job of one submission, which was cancelled."""
+
+    kind = EventKind.DUPLICATE
+    name: str  # Slurm's name of both
+    job: str  # number of the cancelled one
+    kept: str | None  # number of the other one, where it is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Event):
+    """An allocation without a job: its cells have ended as errors, and `resume` does not submit it again."""
+
+    kind = EventKind.REFUSED
+    allocation: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry(Event):
+    """An allocation that was added for cells that are to run again."""
+
+    kind = EventKind.RETRY
+    why: str
+    allocation: Allocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnded(Event):
+    """The job of an allocation has ended, and its cells without a result have got one."""
+
+    kind = EventKind.JOB_ENDED
+    allocation: str
+    array: str
+    job: str  # Slurm's job id, "12" or "12_3"
+    state: str  # as Slurm names it; empty where Slurm was not asked or does not know
+    words: str = ""  # the state as a sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched(Event):
+    """A launcher has followed the run to its end."""
+
+    kind = EventKind.LAUNCHED
+    timing: dict[str, float]  # launch_s: from start to end; import_s: the longest import of an agent
+
+
+_CLASSES: dict[str, type[Event]] = {one.kind.value: one for one in Event.__subclasses__()}
+
+
+def to_line(event: Event) -> dict[str, Any]:
+    """The JSON form of an event. Fields that are None by default are left out when they are None."""
+    values = {
+        item.name: getattr(event, item.name)
+        for item in fields(event)
+        if not (item.default is None and getattr(event, item.name) is None)
+    }
+    return {"time": values.pop("time"), "event": event.kind.value, **to_jsonable(values)}
+
+
+def from_line(values: Mapping[str, Any]) -> Event | None:
+    """The event of a JSON object; None for an unknown kind, and where a field is unknown, absent or of another type."""
+    kind = values.get("event")
+    known = _CLASSES.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        return None
+    try:
+        return from_jsonable(known, {name: value for name, value in values.items() if name != "event"})
+    except (TypeError, ValueError):
+        return None
