@@ -165,12 +165,14 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         indices = [_params(record, batch.params()) for batch in batches]
         if step == 0:
             record.batches += _batches(config, place, batches, indices)
-        record.layers += [
+        layers = [
             LayerSeen(step=step, chunk=chunk, micro_batch=number, layer=layer, params=index)
             for number, index in enumerate(indices)
             for chunk in range(config.layout.vpp)
             for layer in config.layout.layers(config.model.layers, place.pp, chunk)
         ]
+        record.layers += layers
+        record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
         record.steps.append(_step(config, place, step, batches))
     record.parameters = _parameters(config, place)
     record.activations = _activations(config, place)
@@ -418,13 +420,13 @@ def drop_params(record: RankRecord) -> None:
     """As if the rank had got no packed params, in either leg."""
     for batch in record.batches:
         batch.params = None
-    for layer in record.layers:
+    for layer in (*record.layers, *record.recomputed):
         layer.params = None
 
 
 def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **where: int) -> None:
     """Change the packed params of one rank in both legs, where the entry's fields (micro_batch=, ...) match."""
-    entries: list[BatchSeen | LayerSeen] = [*record.batches, *record.layers]
+    entries: list[BatchSeen | LayerSeen] = [*record.batches, *record.layers, *record.recomputed]
     for seen in entries:
         if seen.params is None or any(getattr(seen, name, None) != value for name, value in where.items()):
             continue
@@ -440,7 +442,7 @@ def _without_unused(record: RankRecord) -> None:
     table = record.packed_params
     distinct: list[SeenParams] = []
     legs = [batch for leg in record.legs for batch in leg.batches]
-    for seen in [*record.batches, *record.layers, *legs]:
+    for seen in [*record.batches, *record.layers, *record.recomputed, *legs]:
         if seen.params is not None:
             if table[seen.params] not in distinct:
                 distinct.append(table[seen.params])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from harness.core.cell.axis_values import ATTENTIONS, DEVICES, DTYPES
+from harness.core.cell.axis_values import ATTENTIONS, DEVICES, DISTRIBUTED_OPTIMIZER, DTYPES, RECOMPUTE
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
@@ -114,6 +114,20 @@ class CellConfig:
         label="{}",
         in_control=True,
         shrink=False,
+    )
+    recompute: str = setting(
+        "none",
+        doc="What backward computes again: `selective` core attention, `full` whole layers, one at a time.",
+        axis="recompute",
+        choices=RECOMPUTE,
+        aliases=("recompute_granularity",),
+    )
+    distributed_optimizer: str = setting(
+        "off",
+        doc="Optimizer sharded over dp x cp; `overlap`: gradients reduced and weights gathered while layers compute.",
+        axis="distributed_optimizer",
+        choices=DISTRIBUTED_OPTIMIZER,
+        label="distopt-{}",
     )
     made_of: str = ""  # digest of what the stack asks for (words.stack.digest); empty: the default one
     model: ModelConfig = field(default_factory=ModelConfig)

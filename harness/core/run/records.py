@@ -255,6 +255,7 @@ class RankRecord:
     batches: list[BatchSeen] = field(default_factory=list)
     refusal: Refusal | None = None  # of the data path `rules`
     layers: list[LayerSeen] = field(default_factory=list)
+    recomputed: list[LayerSeen] = field(default_factory=list)  # what backward gave the same attention once more
     steps: list[StepSeen] = field(default_factory=list)
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)

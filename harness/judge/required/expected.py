@@ -78,6 +78,10 @@ class Expected:
             for layer in self.chunk_layers(stage, chunk)
         )
 
+    def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
+        """Attention layers that backward computes once more."""
+        return frozenset() if self.config.recompute == "none" else self.layer_keys(stage, dp)
+
     def _shapes(self, dp: int) -> list[list[int]]:
         """[rows, local slots] of the micro-batches of step 0."""
         return [self._shape(truth.batch) for truth in self.evidence.plan[0][dp]]

@@ -124,7 +124,7 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
     """Numbers that checks look things up by."""
     batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
     held = len(record.packed_params)
-    used = {batch.params for batch in batches} | {layer.params for layer in record.layers}
+    used = {batch.params for batch in batches} | {layer.params for layer in (*record.layers, *record.recomputed)}
     for number in used - {None}:
         if number is not None and not 0 <= number < held:
             yield f"it refers to packed params that it does not hold: number {number} of {held}"

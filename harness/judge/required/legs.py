@@ -31,6 +31,8 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _batches(expected, record, record.batches, expected.shapes(at.dp), "batches")
     layers = ((s.step, s.chunk, s.micro_batch, s.layer) for s in record.layers)
     yield from _keys("layers", layers, expected.layer_keys(at.pp, at.dp))
+    again = ((s.step, s.chunk, s.micro_batch, s.layer) for s in record.recomputed)
+    yield from _keys("recomputed", again, expected.recomputed_keys(at.pp, at.dp))
     yield from _params(record)
     for seen in record.steps:
         yield from _step(expected, record, seen)
@@ -92,7 +94,7 @@ def _tensor(where: str, seen: TensorSeen, shape: Sequence[int], dtypes: Sequence
 def _params(record: RankRecord) -> Iterator[str]:
     """Packed params are referred to, distinct, and say of every tensor what it is."""
     batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
-    used = {batch.params for batch in batches} | {layer.params for layer in record.layers}
+    used = {batch.params for batch in batches} | {layer.params for layer in (*record.layers, *record.recomputed)}
     for number, params in enumerate(record.packed_params):
         if number not in used:
             yield f"packed_params: number {number} is referred to by nothing"

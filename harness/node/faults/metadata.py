@@ -15,6 +15,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.seams import Fault
 from harness.node.faults.truths import own_fields
 from harness.node.probe.model.gpt import unwrap
+from harness.node.probe.model.recompute import recomputing
 
 GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -80,6 +81,22 @@ class MetadataLostInsideTheModel(Fault):
         if context.place.pp == 1:
             for chunk in chunks:
                 unwrap(chunk).register_forward_pre_hook(drop, with_kwargs=True)
+
+
+class RecomputedForwardWithLaterMetadata(Fault):
+    latest: Any = None
+
+    def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
+        self.latest = batch.params
+        return batch
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        def replaced(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return args, {**kwargs, "packed_seq_params": self.latest} if recomputing() else kwargs
+
+        for chunk in chunks:
+            for layer in unwrap(chunk).decoder.layers:
+                layer.self_attention.core_attention.register_forward_pre_hook(replaced, with_kwargs=True)
 
 
 class MaxSeqlenIsATensor(Fault):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from harness.core.cell.canary_legs import Leg
 from harness.node.data_paths.base import RankContext
 from harness.node.faults.seams import Fault
 from harness.node.probe.model.gpt import unwrap
@@ -61,3 +63,54 @@ class GradientsNotReducedOverDp(Fault):
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
             chunk.finish_grad_sync = lambda *args, **kwargs: None
+
+
+class GatheredWeightsLostOnOneReplica(Fault):
+    """Of every bucket the replica keeps the old weights where another rank owns them."""
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        for chunk in chunks if context.place.dp == 1 else ():
+            for group in chunk.bucket_groups:
+                group.start_param_sync = _own_shard_alone(group, group.start_param_sync)
+
+
+def _own_shard_alone(group: Any, gather: Callable[..., None]) -> Callable[..., None]:
+    def wrong(*args: Any, **kwargs: Any) -> None:
+        old = [bucket.param_data.clone() for bucket in group.buckets]
+        gather(*args, **kwargs)
+        ranks, own = (getattr(group, f"intra_distributed_optimizer_instance_{name}") for name in ("size", "rank"))
+        for bucket, kept in zip(group.buckets, old):
+            for index, (new, before) in enumerate(zip(bucket.param_data.chunk(ranks), kept.chunk(ranks))):
+                if index != own:
+                    new.copy_(before)
+
+    return wrong
+
+
+class BucketReducedBeforeTheLastMicroBatch(Fault):
+    """From the second pass on, as upstream reduces all buckets of the first one at its end."""
+
+    ready = 0  # gradients of the first bucket that backwards of this pass have made
+
+    def on_step(self, context: RankContext, step: int) -> None:
+        super().on_step(context, step)
+        self.ready = 0
+
+    def on_leg(self, context: RankContext, leg: Leg) -> None:
+        super().on_leg(context, leg)
+        self.ready = 0
+
+    def on_model(self, chunks: list[Any], context: RankContext) -> None:
+        group = chunks[0].bucket_groups[0]
+        register = group.register_grad_ready
+
+        def early(*args: Any) -> None:
+            if group.is_first_batch:
+                register(*args)
+                return
+            self.ready += 1
+            if self.ready == (len(self.truths(context)) - 1) * len(group.params):
+                group.start_grad_sync()
+                group.grad_reduce_handle.wait()  # before the last micro-batch adds to the bucket: the same in each run
+
+        group.register_grad_ready = early

@@ -19,7 +19,9 @@ from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
 from harness.node.probe.hooks.part_watches import watch_parts
+from harness.node.probe.hooks.recompute import Recomputed
 from harness.node.probe.hooks.witness import Position, Witness
+from harness.node.probe.model.distributed_optimizer import whole_gradients
 from harness.node.probe.model.gpt import expert_rank, unwrap
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import NamedParameter, named_parameters
@@ -57,7 +59,11 @@ class Passes:
         self.chunks, self.path, self.context = chunks, path, context
         self.fault, self.recorder = fault, recorder
         self.position = Position()
+        self.gathered: dict[Tensor, Tensor] = {}  # by parameter: gradients of the last backward that are sharded
         plain = [unwrap(chunk) for chunk in chunks]
+        self.recomputed = Recomputed(
+            plain, context, self.position
+        )  # its hooks come before those that read the position
         self.witness = Witness(plain, context, self.position, recorder)
         watch_parts(plain, context, self.position, recorder)
 
@@ -68,6 +74,7 @@ class Passes:
         """
         self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
         self.losses = Losses()
+        self.recomputed.begin()
         self.position.step, self.position.leg = truth.step, leg
         self.recorder.progress(leg, truth.step, 0, "start")
         return [Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
@@ -91,6 +98,7 @@ class Passes:
         self.progress("reduce")
         if not forward_only:
             self.fault.on_gradients(self.chunks, self.context)
+        self.backward = not forward_only
 
     def progress(self, phase: str) -> None:
         """Tell that all micro-batches are through."""
@@ -103,12 +111,18 @@ class Passes:
             plain = unwrap(chunk)
             yield from named_parameters(plain, tp_rank=self.context.place.tp, tp_size=tp, ep_rank=expert_rank())
 
+    def gradient_of(self, item: NamedParameter) -> Tensor:
+        """The reduced gradient of a parameter: Megatron's DDP keeps it, or shards of it on the ranks of dp x cp."""
+        found = self.gathered.get(item.parameter)
+        gradient: Tensor = item.parameter.main_grad if found is None else found  # type: ignore[attr-defined]
+        return gradient
+
     def parameters_seen(self) -> list[ParameterSeen]:
         """Fingerprints of the gradients as they are now."""
         return [self._parameter_seen(item) for item in self.named_parameters()]
 
     def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
-        config, gradient = self.context.config, gradient_of(item)
+        config, gradient = self.context.config, self.gradient_of(item)
         alone = config.layout.world_size == 1  # what others are compared with, shard by shard
         return ParameterSeen(
             name=item.name,
@@ -148,7 +162,8 @@ class Passes:
         return loss, tokens, {"lm loss": report}
 
     def settle(self) -> Losses:
-        """Read the losses of the last pass from the device."""
+        """Read the losses of the last pass from the device, and gather its gradients where they are sharded."""
+        self.gathered = whole_gradients(self.chunks) if self.backward else {}
         pending, self.losses.pending = self.losses.pending, []
         for losses, mask, owners in pending:
             self.losses.loss_sum += float((losses * mask).sum())
@@ -183,9 +198,3 @@ def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
         batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.params, **more
     )
     return output
-
-
-def gradient_of(item: NamedParameter) -> Tensor:
-    """The reduced gradient of a parameter, as Megatron's DDP keeps it."""
-    gradient: Tensor = item.parameter.main_grad  # type: ignore[attr-defined]  # set by Megatron's DDP
-    return gradient

@@ -33,6 +33,7 @@ from harness.node.probe.legs.timing import TimingLeg
 from harness.node.probe.legs.training import TrainingLeg
 from harness.node.probe.memory import note_peaks, peaks_noted
 from harness.node.probe.model import attention_kinds, gpt
+from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.passes import Passes
 from harness.node.probe.weights import initialize
 from harness.node.recording.recorder import Recorder
@@ -124,7 +125,7 @@ def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder)
             tp_size=config.layout.tp,
             ep_rank=gpt.expert_rank(),
         )
-    optimizer = gpt.build_optimizer(config, chunks)
+    optimizer = build_optimizer(config, chunks)
     fault.on_model(chunks, context)
     passes = Passes(chunks, path, context, fault, recorder)
     return TrainingLeg(passes, optimizer), CanaryLegs(passes)

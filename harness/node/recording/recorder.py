@@ -46,10 +46,10 @@ class Recorder:
         self._settle()
         write_json(self.path, self.record)
 
-    def layer(self, seen: LayerSeen, packed_seq_params: Any) -> None:
+    def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
         """Record what a layer received. Values on a GPU are copied there now and read at the next flush: reading them
         would wait for the GPU in the middle of a step that is timed."""
-        self.record.layers.append(seen)
+        (self.record.recomputed if recomputed else self.record.layers).append(seen)
         if packed_seq_params is None:
             return
         tensors = [value for value in vars(packed_seq_params).values() if isinstance(value, Tensor)]
@@ -84,7 +84,8 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
-        self.record.layers = [seen for seen in self.record.layers if id(seen) not in unread]
+        for layers in (self.record.layers, self.record.recomputed):
+            layers[:] = [seen for seen in layers if id(seen) not in unread]
         self._pending = []
         secrets = secret_values(os.environ)
         raised = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane, Outcome
+from harness.core.packing.options import PackingOptions
 from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
 
 _ONE = Layout()
@@ -67,6 +68,19 @@ METADATA: tuple[FaultSpec, ...] = (
         lane=Lane.METADATA,
         checks=("params_present", "activations"),
         where={"stage": 1, "legs": ["training"], "layers": [4, 5, 6]},
+    ),
+    FaultSpec(
+        name="recomputed-forward-with-later-metadata",
+        fault_class="metadata",
+        summary="what backward computes again gets the packed params of the micro-batch that the forward is at by then",
+        modelled_on="C4: recompute, 0f41b5a442; NVIDIA/Megatron-LM PR 4593: what a checkpointed forward hands on",
+        layout=Layout(pp=2),
+        why="with two stages the forward is ahead of the backward",
+        options=PackingOptions(pad_to_max_length=True),
+        axes={"recompute": "full"},
+        lane=Lane.METADATA,
+        checks=("params_recomputed", "parameter_gradients", "grad_norm"),
+        where={"stage": 0, "layer": 1, "step": 0, "micro_batch": 0},
     ),
     FaultSpec(
         name="max-seqlen-is-a-tensor",

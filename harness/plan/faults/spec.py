@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.core.cell.axes import axes, with_value
 from harness.core.cell.config import CANARIES, CellConfig, ModelConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, TimingConfig
@@ -55,11 +56,12 @@ class FaultSpec:
     )
     model: ModelConfig = MODEL
     options: PackingOptions = DEFAULT_OPTIONS
+    axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here
 
     def _config(self, *, deadline_s: float, fault: str | None) -> CellConfig:
         timing = replace(self.timing, first=bool(self.timing.turns) and fault is None)
         train = TrainConfig(steps=TRAIN.steps, global_batch=self.global_batch, seq_length=TRAIN.seq_length)
-        return CellConfig(
+        config = CellConfig(
             layout=self.layout,
             data_path=self.data_path,
             forbidden=self.forbidden,
@@ -74,6 +76,9 @@ class FaultSpec:
             deadline_s=deadline_s,
             fault=fault,
         )
+        for name, value in self.axes.items():
+            config = with_value(config, axes()[name], value)
+        return config
 
     @property
     def faulty(self) -> CellConfig:

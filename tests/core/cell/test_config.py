@@ -13,6 +13,7 @@ from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
 from harness.core.run.run_dir import safe_name
 from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.setting import keys_of
 from harness.core.stack import Checkout, Stack, digest
 
 CELL = CellConfig(layout=Layout(tp=2, pp=4, sp=True), data_path="sft")
@@ -71,7 +72,10 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
         "timing": TimingConfig(unpacked=True),
         "rows_of": Layout(cp=2),
     }
-    assert cell_id(replace(CELL, **{name: changed[name]}))[-8:] != cell_id(CELL)[-8:]
+    key = keys_of(CellConfig).get(name)
+    others = [value for value in key.setting.choices if value != key.default] if key else []
+    value = changed[name] if name in changed else others[0]  # any other value of an axis that has a list of them
+    assert cell_id(replace(CELL, **{name: value}))[-8:] != cell_id(CELL)[-8:]
 
 
 def test_kinds_of_model_that_a_cell_does_not_have_leave_no_trace_in_its_id() -> None:

@@ -16,6 +16,7 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.witness import Position
+from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
 
 
@@ -34,9 +35,10 @@ class RouterWatch:
 
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.seen = self._shares(layer, logits.detach()) if self.position.first_step else None
+            again = recomputing()
+            self.seen = self._seen_before(layer) if again else self._shares(layer, logits.detach())
             made = upstream(logits, *args, **kwargs)
-            if self.seen is not None:
+            if self.seen is not None and not again:
                 self.recorder.record.routers.append(self.seen)
             return made
 
@@ -53,8 +55,17 @@ class RouterWatch:
 
         return attach
 
+    def _seen_before(self, layer: int) -> RouterSeen | None:
+        """Of the forward that is recomputed: upstream adds auxiliary losses only with autograd on, which is now."""
+        if not self.position.first_step:
+            return None
+        found = (seen for seen in self.recorder.record.routers if seen.layer == layer)
+        return next((seen for seen in found if seen.micro_batch == self.position.micro_batch), None)
+
     def _shares(self, layer: int, logits: Tensor) -> RouterSeen | None:
-        """logits [s, b, experts] of this rank, or what upstream made of them: see _slots."""
+        """logits [s, b, experts] of this rank, or what upstream made of them: see _slots. Of step 0 alone."""
+        if not self.position.first_step:
+            return None
         moe = self.context.config.model.moe
         owners, rows = self.position.owners, self.position.rows
         assert moe is not None and owners is not None and rows is not None

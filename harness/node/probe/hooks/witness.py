@@ -11,6 +11,7 @@ from harness.core.run.records import ActivationSeen, LayerSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
 from harness.node.probe.model.parts import mtp_layers
+from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
 
 
@@ -71,13 +72,13 @@ class Witness:
             if at.leg != "training":
                 return
             seen = LayerSeen(step=at.step, chunk=at.chunk, micro_batch=at.micro_batch, layer=layer, params=None)
-            self.recorder.layer(seen, kwargs.get("packed_seq_params"))
+            self.recorder.layer(seen, kwargs.get("packed_seq_params"), recomputed=recomputing())
 
         return hook
 
     def _output_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            if self.position.fingerprints and not (layer == 0 and self._embedded_before()):
+            if self.position.fingerprints and not recomputing() and not (layer == 0 and self._embedded_before()):
                 self._take(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook

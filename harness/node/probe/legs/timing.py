@@ -242,7 +242,10 @@ def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tenso
 
 
 def _take_hooks_off(chunk: Any) -> None:
-    """Forward hooks are the probe's: Megatron's own work by hooks of autograd."""
+    """Forward hooks are the probe's, but for those by which Megatron's DDP waits for weights that it gathers."""
+    kept = {handle.id for handle in getattr(chunk, "remove_forward_pre_hook_handles", {}).values()}
     for module in chunk.modules():
         module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+        for number in module._forward_pre_hooks.keys() - kept:
+            del module._forward_pre_hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)

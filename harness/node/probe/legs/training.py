@@ -10,13 +10,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from harness.core.run.records import StepSeen
-from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.routers import aux_scale
 from harness.node.probe.legs.metadata import note_workload
-from harness.node.probe.passes import Passes, gradient_of
+from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
-from harness.node.probe.weights import NamedParameter
 
 
 class TrainingLeg:
@@ -66,7 +64,7 @@ class TrainingLeg:
 
     def _observe(self, seen: StepSeen) -> None:
         """After reduction, before the optimizer: gradient norm every step, fingerprints at step 0, global loss."""
-        seen.grad_norm = _gradient_norm(list(self.passes.named_parameters()), self.context)
+        seen.grad_norm = _gradient_norm(self.passes)
         if seen.step == 0 and self.context.config.fingerprints:
             self.recorder.record.parameters = self.passes.parameters_seen()
             self.recorder.record.activations = self.passes.witness.taken()
@@ -85,17 +83,18 @@ class TrainingLeg:
         seen.loss_sum, seen.token_count = float(both[0]), int(both[1])
 
 
-def _gradient_norm(parameters: list[NamedParameter], context: RankContext) -> float:
+def _gradient_norm(passes: Passes) -> float:
     """Norm over the whole model before clipping: replicated parameters count once.
 
     Experts that are spread over ranks (`allreduce` is false on them) add up over those ranks too.
     """
+    context = passes.context
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)
-    for item in parameters:
+    for item in passes.named_parameters():
         duplicate = item.shard.dim is None and context.place.tp > 0
         if not duplicate and not getattr(item.parameter, "shared", False):
             spread = not getattr(item.parameter, "allreduce", True)
-            totals[int(spread)] += gradient_of(item).double().square().sum()
+            totals[int(spread)] += passes.gradient_of(item).double().square().sum()
     dist.all_reduce(totals, group=parallel_state.get_model_parallel_group())
     if context.config.layout.ep > 1:
         dist.all_reduce(totals[1:], group=parallel_state.get_expert_model_parallel_group())

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import package_info, parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,8 +23,10 @@ from harness.core.outcomes import Missing, Rejection
 from harness.core.setting import upstream_of
 from harness.node.device.placement import Device
 from harness.node.probe.model.attention_kinds import attention_fields
+from harness.node.probe.model.distributed_optimizer import connect_schedule, ddp_config
 from harness.node.probe.model.norm import RMSNorm
 from harness.node.probe.model.parts import config_class, layer_spec, mtp_arguments, part_fields
+from harness.node.probe.model.recompute import recompute_fields
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -121,6 +122,7 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
         **attention_fields(config.attention),
+        **recompute_fields(config.recompute),
         **part_fields(config),
     }
 
@@ -154,12 +156,6 @@ def transformer_config(config: CellConfig) -> TransformerConfig:
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
     """The model chunks of this rank's stage, each in Megatron's DDP."""
-    ddp_config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=False,
-        average_in_collective=config.options.average_in_collective,
-    )
     chunks = []
     for index in range(config.layout.vpp):
         stage = index if config.layout.vpp > 1 else None
@@ -183,8 +179,9 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
         ).to(device.torch_device)
         # As megatron.training.get_model does: inputs cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
-        chunks.append(DistributedDataParallel(upstream, ddp_config, wrapped))
+        chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped))
     upstream.finalize_model_grads_func = finalize_model_grads
+    connect_schedule(upstream, chunks)
     return chunks
 
 
@@ -198,19 +195,3 @@ def unwrap(chunk: Any) -> GPTModel:
 def expert_rank() -> int:
     """This rank's place among those that share the experts of a layer."""
     return int(parallel_state.get_expert_model_parallel_rank())
-
-
-def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
-    """Megatron's Adam without clipping: the probe records the norm before clipping itself."""
-    dtype = DTYPES[config.dtype]
-    return get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=config.train.lr,
-            bf16=config.dtype == "bf16",
-            params_dtype=dtype,
-            clip_grad=0.0,
-            use_distributed_optimizer=False,
-        ),
-        chunks,
-    )

@@ -1,0 +1,95 @@
+"""Megatron's DDP and optimizer, the latter whole on every rank or sharded over dp x cp.
+
+Read in megatron.core.distributed and .optimizer, 0.14 to 0.19. With overlap, schedules need DDP's own functions, which
+megatron.training.train hands to them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import Tensor
+
+from harness.core.cell.config import CellConfig
+
+_LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, which holds all of a small model
+
+
+def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
+    """With overlap, buckets hold about one matrix of a feed-forward block, so that even two layers make several."""
+    overlap = config.distributed_optimizer == "overlap"
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+        use_distributed_optimizer=config.distributed_optimizer != "off",
+        average_in_collective=config.options.average_in_collective,
+        bucket_size=min(config.model.hidden * config.model.ffn, _LARGEST_BUCKET) if overlap else None,
+    )
+
+
+def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
+    """Tell schedules when gradients may be reduced, as megatron.training.train does (align_grad_reduce is its default).
+
+    `upstream`: the TransformerConfig that schedules read.
+    """
+    if not chunks[0].ddp_config.overlap_grad_reduce:
+        return
+
+    def one_or_all(functions: list[Callable[..., Any]]) -> Any:
+        return functions if len(functions) > 1 else functions[0]
+
+    upstream.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
+    upstream.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
+
+
+def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
+    """Megatron's Adam without clipping: the probe records the norm before clipping itself."""
+    # Groups over gloo are for checkpoints, and are not made beside NCCL.
+    known = inspect.signature(get_megatron_optimizer).parameters
+    more = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=config.train.lr,
+            bf16=chunks[0].config.bf16,
+            params_dtype=chunks[0].config.params_dtype,
+            clip_grad=0.0,
+            use_distributed_optimizer=config.distributed_optimizer != "off",
+            overlap_param_gather=config.distributed_optimizer == "overlap",
+        ),
+        chunks,
+        **more,
+    )
+
+
+def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:
+    """Parameter -> its gradient, gathered from the shards that their owners reduced; empty where none is sharded.
+
+    After a reduction each rank has its own shard of every bucket, and elsewhere what it computed itself. Collective
+    over dp x cp; what the optimizer reads is left as it is.
+    """
+    found: dict[Tensor, Tensor] = {}
+    for chunk in chunks:
+        if not chunk.ddp_config.use_distributed_optimizer:
+            continue
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            for bucket in group.buckets:
+                whole = _gathered(bucket.grad_data, group.intra_distributed_optimizer_instance_group)
+                for parameter in bucket.params_list:
+                    start, end = bucket.param_to_index[parameter]
+                    found[parameter] = whole[start:end].view(parameter.shape)
+    return found
+
+
+def _gathered(data: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The concatenated shards; shard n of `data` is that of rank n of the group."""
+    shards = [torch.empty_like(shard) for shard in data.chunk(group.size())]
+    dist.all_gather(shards, data.chunk(group.size())[group.rank()].contiguous(), group=group)
+    return torch.cat(shards)

@@ -1,0 +1,71 @@
+"""Layers of a small network in torch's reentrant checkpoint, which upstream's own is modelled on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Layout
+from harness.node.probe.hooks.recompute import Recomputed
+from harness.node.probe.hooks.witness import Position
+from harness.node.probe.model.recompute import recomputing
+
+CONFIG = CellConfig(layout=Layout(), data_path="reference", recompute="full")
+
+
+class _Layer(torch.nn.Linear):
+    """Notes at which micro-batch the position is in each of its forwards."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(2, 2)
+        self.position = position
+        self.seen: list[tuple[bool, int]] = []
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.seen.append((recomputing(), self.position.micro_batch))
+        return super().forward(states)
+
+
+def _watched(config: CellConfig) -> tuple[_Layer, Position, Recomputed]:
+    position = Position()
+    layer = _Layer(position)
+    chunk: Any = SimpleNamespace(decoder=SimpleNamespace(layers=[layer]))
+    context: Any = SimpleNamespace(config=config)
+    return layer, position, Recomputed([chunk], context, position)
+
+
+def _forward(layer: _Layer, position: Position, micro_batch: int) -> torch.Tensor:
+    position.micro_batch = micro_batch
+    made: torch.Tensor = checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=True)
+    return made.sum()
+
+
+def test_backward_finds_the_micro_batch_of_the_forward_although_the_pipeline_is_ahead() -> None:
+    layer, position, _ = _watched(CONFIG)
+    first, second = _forward(layer, position, 0), _forward(layer, position, 1)
+    first.backward()  # type: ignore[no-untyped-call]
+    assert position.micro_batch == 1
+    third = _forward(layer, position, 2)
+    second.backward()  # type: ignore[no-untyped-call]
+    third.backward()  # type: ignore[no-untyped-call]
+    assert [number for again, number in layer.seen if not again] == [0, 1, 2]
+    assert [number for again, number in layer.seen if again] == [0, 1, 2]
+    assert position.micro_batch == 2
+
+
+def test_a_pass_without_a_backward_leaves_nothing_to_the_next() -> None:
+    layer, position, recomputed = _watched(CONFIG)
+    _forward(layer, position, 4)
+    recomputed.begin()
+    _forward(layer, position, 7).backward()  # type: ignore[no-untyped-call]
+    assert layer.seen[-1] == (True, 7)
+
+
+def test_without_recompute_nothing_is_watched() -> None:
+    layer, _, _ = _watched(replace(CONFIG, recompute="none"))
+    assert not layer._forward_pre_hooks
