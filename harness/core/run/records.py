@@ -1,7 +1,6 @@
 """What ranks and agents write, and everybody else reads. JSON through serialization.py; schema_version 1.
 
-The rank record is the evidence: it is flushed before each micro-batch's forward and again at the end, by
-rename, so it is never half; `ended` says how far the rank came.
+The rank record is the evidence: flushed before each micro-batch's forward and at the end, by rename, so never half.
 """
 
 from __future__ import annotations

@@ -31,6 +31,13 @@ def lacking(config: CellConfig) -> str | None:
     rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
     if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
         return f"{release} rolls tokens for multi-token prediction across documents: packed rows from 0.16 on"
+    layer = multi_token_prediction.MultiTokenPredictionLayer
+    by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
+    if config.model.mtp and config.style.packed and config.recompute == "full" and not by_name:
+        return (
+            f"{release} hands packed_seq_params of prediction layers to save_for_backward, which takes tensors alone "
+            "(Megatron-LM issue 3643): recompute full with packed rows from 0.18 on"
+        )
     return None
 
 

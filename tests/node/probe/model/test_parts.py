@@ -125,3 +125,21 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     missing = model.lacking(replace(plain, dtype="bf16"))
     assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
     assert "has no field bf16" in missing.reason
+
+
+@pytest.mark.parametrize(
+    ("recompute", "packing", "refused"),
+    [("full", "reference", True), ("selective", "reference", False), ("full", "unpacked", False)],
+)
+def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows_says_so(
+    monkeypatch: pytest.MonkeyPatch, recompute: str, packing: str, refused: bool
+) -> None:
+    from harness.node.probe.model import parts
+
+    def of_0_17(self: Any, forward_func: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    config = CellConfig(layout=Layout(), data_path=packing, recompute=recompute, model=ModelConfig(mtp=MtpConfig()))
+    assert parts.lacking(config) is None
+    monkeypatch.setattr(parts.multi_token_prediction.MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
+    reason = parts.lacking(config)
+    assert ("recompute full with packed rows from 0.18 on" in (reason or "")) == refused
