@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -10,15 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
 from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import Allocation
+from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
+from harness.core.serialization import loads
 from harness.core.stack import ReadyStack
+from harness.infra.launcher import NO_JOBS, Cancelled, Observer
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
+from harness.plan.jobs.cluster import ClusterProfile
+from harness.plan.schema.sections import Launch
 
 Listener = Callable[[Event], None]
 POLL_S = 0.05
@@ -55,6 +61,45 @@ def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None)
     """`stack`: None for the environment of the harness itself."""
     python = stack.python if stack else sys.executable
     return [python, "-m", "harness.node.agent", str(run.root), allocation, "--attached-to", str(os.getpid())]
+
+
+class LocalLauncher:
+    """See Launcher. Cells end with this process."""
+
+    detached = False
+
+    def __init__(self, attempts: Mapping[str, int] | None = None) -> None:
+        """`attempts`: numbers of the cells' attempts, 1 where none is named."""
+        self.attempts = attempts
+
+    def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
+        write_json(_launch_file(run), {"parallel_ranks": launch.parallel_ranks})
+
+    def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
+        commands = {one.name: agent_command(run, one.name, plan.stacks.get(one.stack)) for one in plan.allocations}
+        return [f"{name}: {shlex.join(command)}" for name, command in commands.items()]
+
+    def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
+        raise InputError(NO_JOBS)
+
+    def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
+        run_allocations(run, plan.allocations, plan.stacks, observer.event, _parallel_ranks(run), self.attempts)
+
+    def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
+        raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(run.root)))
+
+
+def _launch_file(run: RunDir) -> Path:
+    """How many ranks may run at once, also after a resume."""
+    return run.root / "launch.json"
+
+
+def _parallel_ranks(run: RunDir) -> int | None:
+    try:
+        found = loads(text_of(_launch_file(run)))["parallel_ranks"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def run_allocations(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from harness.core.text.escaping import ci_log, visible
@@ -35,6 +36,14 @@ def data(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 def shown(text: str) -> str:
     """A text as a person may see it: what would steer the terminal is visible, secrets are not."""
     return visible(redacted(text, environment_secrets()))
+
+
+def relative_path(path: Path) -> str:
+    """A path below the current folder relative to it, any other as it is."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def guarded(stream: TextIO) -> TextIO:

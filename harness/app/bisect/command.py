@@ -13,7 +13,6 @@ from harness.app.bisect.nested import Pins, pins_of
 from harness.app.bisect.rounds import Bench, finish_interrupted
 from harness.app.bisect.search import Request, search
 from harness.app.bisect.sources import Commits, Source, commits_of, releases_of
-from harness.app.pipeline.finalize import shown
 from harness.app.pipeline.planning import expand_for
 from harness.app.pipeline.selection import matching
 from harness.core.errors import InputError, Problem
@@ -28,6 +27,7 @@ from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.text_file import expanded
 from harness.infra.runs.lock import only_launcher
+from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import commit_of
 from harness.infra.stacks.worktree_users import release
 from harness.judge.bisect.render import render_text
@@ -50,7 +50,7 @@ def bisect(request: Request) -> int:
     if request.shrink:
         tell_evidence(found, bench)
     release(str(bench.folder))
-    screen.out(f"\n  {shown(bench.folder / 'result.json')}")
+    screen.out(f"\n  {relative_path(bench.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 

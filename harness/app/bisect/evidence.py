@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.app.bisect.rounds import Bench
-from harness.app.pipeline.finalize import shown
 from harness.app.pipeline.find_run import find_run
 from harness.app.shrink.command import shrink_cell
 from harness.app.shrink.issues import write_issue
@@ -20,6 +19,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.stack import ReadyStack, Stack, digest
 from harness.infra import screen
 from harness.infra.console import say
+from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import prepare
 from harness.judge.bisect.result import COMMIT, FIXED, Bisection, End, short
 from harness.plan.shrink.search import Answer, Kind
@@ -34,9 +34,9 @@ def tell_evidence(found: Bisection, bench: Bench) -> None:
     failed = next((cell for cell in point.cells if cell.outcome is Outcome.FAIL), None) if point else None
     if point is None or failed is None:
         return
-    if bench.cluster.kind == "slurm":
+    if bench.launcher.detached:
         screen.out(
-            f"  not shrunk on the cluster; on a machine of its own: harness shrink {shown(Path(point.run))} {failed.id}"
+            f"  not shrunk on the cluster; on one machine: harness shrink {relative_path(Path(point.run))} {failed.id}"
         )
         return
     try:
@@ -45,10 +45,10 @@ def tell_evidence(found: Bisection, bench: Bench) -> None:
         screen.out(f"  not shrunk: {_line(error)}")
         return
     confirmation = confirmed(found, shrunk, bench.folder)
-    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if confirmation:
         screen.out(confirmation)
-    screen.out(f"issue: {shown(write_issue(shrunk, found, confirmation, bench.folder))}")
+    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, bench.folder))}")
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:

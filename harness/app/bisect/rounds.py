@@ -10,8 +10,6 @@ from pathlib import Path
 
 from harness.app.bisect.nested import Pins
 from harness.app.pipeline import judge_run, launch, plan_run, reports
-from harness.app.pipeline.finalize import shown
-from harness.app.pipeline.job_files import write_job_files
 from harness.core.cell.config import cell_id
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, text_of, write_atomic, write_json
@@ -20,10 +18,13 @@ from harness.core.serialization import dumps, loads
 from harness.core.stack import DEFAULT, Stack, content_of
 from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
+from harness.infra.launcher import Launcher
+from harness.infra.launchers import launcher_for
 from harness.infra.runs import verdict_cache
 from harness.infra.runs.evidence_files import read_plan, read_result
 from harness.infra.runs.lock import only_launcher
 from harness.infra.runs.verdict_cache import KeptVerdict, VerdictKey
+from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import torch_version
 from harness.infra.stacks.worktree_users import release
 from harness.judge.bisect.result import JudgedCell, Point, judged, state_of
@@ -57,6 +58,10 @@ class Bench:
         """The stacks of the chosen cells, at whatever point the matrix has them."""
         return {cell.config.stack: self.matrix.stacks[cell.config.stack] for cell in self.chosen}
 
+    @property
+    def launcher(self) -> Launcher:
+        return launcher_for(self.cluster)
+
 
 def judge_points(bench: Bench, points: Sequence[str]) -> dict[str, Point]:
     """The points judged: from what is kept as far as it goes, the others in one run."""
@@ -73,7 +78,7 @@ def _keys(bench: Bench, points: Sequence[str]) -> dict[str, dict[str, VerdictKey
     """For each point the keys of its chosen cells, by their ids in the matrix."""
     code = bench.code(points)
     gpu = "gpu" if Path("/dev/nvidiactl").exists() else "cpu"
-    where = gpu if bench.cluster.kind == "local" else dumps(bench.cluster)
+    where = dumps(bench.cluster) if bench.launcher.detached else gpu
     judged_by = dumps([bench.matrix.tolerances, torch_version()])
     keys: dict[str, dict[str, VerdictKey]] = {point: {} for point in points}
     for cell in bench.chosen:
@@ -104,10 +109,7 @@ def _run(bench: Bench, points: Sequence[str], keys: Mapping[str, dict[str, Verdi
     directory = RunDir(bench.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
     planned = plan_run.prepare_stacks(planned, once=True, user=str(bench.folder))
-    if bench.cluster.kind == "slurm":
-        write_job_files(planned, directory)
-    else:
-        plan_run.write_plan(directory, planned.plan, None)
+    plan_run.write_run(directory, planned)
     write_json(_note(bench), {"run": str(directory.root), "points": list(points)})
     _launch(bench, directory, planned.plan)
     found = _harvest(bench, directory, planned.plan, points, keys)
@@ -124,8 +126,8 @@ def finish_interrupted(bench: Bench) -> None:
     note = loads(text_of(_note(bench)))
     directory, points = RunDir(Path(note["run"])), note["points"]
     plan = read_plan(directory)
-    say(f"going on with {shown(directory.root)}")
-    if bench.cluster.kind == "slurm":
+    say(f"going on with {relative_path(directory.root)}")
+    if bench.launcher.detached:
         _launch(bench, directory, plan)
     _harvest(bench, directory, plan, [point for point in points if _has_ended(bench, directory, point)])
     _note(bench).unlink()
@@ -147,16 +149,18 @@ def _planned(bench: Bench, points: Sequence[str]) -> plan_run.Planned:
         file = matrix_at(bench, point)
         names = ids_in_matrix_at(bench, point)
         for old, cell in _cells_at(bench, point).items():
-            command = shlex.join(["harness", "run", shown(file), *_cluster_option(bench), "--only", names[old]])
+            command = shlex.join(["harness", "run", relative_path(file), *_cluster_option(bench), "--only", names[old]])
             cells.setdefault(cell.id, replace(cell, reproduce=command))
         stacks |= {stack.name: stack for stack in _stacks_at(bench, point).values()}
     matrix = replace(bench.matrix, stacks=stacks)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = plan_run.plan_cells(expansion, name=matrix.name, file=matrix.file, command=bench.command)
-    if bench.cluster.kind == "slurm":
-        plan = replace(plan, allocations=plan_allocations(expansion, bench.cluster, matrix.launch))
     plan = replace(
-        plan, tolerances=matrix.tolerances, cluster=bench.cluster_asked, max_attempts=matrix.launch.max_attempts
+        plan,
+        allocations=plan_allocations(expansion, bench.cluster, matrix.launch),
+        tolerances=matrix.tolerances,
+        cluster=bench.cluster_asked,
+        max_attempts=matrix.launch.max_attempts,
     )
     return plan_run.Planned(matrix=matrix, plan=plan, cluster=bench.cluster, cluster_file=bench.cluster_file)
 
@@ -198,11 +202,8 @@ def _cells_at(bench: Bench, point: str) -> dict[str, PlannedCell]:
 
 
 def _launch(bench: Bench, directory: RunDir, plan: RunPlan) -> None:
-    if bench.cluster.kind == "slurm":
-        with only_launcher(directory):
-            launch.launch_on_slurm(directory, plan)
-    else:
-        launch.launch(directory, plan, bench.matrix.launch.parallel_ranks)
+    with only_launcher(directory):
+        launch.launch(directory, plan, bench.launcher)
 
 
 def _harvest(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from harness.app.bisect.rounds import Bench, ids_in_matrix_at, judge_points, matrix_at
 from harness.app.bisect.sources import Source
-from harness.app.pipeline.finalize import shown
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.infra.console import say
+from harness.infra.screen import relative_path
 from harness.judge.bisect.result import BAD, FIXED, GOOD, SKIPPED, Bisection, Change, End, Parent, Point, short
 from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
 from harness.plan.stacks.bisection_cells import plain_name
@@ -79,7 +79,7 @@ def search(request: Request, source: Source, bench: Bench) -> Bisection:
     newest = history.points[-1]
     judged.judge([source.old.name, newest, *source.bases], "judging both ends")
     notes = _check_ends(request, source, judged, newest)
-    jobs = request.jobs or (CLUSTER_JOBS if bench.cluster.kind == "slurm" else 1)
+    jobs = request.jobs or (CLUSTER_JOBS if bench.launcher.detached else 1)
     while isinstance(step := next_step(history, judged.known, jobs), Judge):
         judged.judge(step.points, f"of {len(history.points)} {source.kind}s")
     if isinstance(step, Found):
@@ -117,7 +117,7 @@ def _other_end(end: End, said: str, point: Point) -> Problem:
     """What an end shows instead of what was said."""
     first = next((item.message for item in point.findings), "every chosen cell passes")
     return Problem(
-        key=f"--{said}", message=f"{end.asked} is {point.state}: {first}", hint=f"see {shown(Path(point.run))}"
+        key=f"--{said}", message=f"{end.asked} is {point.state}: {first}", hint=f"see {relative_path(Path(point.run))}"
     )
 
 
@@ -155,7 +155,7 @@ def _result(
         matrix=str(request.matrix),
         reproduce_matrix=str(file),
         contrast_matrix=str(matrix_at(bench, contrast)),
-        reproduce=shlex.join(["harness", "run", shown(file), *cluster, *only]),
+        reproduce=shlex.join(["harness", "run", relative_path(file), *cluster, *only]),
         command=shlex.join(request.command),
         notes=notes,
     )

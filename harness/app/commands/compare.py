@@ -50,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     Without --json, compare.md and compare.html are written beside the later run's report.
     """
-    from harness.app.pipeline.finalize import shown
     from harness.core.run.run_dir import write_atomic
     from harness.core.tolerances import Bound
     from harness.infra.console import print_lines
     from harness.infra.html.compare import render_comparison_html
+    from harness.infra.screen import relative_path
     from harness.judge.compare.numbers import SLOWER
     from harness.judge.compare.render import (
         comparison_lines,
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     for name, text in texts.items():
         write_atomic(place / name, text)
-    print_lines([*((f"written: {shown(place / name)}", "") for name in texts), *comparison_lines(comparison)])
+    print_lines([*((f"written: {relative_path(place / name)}", "") for name in texts), *comparison_lines(comparison)])
     return exit_code(comparison)
 
 
@@ -109,8 +109,8 @@ def _counts(comparison: Comparison, place: Path) -> Counts:
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
     """A report by run directory, run id, 'latest' or a kept report.json; and the folder that it lies in."""
-    from harness.app.pipeline.finalize import shown
     from harness.app.pipeline.find_run import find_run
+    from harness.infra.screen import relative_path
     from harness.judge.report.render_json import read_report
 
     path = Path(name)
@@ -119,7 +119,9 @@ def read(name: str, run_parent: Path) -> tuple[Report, Path]:
         path = run.report("report.json")
         if not path.exists():
             raise InputError(
-                Problem(message="has no report.json", file=str(run.root), hint=f"harness report {shown(run.root)}")
+                Problem(
+                    message="has no report.json", file=str(run.root), hint=f"harness report {relative_path(run.root)}"
+                )
             )
     text = read_text(path, MOST_BYTES)
     try:

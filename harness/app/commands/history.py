@@ -232,14 +232,14 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
 
 
 def _page(arguments: argparse.Namespace, file: Path) -> int:
-    from harness.app.pipeline.finalize import shown
     from harness.core.run.run_dir import write_atomic
     from harness.infra.history.database import opened
     from harness.infra.html.history import render_history
+    from harness.infra.screen import relative_path
 
     page = arguments.output or file.with_name("history.html")
     now = moment("0h", "")
     with opened(file, write=False) as history:
         write_atomic(page, render_history(history, _wanted(vars(arguments), None), days=arguments.days, now=now))
-    screen.out(shown(page))
+    screen.out(relative_path(page))
     return EXIT_PASS

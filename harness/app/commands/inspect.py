@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.pipeline.finalize import Finish, judge_and_report
 from harness.app.pipeline.find_run import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
-from harness.core.run.run_dir import RunDir
 from harness.infra import screen
+from harness.infra.screen import relative_path
 
 
 def report(name: str, run_parent: Path, finish: Finish) -> int:
@@ -33,16 +33,14 @@ def status(name: str, run_parent: Path) -> int:
 
 def cancel(name: str, run_parent: Path) -> int:
     """End the jobs of a run; what its cells have written stays and can be judged."""
+    from harness.infra.launchers import launcher_of
     from harness.infra.runs.evidence_files import read_plan
-    from harness.infra.slurm.cancel import cancel_run
-    from harness.infra.slurm.client import SlurmClient
-    from harness.infra.slurm.retry import allocations_of
 
     directory = find_run(name, run_parent)
-    _need_cluster(directory)
-    plan_ = read_plan(directory)
-    done = cancel_run(directory, plan_.run_id, allocations_of(directory, plan_), SlurmClient())
-    screen.out(f"jobs: {done.text}\n  judge what they left: harness report {shlex.quote(shown(directory.root))}")
+    done = launcher_of(directory).cancel(directory, read_plan(directory))
+    screen.out(
+        f"jobs: {done.text}\n  judge what they left: harness report {shlex.quote(relative_path(directory.root))}"
+    )
     return EXIT_UNDECIDED if done.left else EXIT_PASS
 
 
@@ -61,8 +59,3 @@ def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int
     for piece in logs_of(directory, matching(read_plan(directory).expansion, cell), rank):
         screen.out(piece, end="")
     return EXIT_PASS
-
-
-def _need_cluster(directory: RunDir) -> None:
-    if not (directory.root / "cluster.json").exists():
-        raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(directory.root)))

@@ -32,9 +32,9 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     matrix = read_matrix(matrix_file)
     profile, _ = cluster_of(matrix, cluster)
     expansion = expand_for(matrix, profile)
-    slurm = profile.kind == "slurm"
-    allocations = plan_allocations(expansion, profile, matrix.launch) if slurm else None
-    jobs = job_costs(expansion, allocations, profile) if allocations else ()
+    planned = plan_allocations(expansion, profile, matrix.launch)
+    jobs = job_costs(expansion, planned, profile)
+    allocations = planned if jobs else None  # on this machine there are no jobs to show
     stacks = forecasts(asked_stacks(expansion, matrix))
     if as_json:
         screen.data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))

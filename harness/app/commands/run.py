@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.commands.plan import forecast_lines
-from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.pipeline.finalize import Finish, judge_and_report
 from harness.app.pipeline.find_run import find_run
-from harness.app.pipeline.job_files import write_job_files
-from harness.core.errors import InputError, Problem
+from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
 from harness.core.run.run_dir import RunDir
 from harness.infra import screen
 from harness.infra.inputs.text_file import expanded
+from harness.infra.screen import relative_path
 
 if TYPE_CHECKING:
     from harness.app.pipeline import plan_run
     from harness.core.run.run_plan import RunPlan
-
-
-_NO_DETACH = Problem(
-    key="--detach",
-    message="there are no jobs on this machine: the cells would end with the launcher",
-    hint="name a Slurm profile with --cluster, or run it under tmux or nohup",
-)
 
 
 def run(
@@ -46,13 +39,16 @@ def run(
     `detach`: only submit; `resume` follows and judges.
     """
     from harness.app.pipeline import local_run, plan_run
+    from harness.infra.launcher import NO_JOBS
+    from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
 
     request = plan_run.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
     planned = plan_run.plan_run(request)
     plan_ = planned.plan
-    if detach and planned.cluster.kind == "local":
-        raise InputError(_NO_DETACH)
+    launcher = launcher_for(planned.cluster)
+    if detach and not launcher.detached:
+        raise InputError(NO_JOBS)
     if max_gpu_hours is not None:
         refuse_above(planned.jobs, max_gpu_hours, planned.cluster)
     parent = run_parent or expanded(planned.cluster.run_dir or "reports")
@@ -60,25 +56,23 @@ def run(
     if dry_run:
         return _dry_run(planned, directory)
     planned = plan_run.prepare_stacks(planned)
-    plan_ = planned.plan
-    if planned.cluster.kind == "slurm":
-        write_job_files(planned, directory)
-        if detach:
-            return _detach(directory, plan_)
-        return _follow(directory, plan_, finish)
-    return local_run.start(directory, plan_, planned.matrix, finish)
+    if not launcher.detached:
+        return local_run.start(directory, planned, finish)
+    plan_run.write_run(directory, planned)
+    return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, finish)
 
 
 def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool = False) -> int:
     """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
     from harness.app.pipeline import launch
+    from harness.infra.launchers import launcher_of
     from harness.infra.runs.lock import only_launcher
 
     try:
         with only_launcher(directory):
             if errors:
                 _run_errors_again(directory, plan_)
-            launch.launch_on_slurm(directory, plan_)
+            launch.launch(directory, plan_, launcher_of(directory))
     except KeyboardInterrupt:
         screen.out(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
@@ -87,17 +81,18 @@ def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool =
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
     """Submit and leave. Lost cells run again only while a launcher follows."""
-    from harness.app.pipeline import launch
+    from harness.infra.console import say
+    from harness.infra.launchers import launcher_of
     from harness.infra.runs.lock import only_launcher
 
     with only_launcher(directory):
-        ids = launch.submit_plan(directory, plan_)
-    screen.out(f"{plan_.run_id}: {len(ids)} jobs are with Slurm\n{_next_commands(directory)}")
+        count = launcher_of(directory).submit(directory, plan_, say)
+    screen.out(f"{plan_.run_id}: {count} jobs are with Slurm\n{_next_commands(directory)}")
     return EXIT_PASS
 
 
 def _next_commands(directory: RunDir) -> str:
-    name = shlex.quote(shown(directory.root))
+    name = shlex.quote(relative_path(directory.root))
     return (
         f"  follow and judge: harness resume {name}\n"
         f"  how far it is:    harness status {name}\n"
@@ -106,24 +101,20 @@ def _next_commands(directory: RunDir) -> str:
 
 
 def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
-    """On this machine: what would be started. On a cluster: writes the run directory as it would be submitted."""
+    """Print what would be started; where that is jobs, write the run directory as it would be submitted."""
     from harness.app.pipeline import plan_run
-    from harness.infra.local_launcher import agent_command, cores
-    from harness.infra.slurm.expected_start import expected_start
+    from harness.infra.launchers import launcher_for
+    from harness.infra.local_launcher import cores
     from harness.plan.jobs.plan_text import plan_text
 
     planned, stacks = plan_run.foresee_stacks(planned)
     plan_ = planned.plan
     screen.out(plan_text(plan_.expansion, cores=cores(), jobs=planned.jobs, stacks=forecast_lines(stacks)))
-    if planned.cluster.kind == "local":
-        for allocation in plan_.allocations:
-            command = agent_command(directory, allocation.name, plan_.stacks.get(allocation.stack))
-            screen.out(f"{allocation.name}: {shlex.join(command)}")
-        return EXIT_PASS
-    screen.out("Nothing is submitted. Job files:")
-    for path in write_job_files(planned, directory):
-        start = expected_start(path)
-        screen.out(f"  {shown(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
+    launcher = launcher_for(planned.cluster)
+    if launcher.detached:
+        plan_run.write_run(directory, planned)
+    for line in launcher.describe(directory, plan_):
+        screen.out(line)
     return EXIT_PASS
 
 
@@ -133,11 +124,12 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish)
     `errors`: cells that ended as ERROR by then run once more, as a new attempt.
     """
     from harness.app.pipeline import local_run
+    from harness.infra.launchers import launcher_of
     from harness.infra.runs.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
     plan_ = read_plan(directory)
-    if not (directory.root / "cluster.json").exists():
+    if not launcher_of(directory).detached:
         return local_run.resume(directory, plan_, finish, errors=errors)
     return _follow(directory, plan_, finish, errors=errors)
 

@@ -18,6 +18,7 @@ from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED, Finding,
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RunPlan
 from harness.infra import screen
+from harness.infra.local_launcher import LocalLauncher
 from harness.infra.stacks.default_stack import require_torch
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.faults import FAULTS, FaultSpec
@@ -51,7 +52,7 @@ def run(only: Sequence[str] | None, run_parent: Path) -> int:
     plan = plan_faults(specs)
     directory = RunDir(run_parent.resolve() / plan.run_id)
     plan_run.write_plan(directory, plan, None)
-    launch.launch(directory, plan)
+    launch.launch(directory, plan, LocalLauncher())
     report = judge_run.judge(directory, plan)
     paths = reports.write_reports(directory, report)
     results = [judge_fault(spec, report) for spec in specs]

@@ -14,6 +14,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.core.run.run_dir import RunDir
 from harness.infra import screen
+from harness.infra.screen import relative_path
 from harness.judge.bisect.result import git_exit_code
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _print(report: Report, paths: Iterable[Path], code: int) -> None:
     from harness.infra.console import print_report
     from harness.infra.notify.ci_systems import tell_ci
 
-    print_report(report, [shown(path) for path in paths], code=code)
+    print_report(report, [relative_path(path) for path in paths], code=code)
     tell_ci(report, os.environ)
 
 
@@ -108,11 +109,3 @@ def record(directory: RunDir, report: Report, file: Path) -> bool:
         screen.err(f"harness: {report.run_id} is not in the history: {error}")
         return False
     return True
-
-
-def shown(path: Path) -> str:
-    """Relative to the current folder when it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

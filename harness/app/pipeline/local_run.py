@@ -8,28 +8,28 @@ from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline import judge_run, launch, plan_run
-from harness.app.pipeline.finalize import Finish, judge_and_report, shown
+from harness.app.pipeline.finalize import Finish, judge_and_report
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
-from harness.core.run.run_dir import RunDir, text_of, write_json
+from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.infra import screen
+from harness.infra.local_launcher import LocalLauncher
 from harness.infra.runs.evidence_files import newest, read_result
 from harness.infra.runs.lock import only_launcher
+from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import moved_since
-from harness.plan.matrix.load import Matrix
 
 _MOVED = "put it back as it was, or begin a new run: cells of one run are compared with each other"
-PARALLEL = "launch.json"  # how many ranks ran at once, for a resume
 
 
-def start(directory: RunDir, plan: RunPlan, matrix: Matrix, finish: Finish) -> int:
+def start(directory: RunDir, planned: plan_run.Planned, finish: Finish) -> int:
     """Run a plan on this machine and judge it. InterruptedRun, after what finished was judged, on a signal."""
+    plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
-        plan_run.write_plan(directory, plan, matrix)
-        write_json(directory.root / PARALLEL, {"parallel_ranks": matrix.launch.parallel_ranks})
-        _launch(directory, plan, plan, {}, matrix.launch.parallel_ranks, finish)
+        plan_run.write_run(directory, planned)
+        _launch(directory, plan, plan, {}, finish)
     return _judge(directory, plan, finish)
 
 
@@ -43,7 +43,7 @@ def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) ->
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
         screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
         if attempts:
-            _launch(directory, plan, _of(plan, attempts), attempts, _parallel_ranks(directory), finish)
+            _launch(directory, plan, _of(plan, attempts), attempts, finish)
     return _judge(directory, plan, finish)
 
 
@@ -58,7 +58,7 @@ def _judge(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
     try:
         return judge_and_report(directory, plan, finish)
     except KeyboardInterrupt as error:
-        again = f"harness report {shlex.quote(shown(directory.root))}"
+        again = f"harness report {shlex.quote(relative_path(directory.root))}"
         raise InterruptedRun(
             f"ended by {name_of(error)} while the run was judged; every cell has ended, so judge it with: {again}"
         ) from error
@@ -69,11 +69,10 @@ def _launch(
     plan: RunPlan,
     part: RunPlan,
     attempts: Mapping[str, int],
-    parallel_ranks: int | None,
     finish: Finish,
 ) -> None:
     try:
-        launch.launch(directory, part, parallel_ranks, attempts)
+        launch.launch(directory, part, LocalLauncher(attempts))
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
         judge_and_report(directory, plan, replace(finish, record=False, notify=(), code=EXIT_INTERRUPTED))
@@ -82,7 +81,7 @@ def _launch(
 
 def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
     """What a signal left undone, and the command that does it. `left`: cells without a result."""
-    run, cells = shlex.quote(shown(directory.root)), len(plan.expansion.cells)
+    run, cells = shlex.quote(relative_path(directory.root)), len(plan.expansion.cells)
     if not left:
         return (
             f"ended by {signal}: all {cells} cells had ended and are judged, none is left to run; the run is not in "
@@ -90,16 +89,6 @@ def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal
         )
     judged = cells - len(left)
     return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
-
-
-def _parallel_ranks(directory: RunDir) -> int | None:
-    from harness.core.serialization import loads
-
-    try:
-        found = loads(text_of(directory.root / PARALLEL))["parallel_ranks"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return found if isinstance(found, int) else None
 
 
 def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:

@@ -19,6 +19,7 @@ from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
 from harness.infra.inputs.matrix_file import read_matrix
 from harness.infra.inputs.yaml_file import dump
+from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance
 from harness.infra.stacks.default_stack import require_torch
@@ -36,7 +37,6 @@ class Request:
 
     matrix: Path
     only: Sequence[str] = ()
-    run_parent: Path = Path("reports")
     command: Sequence[str] = ()
     cluster: str | None = None  # --cluster; None: as the matrix says
 
@@ -53,8 +53,6 @@ class Planned:
     @property
     def jobs(self) -> tuple[JobCost, ...]:
         """What the jobs cost, per array; empty on this machine."""
-        if self.cluster.kind == "local":
-            return ()
         return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
 
 
@@ -64,10 +62,9 @@ def plan_run(request: Request) -> Planned:
     cluster, file = cluster_of(matrix, request.cluster)
     expansion = select(expand_for(matrix, cluster), request.only)
     plan = plan_cells(expansion, name=matrix.name, file=str(request.matrix), command=request.command)
-    if cluster.kind == "slurm":
-        plan = replace(plan, allocations=plan_allocations(expansion, cluster, matrix.launch))
     plan = replace(
         plan,
+        allocations=plan_allocations(expansion, cluster, matrix.launch),
         tolerances=matrix.tolerances,
         history=matrix.history,
         peak_tflops={**cluster.peak_tflops, **matrix.peak_tflops},
@@ -122,6 +119,13 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
         allocations=plan_allocations(expansion),
         provenance=provenance.collect(),
     )
+
+
+def write_run(run: RunDir, planned: Planned) -> None:
+    """The run directory as it is before the start: what the launcher needs, then the plan, which completes it."""
+    launcher = launcher_for(planned.cluster)
+    launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
+    write_plan(run, planned.plan, planned.matrix)
 
 
 def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:

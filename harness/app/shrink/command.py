@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.app.pipeline import judge_run
-from harness.app.pipeline.finalize import shown
 from harness.app.pipeline.find_run import find_run
 from harness.app.pipeline.selection import matching, select
 from harness.app.shrink.shrunk import Shrunk
@@ -31,6 +30,7 @@ from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.yaml_file import dump
 from harness.infra.runs.evidence_files import read_plan, read_result
+from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import prepare
 from harness.infra.stacks.worktree_users import release
 from harness.judge.report.model import Report, ReportCell
@@ -67,9 +67,9 @@ def shrink(
     from harness.app.shrink.issues import write_issue
 
     shrunk = shrink_cell(find_run(name, run_parent), pattern, rounds=rounds, check=check)
-    screen.out(smallest_text(shrunk.smallest, shown(shrunk.matrix or shrunk.folder)))
+    screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if issue:
-        screen.out(f"issue: {shown(write_issue(shrunk))}")
+        screen.out(f"issue: {relative_path(write_issue(shrunk))}")
     return EXIT_PASS if shrunk.matrix else EXIT_UNDECIDED
 
 

@@ -12,6 +12,7 @@ from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import ToleranceOverrides
+from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.expansion.expand import alone
 from harness.plan.shrink.search import Answer, Kind
@@ -35,7 +36,7 @@ def run_cells(
     usable = [item for item in plan.allocations if item.stack not in stacks or stacks[item.stack].usable]
     plan = replace(plan, stacks=dict(stacks), tolerances=tolerances, allocations=tuple(usable))
     plan_run.write_plan(directory, plan, None)
-    launch.launch(directory, plan)
+    launch.launch(directory, plan, LocalLauncher())
     return judge_run.judge(directory, plan)
 
 

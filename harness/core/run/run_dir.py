@@ -1,7 +1,7 @@
 """The run directory: names, atomic writes, reads. Node and launcher both use it; only the standard library.
 
 reports/<run_id>/
-  matrix.resolved.yaml  plan.json  events.jsonl  launcher.lock  cancelled.json
+  matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted}
@@ -163,6 +163,11 @@ class RunDir:
     @property
     def plan(self) -> Path:
         return self.root / "plan.json"
+
+    @property
+    def cluster(self) -> Path:
+        """The cluster profile; exists for a run of Slurm jobs alone."""
+        return self.root / "cluster.json"
 
     @property
     def matrix(self) -> Path:

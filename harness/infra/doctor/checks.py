@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, Check
+from harness.infra.command import Answer
+from harness.infra.doctor.facts import FAIL, OK, WARN, Check
 from harness.infra.doctor.gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
 from harness.plan.jobs.cluster import ClusterProfile, Container
 

@@ -7,14 +7,6 @@ from dataclasses import dataclass
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command said. `problem`: why it gave no answer: not on PATH, too slow, or its own error."""
-
-    text: str = ""
-    problem: str | None = None
-
-
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.core.hardware.interfaces import matches
-from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, Check
+from harness.infra.command import Answer
+from harness.infra.doctor.facts import FAIL, OK, WARN, Check
 from harness.plan.jobs.cluster import ClusterProfile, Container
 
 LEAST_SHM_BYTES = 1 << 30  # NCCL's ranks of a node exchange through it; containers are often given 64 MiB

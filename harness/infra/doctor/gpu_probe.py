@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.infra.doctor.facts import Answer
+from harness.infra.command import Answer
 from harness.infra.doctor.gpu_checks import GpuFacts, TorchFacts
 
 PATIENCE_S = 120.0  # torch and Transformer Engine from a cold shared file system

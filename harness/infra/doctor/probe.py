@@ -6,20 +6,19 @@ import getpass
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from harness.infra.command import ask
 from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
-from harness.infra.doctor.facts import Answer
 from harness.infra.doctor.gpu_probe import probe_gpus
+from harness.infra.slurm.client import SlurmClient
 from harness.plan.jobs.cluster import ClusterProfile
 
-PATIENCE_S = 10.0  # for every command
 _PROGRAM = """
 import importlib.util, json, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -43,13 +42,14 @@ def probe(profile: ClusterProfile, folder: Path) -> Facts:
         found = replace(found, on_gpus=probe_gpus(python, environment_with(profile.env), ask))
     if profile.kind == "local":
         return found
+    slurm = SlurmClient()
     return replace(
         found,
-        commands={name: ask([name, "--version"]) for name in COMMANDS},
-        partitions=ask(["sinfo", "-h", "-o", "%R|%G|%l"]),
-        accounts=ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=Account"]),
-        accounting=ask(["sacct", "-n", "-X", "-P", "-o", "JobID"]),
-        srun_help=ask(["srun", "--help"]),
+        commands={name: slurm.version(name) for name in COMMANDS},
+        partitions=slurm.partitions(),
+        accounts=slurm.accounts(getpass.getuser()),
+        accounting=slurm.accounting(),
+        srun_help=slurm.srun_help(),
         apptainer=ask(["apptainer", "--version"]),
         missing=tuple(path for path in named_paths(profile) if not Path(path).exists()),
     )
@@ -66,31 +66,6 @@ def named_paths(profile: ClusterProfile) -> list[str]:
 def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
     """This machine's environment with that of a profile."""
     return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
-
-
-def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float | None = None) -> Answer:
-    """What a command prints, or why it gives no answer."""
-    patience_s = PATIENCE_S if patience_s is None else patience_s
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=patience_s,
-            env=env,
-        )
-    except FileNotFoundError:
-        return Answer(problem="not on PATH" if "/" not in argv[0] else "no such file")
-    except subprocess.TimeoutExpired:
-        return Answer(problem=f"no answer within {patience_s:g} s")
-    except OSError as error:
-        return Answer(problem=str(error.strerror))
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        return Answer(problem=f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
-    return Answer(text=done.stdout)
 
 
 def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:

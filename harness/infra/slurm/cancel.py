@@ -6,29 +6,15 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.client import NamedJob, SlurmClient
-from harness.infra.slurm.launcher import unfinished
+from harness.infra.launcher import Cancelled
+from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.closing import unfinished
+from harness.infra.slurm.job_states import NamedJob
 from harness.infra.slurm.sbatch_template import job_name
 from harness.infra.slurm.submit import Patience, submitted, unclear_submissions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cancelled:
-    """What became of the jobs of a run; an array counts as one job."""
-
-    ended: tuple[str, ...]  # numbers of the jobs that Slurm was asked to end
-    over: int  # jobs that had ended before
-    left: tuple[str, ...] = ()  # that Slurm has not ended although it was asked
-
-    @property
-    def text(self) -> str:
-        parts = [f"{len(self.ended)} ended", f"{self.over} over already"]
-        parts += [f"{len(self.left)} not ended by Slurm yet: {', '.join(self.left)}"] if self.left else []
-        return ", ".join(parts)
 
 
 def cancel_run(

@@ -1,101 +1,54 @@
-"""The client of Slurm: what it says of jobs, one call for all of them; scancel. Silence is `unknown`, never success.
+"""The client of Slurm: every call of its commands, each with a time limit. Silence is `unknown`, never success.
 
-Jobs are submitted in submitit_executor.py.
+Of submitit only CommandFunction is used, which runs sbatch; a job's outcome is what its agents write (decision 14).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
+import shutil
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
-from harness.core.errors import DiskFullError, InfrastructureError
+from harness.core.errors import InfrastructureError
+from harness.infra.command import Answer, ask
+from harness.infra.slurm.job_states import (
+    JobState,
+    NamedJob,
+    Pending,
+    parse_named,
+    parse_pending,
+    parse_sacct,
+    parse_squeue,
+)
 
 CALL_TIMEOUT_S = 20.0
+SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which tries again by itself while the controller is busy
 ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: a service that is away makes every call take long
-TERMINAL = frozenset(
-    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")
-    + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
-)
 _MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
-_NO_NODES = "None assigned"  # sacct, of a job that never started
 _UNUSABLE = "down,drain,fail,no_respond"
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # else the list of an array's pending members is cut after 64 characters
-_MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
-_SPAN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-_LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
 _NAMES_AT_ONCE = 500  # of 64 characters, in one argument
+_SUBMITTED = re.compile(r"\bjob (\d+)")
+_START = re.compile(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_TIMED_OUT_FROM = 123  # coreutils' timeout: 124 it ended the command, from 128 a signal did
+# What sbatch says when it could not reach the controller, or did not hear whether the controller took the job.
+_AWAY = re.compile(
+    "[Uu]nable to contact slurm controller|Socket timed out|Connection refused|Connection timed out"
+    "|Slurm backup controller|Zero Bytes were transmitted|Communication (?:connection|shutdown) failure"
+    "|Message (?:send|receive) failure|Transport endpoint is not connected|Broken pipe|temporarily unable to accept"
+)
 
 
 class ControllerAwayError(InfrastructureError):
     """Slurm's controller could not be reached, or it is not known whether it heard the request."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobState:
-    """State of one job or array member, as Slurm names it; "UNKNOWN" when Slurm says nothing of it."""
-
-    state: str = "UNKNOWN"
-    answered: bool = True  # false: Slurm could not be asked, so UNKNOWN does not mean that it lost the job
-    exit_code: str = ""  # "3:0": exit status, signal
-    nodes: str = ""
-    source: str = ""  # sacct | squeue
-    limit_min: int | None = None  # the job's time limit, minutes
-    cancelled_by: str = ""  # uid; only accounting knows
-
-    @property
-    def ended(self) -> bool:
-        """Slurm is sure that the job runs no more. Preempted and failed jobs that are requeued show as PENDING."""
-        return self.state in TERMINAL
-
-    @property
-    def disk_full(self) -> bool:
-        """An agent of the job had no room in the run directory; only accounting knows."""
-        return self.exit_code == f"{DiskFullError.process_exit_code}:0"
-
-    @property
-    def named(self) -> bool:
-        """`ending` says more than the state alone."""
-        return self.state in ("TIMEOUT", "CANCELLED")
-
-    def ending(self, job: str) -> str:
-        """How the job ended, as a sentence without its end."""
-        if self.state == "TIMEOUT":
-            limit = f" of {self.limit_min} min" if self.limit_min is not None else ""
-            return f"job {job} hit its time limit{limit}"
-        if self.state == "CANCELLED":
-            return f"job {job} was cancelled" + (f" by uid {self.cancelled_by}" if self.cancelled_by else "")
-        return f"job {job} ended as {self.state}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedJob:
-    """A job or the members of an array that share a state, found by the job's name."""
-
-    number: str  # of an array its own, not a member's
-    name: str
-    state: str
-    submitted: str = ""  # as Slurm shows it, local time
-
-    @property
-    def ended(self) -> bool:
-        return self.state in TERMINAL
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pending:
-    """Why a job waits in the queue, in Slurm's word, and when Slurm expects to start it."""
-
-    reason: str
-    start: str = ""  # local time like 2027-01-31T12:00:00; empty when Slurm cannot say
-
-
 class SlurmClient:
-    """Asks for many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
+    """Asks about many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -164,103 +117,73 @@ class SlurmClient:
         """Those of a node list ("n[1-4]") that cannot run jobs now, as a list for --exclude; empty when all can."""
         return ",".join((self._call(["sinfo", "-h", "-N", "-n", nodes, "-t", _UNUSABLE, "-o", "%N"]) or "").split())
 
+    def submit(self, job_file: Path) -> str:
+        """Submit a job file; returns the job's number.
+
+        InfrastructureError when there is no Slurm here or sbatch refuses, with what it said; ControllerAwayError when
+        it is not known whether Slurm has the job.
+        """
+        from submitit.core.utils import FailedJobError
+        from submitit.helpers import CommandFunction
+
+        if shutil.which("sbatch") is None or shutil.which("srun") is None:
+            raise InfrastructureError("sbatch and srun are not on PATH: this machine is no Slurm login node")
+        self.calls += 1
+        command = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}", "sbatch", str(job_file)]
+        try:
+            said = str(CommandFunction(command, verbose=False)())
+        except FailedJobError as error:
+            code = getattr(error.__cause__, "returncode", 1)
+            # A signal or the time limit ended it, or it says no word of a refusal: Slurm may have the job.
+            unclear = code < 0 or code > _TIMED_OUT_FROM or not str(error).strip() or _AWAY.search(str(error))
+            reason = str(error) or f"exit code {code}"
+            if unclear:
+                raise ControllerAwayError(f"sbatch did not hear whether Slurm took the job: {reason}") from error
+            raise InfrastructureError(f"sbatch refused the job file: {reason}") from error
+        found = _SUBMITTED.search(said)
+        if found is None:
+            raise ControllerAwayError(f"sbatch did not say which job it made: {said!r}")
+        return found[1]
+
+    def expected_start(self, job_file: Path) -> str | None:
+        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None where it cannot say."""
+        answer = self._ask(["sbatch", "--test-only", str(job_file)])
+        found = _START.search(answer.stderr)
+        return found[1] if found and answer.problem is None else None
+
+    def partitions(self) -> Answer:
+        """Partitions: name, generic resources and time limit, separated by |, a line per group of nodes."""
+        return self._ask(["sinfo", "-h", "-o", "%R|%G|%l"])
+
+    def accounts(self, user: str) -> Answer:
+        """The accounts that a user may charge, a line each."""
+        return self._ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=Account"])
+
+    def accounting(self) -> Answer:
+        """Whether accounting answers."""
+        return self._ask(["sacct", "-n", "-X", "-P", "-o", "JobID"])
+
+    def version(self, command: str) -> Answer:
+        """The version of sbatch or srun."""
+        return self._ask([command, "--version"])
+
+    def srun_help(self) -> Answer:
+        """The options of srun, those of its plugins too."""
+        return self._ask(["srun", "--help"])
+
     def _call(self, argv: list[str]) -> str | None:
         """Standard output, or None when the command fails or hangs: the state stays unknown then.
 
         That Slurm knows none of the jobs is an answer, an empty one.
         """
+        answer = self._ask(argv)
+        return answer.text if answer.problem is None or _NO_SUCH_JOB in answer.stderr else None
+
+    def _ask(self, argv: list[str]) -> Answer:
         self.calls += 1
-        try:
-            done = subprocess.run(
-                argv,
-                env={**os.environ, **_WHOLE_LISTS},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=CALL_TIMEOUT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 or _NO_SUCH_JOB in done.stderr else None
+        return ask(argv, {**os.environ, **_WHOLE_LISTS}, CALL_TIMEOUT_S)
 
 
 def _roots(jobs: Iterable[str]) -> str:
     """Job numbers without array members, each once: Slurm answers for all members of an array."""
     return ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-
-
-def parse_sacct(text: str) -> dict[str, JobState]:
-    """`sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`. "CANCELLED by 0" is CANCELLED."""
-    found: dict[str, JobState] = {}
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != 5 or not fields[1]:
-            continue
-        state, _, by = fields[1].partition(" by ")
-        one = JobState(
-            state=state.split()[0],
-            exit_code=fields[2],
-            nodes=fields[3] if fields[3] != _NO_NODES else "",
-            source="sacct",
-            limit_min=minutes(fields[4]),
-            cancelled_by=by,
-        )
-        found |= dict.fromkeys(members(fields[0]), one)
-    return found
-
-
-def parse_squeue(text: str) -> dict[str, JobState]:
-    """`squeue -h -t all -o "%i|%T|%N|%l"`."""
-    found: dict[str, JobState] = {}
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) == 4:
-            one = JobState(state=fields[1], nodes=fields[2], source="squeue", limit_min=minutes(fields[3]))
-            found |= dict.fromkeys(members(fields[0]), one)
-    return found
-
-
-def parse_pending(text: str) -> dict[str, Pending]:
-    """`squeue -h -t PENDING -o "%i|%S|%r"`."""
-    found: dict[str, Pending] = {}
-    for line in text.splitlines():
-        fields = line.split("|", 2)
-        if len(fields) == 3:
-            one = Pending(reason=fields[2], start=fields[1] if fields[1][:1].isdecimal() else "")
-            found |= dict.fromkeys(members(fields[0]), one)
-    return found
-
-
-def parse_named(text: str) -> list[NamedJob]:
-    """`squeue -h -t all -o "%F|%V|%T|%j"`."""
-    rows = (line.split("|", 3) for line in text.splitlines())
-    return [
-        NamedJob(number=row[0], submitted=row[1], state=row[2], name=row[3])
-        for row in rows
-        if len(row) == 4 and row[0].isdecimal()
-    ]
-
-
-def minutes(limit: str) -> int | None:
-    """Minutes of a time limit like "10:00", "00:10:00" or "1-02:00:00", rounded up; None for "UNLIMITED"."""
-    found = _LIMIT.fullmatch(limit.strip())
-    if found is None:
-        return None
-    days, hours, mins, seconds = (int(part or 0) for part in found.groups())
-    return days * 1440 + hours * 60 + mins + (seconds > 0)
-
-
-def members(job: str) -> list[str]:
-    """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself.
-
-    What Slurm cut off ("7_[0,2,32...]") is left out.
-    """
-    pending = _MEMBERS.fullmatch(job)
-    if pending is None:
-        return [job]
-    root, listed = pending.groups()
-    found = []
-    for span in filter(None, map(_SPAN.fullmatch, listed.split(","))):
-        first, last, step = span.groups()
-        found += [f"{root}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
-    return found

@@ -17,7 +17,8 @@ from harness.core.run.events import Event, Finished
 from harness.core.run.journal import Journal
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.client import JobState, Pending, SlurmClient
+from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.job_states import JobState, Pending
 
 Listener = Callable[[Event], None]
 LOOK_S = 0.2  # between looks at the journals

@@ -1,60 +1,72 @@
-"""Notes how the jobs of a run ended, and closes what they left; submission is in submit.py."""
+"""Runs allocations as Slurm jobs: submits them, follows them, submits again what a job lost."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from harness.core.run.events import JobEnded, Refused
-from harness.core.run.journal import note, read_events
-from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, write_json
-from harness.core.run.run_plan import Allocation
-from harness.core.run.work_order import newest_work_order
-from harness.infra.slurm.follower import Ended
-
-
-def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Those whose end no launcher has dealt with yet."""
-    done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
-    return [allocation for allocation in allocations if allocation.name not in done]
-
-
-def close(run: RunDir, one: Ended) -> None:
-    """Note how a job ended, and give every cell that it left without a result one that says why."""
-    known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
-    ended = (
-        f"{one.state.ending(one.job)} before the cell ended"
-        if one.state.named
-        else f"job {one.job} ended before the cell did"
-    )
-    reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
-    reason += "; the run directory's disk was full" if one.state.disk_full else ""
-    for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
-        give_up(run, cell, attempt, reason)
-    over = one.state.ended  # an agent that finished is not asked after
-    ended_job = JobEnded(
-        allocation=one.allocation.name,
-        array=one.allocation.array,
-        job=one.job,
-        state=one.state.state if over else "",
-        words=one.state.ending(one.job) if over else "",
-    )
-    note(run.events, ended_job)
+from harness.core.errors import InfrastructureError
+from harness.core.run.run_dir import RunDir
+from harness.core.run.run_plan import Allocation, RunPlan
+from harness.infra.inputs.cluster_file import template_of
+from harness.infra.launcher import Cancelled, Observer
+from harness.infra.screen import relative_path
+from harness.infra.slurm.cancel import cancel_run
+from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.closing import close, close_refused, unfinished
+from harness.infra.slurm.follower import Follower
+from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
+from harness.infra.slurm.submissions import jobs_of, write_submissions
+from harness.infra.slurm.submit import Submitter
+from harness.plan.jobs.cluster import ClusterProfile
+from harness.plan.schema.sections import Launch
 
 
-def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
-    """The same for allocations that sbatch did not take; `resume` does not submit them again."""
-    for name, why in refused.items():
-        for cell, attempt in newest_work_order(run, name).attempts.items():
-            give_up(run, cell, attempt, why)
-        note(run.events, Refused(allocation=name, why=why))
+class SlurmLauncher:
+    """See Launcher. Job files are written before anything is submitted."""
+
+    detached = True
+
+    def __init__(self) -> None:
+        self.client = SlurmClient()
+
+    def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
+        write_submissions(run, plan, profile, template_of(profile, file), launch)
+
+    def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
+        lines = ["Nothing is submitted. Job files:"]
+        for job in jobs_of(plan.allocations):
+            path = run.submission(job.name, ".sbatch")
+            start = self.client.expected_start(path)
+            lines.append(f"  {relative_path(path)}" + (f"  (Slurm would start it at {start})" if start else ""))
+        return lines
+
+    def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
+        submitter = Submitter(run, plan.run_id, self.client, say)
+        ids, refused = submitter.submit_all(jobs_of(allocations_of(run, plan)))
+        if refused:
+            raise InfrastructureError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+        return len(ids)
+
+    def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
+        """What a job lost is submitted again at once, while the others go on."""
+        submitter = Submitter(run, plan.run_id, self.client, observer.note)
+        follower = Follower(run, observer.event, self.client, observer.queue)
+        _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)
+        for ended in follower.ended():
+            keep_from_starting(plan, ended, self.client)
+            again = retry(run, plan, ended, self.client)
+            close(run, ended)
+            _submit_and_follow(run, again, submitter, follower)
+        submitter.end_duplicates(allocations_of(run, plan))
+
+    def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
+        return cancel_run(run, plan.run_id, allocations_of(run, plan), self.client)
 
 
-def give_up(run: RunDir, cell: str, attempt: int, reason: str) -> None:
-    """The result of a cell that its agent has written none of."""
-    result = run.attempt(cell, attempt).result
-    if not result.exists():
-        now = time.time()
-        missing = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
-        write_json(result, missing)
+def _submit_and_follow(
+    run: RunDir, allocations: Sequence[Allocation], submitter: Submitter, follower: Follower
+) -> None:
+    ids, refused = submitter.submit_all(jobs_of(allocations))
+    close_refused(run, refused)
+    follower.add([one for one in allocations if one.name in ids], ids)

@@ -102,7 +102,7 @@ def _write(
     exclude: tuple[str, ...] = (),
 ) -> Allocation:
     allocation = replace(earlier, name=name, array=name, index=0, cells=tuple(cells))
-    profile = from_jsonable(ClusterProfile, loads(text_of(run.root / "cluster.json")))
+    profile = from_jsonable(ClusterProfile, loads(text_of(run.cluster)))
     for cell, attempt in cells.items():
         config = loads(text_of(run.attempt(cell, 1).config))
         write_json(run.attempt(cell, attempt).config, from_jsonable(CellConfig, config))

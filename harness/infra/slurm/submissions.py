@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +18,18 @@ from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.sections import Launch
 
 
-def jobs_of(plan: RunPlan, launch: Launch) -> list[Job]:
-    """The submissions of a plan: one per array."""
-    return [
-        Job(name=name, allocations=members, throttle=launch.throttle)
-        for name, members in arrays(plan.allocations).items()
-    ]
+def jobs_of(allocations: Iterable[Allocation], throttle: int = Job.throttle) -> list[Job]:
+    """The submissions of allocations, one per array. `throttle`: members of an array that may run at once."""
+    return [Job(name=name, allocations=members, throttle=throttle) for name, members in arrays(allocations).items()]
 
 
 def write_submissions(
     run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
 ) -> list[Path]:
     """Work orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
-    jobs = jobs_of(plan, launch)
+    jobs = jobs_of(plan.allocations, launch.throttle)
     texts = [render(run, plan, job, profile, template) for job in jobs]
-    write_json(run.root / "cluster.json", profile, indent=2)
+    write_json(run.cluster, profile, indent=2)
     write_atomic(run.root / "submissions" / "template.sbatch.j2", template.read_text(encoding="utf-8"))
     if plan.stacks:
         copy_node_code(run.node_code)
@@ -44,8 +42,8 @@ def write_submissions(
 
 
 def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, template: Path) -> str:
-    """The text of one job file of a plan. A stack of its own runs in the profile's container only if it is one."""
-    own = "python3" if profile.container else sys.executable
+    """The text of one job file of a plan. A stack runs in a container only if the stack itself names an image."""
+    default = "python3" if profile.container else sys.executable
     stack = plan.stacks.get(job.allocations[0].stack)
     if stack is not None:
         return render_job(
@@ -64,7 +62,7 @@ def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, templa
         run=run,
         run_id=plan.run_id,
         command=plan.command,
-        python=profile.python or own,
+        python=profile.python or default,
         template=template,
     )
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from harness.core.errors import DiskFullError, InfrastructureError
 from harness.core.run.events import Duplicate, NotSubmitted, Submitted, Submitting
 from harness.core.run.journal import note, read_events
-from harness.core.run.run_dir import RunDir, text_of
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.client import ControllerAwayError, NamedJob, SlurmClient
+from harness.infra.slurm.client import ControllerAwayError, SlurmClient
+from harness.infra.slurm.job_states import NamedJob
 from harness.infra.slurm.sbatch_template import Job, job_name
-from harness.infra.slurm.submitit_executor import submit
-from harness.plan.jobs.allocations import arrays
 
 CANCELLED = "the run was cancelled before this job was submitted"
 
@@ -33,11 +32,6 @@ class Patience:
     ask_s: float = 2.0  # between questions
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-
-
-def jobs_of(allocations: Iterable[Allocation]) -> list[Job]:
-    """The submissions of allocations, as their job files were written."""
-    return [Job(name=name, allocations=members) for name, members in arrays(allocations).items()]
 
 
 def submitted(run: RunDir) -> dict[str, str]:
@@ -125,7 +119,7 @@ class Submitter:
     def _number(self, job: Job, *, begun: bool) -> str | None:
         """The number of a submission's job, which is made unless there is one; None when the run was cancelled."""
         name = self._name(job)
-        text = text_of(self.run.submission(job.name, ".sbatch"))
+        file = self.run.submission(job.name, ".sbatch")
         until = self.patience.clock() + self.patience.away_s
         unclear = begun
         while True:
@@ -135,7 +129,7 @@ class Submitter:
                 return None
             note(self.run.events, Submitting(job=job.name, name=name))
             try:
-                return submit(text, self.run.root / "submissions" / "submitit")
+                return self.client.submit(file)
             except ControllerAwayError as error:
                 if self.patience.clock() >= until:
                     raise

@@ -89,7 +89,9 @@ class JobCost:
 
 
 def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: ClusterProfile) -> tuple[JobCost, ...]:
-    """The cost of every array, in order."""
+    """The cost of every array, in order; empty on this machine."""
+    if cluster.kind == "local":
+        return ()
     configs = {cell.id: cell.config for cell in expansion.cells}
     members: dict[str, list[Allocation]] = {}
     for allocation in allocations:

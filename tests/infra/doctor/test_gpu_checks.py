@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.infra.doctor.facts import FAIL, OK, WARN, Answer, line
+from harness.infra.command import Answer, ask
+from harness.infra.doctor.facts import FAIL, OK, WARN, line
 from harness.infra.doctor.gpu_checks import GpuFacts, TorchFacts, gpu_checks, job_checks
 from harness.infra.doctor.gpu_probe import infiniband_ports, probe_gpus, probe_torch
-from harness.infra.doctor.probe import ask
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, Container
 
 TORCH = TorchFacts(

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.slurm.client import (
-    ControllerAwayError,
+from harness.infra.slurm.client import ControllerAwayError, SlurmClient
+from harness.infra.slurm.job_states import (
     JobState,
     Pending,
-    SlurmClient,
     members,
     minutes,
     parse_named,

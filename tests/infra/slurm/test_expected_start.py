@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.slurm.expected_start import expected_start
+from harness.infra.slurm.client import SlurmClient
 
 # As Slurm 22.05 says it.
 SAYS = "sbatch: Job 17 to start at 2027-01-31T12:00:05 using 8 processors on nodes n1 in partition main"
@@ -19,15 +19,15 @@ def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int) 
 
 def test_the_start_is_what_slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch(tmp_path, monkeypatch, SAYS, 0)
-    assert expected_start(Path("a b.sbatch")) == "2027-01-31T12:00:05"
+    assert SlurmClient().expected_start(Path("a b.sbatch")) == "2027-01-31T12:00:05"
 
 
 @pytest.mark.parametrize(("said", "code"), [("allocation failure: Invalid partition", 1), (SAYS, 1), ("", 0)])
 def test_a_refusal_is_no_start(said: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch(tmp_path, monkeypatch, said, code)
-    assert expected_start(Path("a b.sbatch")) is None
+    assert SlurmClient().expected_start(Path("a b.sbatch")) is None
 
 
 def test_without_slurm_there_is_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert expected_start(Path("a b.sbatch")) is None
+    assert SlurmClient().expected_start(Path("a b.sbatch")) is None

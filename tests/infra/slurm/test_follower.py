@@ -12,8 +12,9 @@ from harness.core.run.job_start import Claim
 from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_new
 from harness.core.run.run_plan import Allocation
-from harness.infra.slurm.client import JobState, Pending, SlurmClient
+from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.follower import LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
+from harness.infra.slurm.job_states import JobState, Pending
 from tests.infra.scheduler import Clock
 
 ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")

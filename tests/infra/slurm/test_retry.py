@@ -12,8 +12,9 @@ from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
-from harness.infra.slurm.client import JobState, SlurmClient
+from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.follower import Ended
+from harness.infra.slurm.job_states import JobState
 from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
 from harness.infra.slurm.submissions import order_allocation, write_submissions
 from tests.infra.scheduler import Scheduler, says

@@ -14,7 +14,8 @@ from harness.core.run.journal import note, read_lines
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
-from harness.infra.slurm.submit import CANCELLED, Patience, Submitter, jobs_of, submitted, unclear_submissions
+from harness.infra.slurm.submissions import jobs_of
+from harness.infra.slurm.submit import CANCELLED, Patience, Submitter, submitted, unclear_submissions
 from tests.infra.scheduler import AWAY, TIMED_OUT, Clock, Scheduler, fails, says
 
 ONE = [Allocation(name="1n2r-0", cells=("a",), array="1n2r")]

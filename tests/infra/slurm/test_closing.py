@@ -11,9 +11,9 @@ from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result
-from harness.infra.slurm.client import JobState
+from harness.infra.slurm.closing import close, close_refused, unfinished
 from harness.infra.slurm.follower import Ended
-from harness.infra.slurm.launcher import close, close_refused, unfinished
+from harness.infra.slurm.job_states import JobState
 from harness.infra.slurm.submissions import order_allocation
 
 ONE = Allocation(name="1n2r-0", cells=("a", "b"), array="1n2r")

@@ -1,0 +1,77 @@
+"""How the agents of a run are started and followed: on this machine (local_launcher.py), or as Slurm jobs (slurm/)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.core.errors import Problem
+from harness.core.run.events import Event
+from harness.core.run.run_dir import RunDir
+from harness.core.run.run_plan import RunPlan
+from harness.plan.jobs.cluster import ClusterProfile
+from harness.plan.schema.sections import Launch
+
+NO_JOBS = Problem(
+    key="--detach",
+    message="there are no jobs on this machine: the cells would end with the launcher",
+    hint="name a Slurm profile with --cluster, or run it under tmux or nohup",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """Who is told what happens while a run is followed."""
+
+    event: Callable[[Event], None]  # of agents
+    note: Callable[[str], None]  # a line for the user
+    queue: Callable[[str], None]  # why jobs wait; "" when none does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled:
+    """What became of the jobs of a cancelled run; an array counts as one job."""
+
+    ended: tuple[str, ...]  # numbers of the jobs that Slurm was asked to end
+    over: int  # jobs that had ended before
+    left: tuple[str, ...] = ()  # that Slurm has not ended although it was asked
+
+    @property
+    def text(self) -> str:
+        parts = [f"{len(self.ended)} ended", f"{self.over} over already"]
+        parts += [f"{len(self.left)} not ended by Slurm yet: {', '.join(self.left)}"] if self.left else []
+        return ", ".join(parts)
+
+
+class Launcher(Protocol):
+    """Runs the cells of a plan. All state is in the run directory, so another launcher of the kind can go on."""
+
+    @property
+    def detached(self) -> bool:
+        """Whether cells are jobs, which go on when this process ends; else they end with it."""
+
+    def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
+        """Write what the agents need beside plan.json. `file`: of the profile, which names templates relative to it.
+
+        InputError when a job file cannot be written safely; then nothing is written.
+        """
+
+    def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
+        """What `submit` or `follow` would start, a line each; job files must have been written."""
+
+    def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
+        """Start what was not started yet, without waiting for it; the number of allocations that have a job.
+
+        InputError where cells would end with this process; InfrastructureError when a job is refused.
+        """
+
+    def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
+        """Start what was not started yet; returns when every cell of the plan has ended.
+
+        KeyboardInterrupt passes through.
+        """
+
+    def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
+        """End the jobs of the run, and keep it from starting more. InputError where there are no jobs."""

@@ -1,0 +1,60 @@
+"""Notes how the jobs of a run ended, and closes what they left; submission is in submit.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from harness.core.run.events import JobEnded, Refused
+from harness.core.run.journal import note, read_events
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import Allocation
+from harness.core.run.work_order import newest_work_order
+from harness.infra.slurm.follower import Ended
+
+
+def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Allocations whose job has not ended yet, as far as launchers have noted."""
+    done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
+    return [allocation for allocation in allocations if allocation.name not in done]
+
+
+def close(run: RunDir, one: Ended) -> None:
+    """Note how a job ended, and give every cell that it left without a result one that says why."""
+    known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
+    ended = (
+        f"{one.state.ending(one.job)} before the cell ended"
+        if one.state.named
+        else f"job {one.job} ended before the cell did"
+    )
+    reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
+    reason += "; the run directory's disk was full" if one.state.disk_full else ""
+    for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
+        give_up(run, cell, attempt, reason)
+    over = one.state.ended  # an agent that finished is not asked after
+    ended_job = JobEnded(
+        allocation=one.allocation.name,
+        array=one.allocation.array,
+        job=one.job,
+        state=one.state.state if over else "",
+        words=one.state.ending(one.job) if over else "",
+    )
+    note(run.events, ended_job)
+
+
+def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
+    """The same for allocations that sbatch refused; `resume` does not submit them again."""
+    for name, why in refused.items():
+        for cell, attempt in newest_work_order(run, name).attempts.items():
+            give_up(run, cell, attempt, why)
+        note(run.events, Refused(allocation=name, why=why))
+
+
+def give_up(run: RunDir, cell: str, attempt: int, reason: str) -> None:
+    """Write an error as the result of a cell, unless its agent has written one."""
+    result = run.attempt(cell, attempt).result
+    if not result.exists():
+        now = time.time()
+        missing = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
+        write_json(result, missing)
