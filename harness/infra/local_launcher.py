@@ -8,19 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
-from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack
 from harness.infra.launcher import NO_JOBS, Cancelled, Observer
+from harness.infra.runs.error_result import end_as_error
+from harness.infra.runs.logs import tail
 from harness.infra.stacks.interpreters import clean_environment
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
 from harness.plan.jobs.cluster import ClusterProfile
@@ -29,6 +29,7 @@ from harness.plan.schema.sections import Launch
 Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
+LOG_LINES = 15  # of an agent that failed, in the results of its cells
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 
 
@@ -184,7 +185,8 @@ class _Agent:
     def close(self) -> None:
         """After the end of an agent that failed: results for the cells that it left without one."""
         if self.process.returncode:
-            why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{_tail(self.log)}"
+            log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory
+            why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{log}"
             end_unfinished(self.run, self.allocation, why, self.attempts)
 
     def stop(self) -> None:
@@ -198,24 +200,10 @@ class _Agent:
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
     """The result of a cell whose stack could not be made, or is one that the probe cannot run in: ERROR."""
-    _end(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
+    end_as_error(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:
     """Results for the cells that an agent which died has left without one."""
     for cell in allocation.cells:
-        number = attempts.get(cell, 1)
-        if not run.attempt(cell, number).result.exists():
-            _end(run, cell, number, reason)
-
-
-def _end(run: RunDir, cell: str, number: int, reason: str) -> None:
-    now = time.time()
-    result = CellResult(cell=cell, attempt=number, status="error", reason=reason)
-    write_json(run.attempt(cell, number).result, replace(result, started=now, finished=now))
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    if not log.exists():  # the run directory has vanished
-        return "the log is gone"
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        end_as_error(run, cell, attempts.get(cell, 1), reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from harness.infra.command import Answer
 from harness.infra.doctor.facts import FAIL, OK, WARN, Check
 from harness.infra.doctor.gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
+from harness.infra.slurm.job_states import minutes
 from harness.plan.jobs.cluster import ClusterProfile, Container
 
 OLDEST_PYTHON = (3, 10)
@@ -141,9 +141,10 @@ def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
     ours = [row for row in rows if row[0] in wanted]
     if profile.gpus_per_node:
         yield _gpus_of_nodes(profile, [gres for _, gres, *_ in ours])
-    limits = [minutes_of(row[2]) for row in ours]
-    if limits and profile.time > max(limits):
-        had = f"{profile.time} minutes asked, at most {max(limits):g} in the partition"
+    limits = [minutes(row[2]) for row in ours]
+    bounded = [limit for limit in limits if limit is not None]
+    if bounded and len(bounded) == len(limits) and profile.time > max(bounded):
+        had = f"{profile.time} minutes asked, at most {max(bounded)} in the partition"
         yield Check(FAIL, "time", had, "lower time in the profile, or take another partition")
 
 
@@ -169,16 +170,6 @@ def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
 
 def _listed(gres: list[str]) -> str:
     return ", ".join(sorted({re.sub(r"\(S:[^)]*\)", "", one) for one in gres if "gpu" in one}))
-
-
-def minutes_of(limit: str) -> float:
-    """A time limit as sinfo writes it: infinite, [DAYS-]HOURS:MINUTES:SECONDS or MINUTES:SECONDS."""
-    days, _, clock = limit.rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdigit() for part in (*parts, days or "0")):
-        return math.inf  # infinite, or n/a
-    hours, minutes, seconds = (int(part) for part in ["0"] * (3 - len(parts)) + parts)
-    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
 def _account(account: str, answer: Answer) -> Check:

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.infra.command import ask
 from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
 from harness.infra.doctor.gpu_probe import probe_gpus
+from harness.infra.file_system import MOUNTS, kind_of
 from harness.infra.slurm.client import SlurmClient
 from harness.plan.jobs.cluster import ClusterProfile
 
@@ -94,17 +95,5 @@ def probe_folder(path: Path) -> RunFolder:
     except OSError as error:
         return RunFolder(path=path, exists=exists, problem=str(error.strerror))
     free = shutil.disk_usage(exists).free
-    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    kind = filesystem_of(exists, mounts)
+    kind = kind_of(exists, MOUNTS.read_text(encoding="utf-8", errors="replace")) or "unknown"
     return RunFolder(path=path, exists=exists, filesystem=kind, free_bytes=free, skew_s=skew)
-
-
-def filesystem_of(path: Path, mounts: str) -> str:
-    """Type of the file system that holds an absolute path, from the text of /proc/mounts; the last mount wins."""
-    best, kind = -1, "unknown"
-    for row in mounts.splitlines():
-        _, point, found, *_ = row.split(" ")
-        point = point.replace(r"\040", " ")
-        if path.is_relative_to(point) and len(point) >= best:
-            best, kind = len(point), found
-    return kind

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from harness.core.errors import HarnessError, InputError, Problem
 from harness.core.outcomes import Outcome
-from harness.infra.history.file_system import is_network
+from harness.infra.file_system import is_network
 from harness.infra.history.queries import Query
 from harness.infra.history.schema import MIGRATIONS
 from harness.judge.history.rows import CellRow, RunRow

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from harness.core.run.events import JobEnded, Refused
 from harness.core.run.journal import note, read_events
-from harness.core.run.records import CellResult
-from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
+from harness.infra.runs.error_result import end_as_error
 from harness.infra.slurm.follower import Ended
 
 
@@ -31,7 +30,7 @@ def close(run: RunDir, one: Ended) -> None:
     reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
     reason += "; the run directory's disk was full" if one.state.disk_full else ""
     for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
-        give_up(run, cell, attempt, reason)
+        end_as_error(run, cell, attempt, reason)
     over = one.state.ended  # an agent that finished is not asked after
     ended_job = JobEnded(
         allocation=one.allocation.name,
@@ -47,14 +46,5 @@ def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
     """The same for allocations that sbatch refused; `resume` does not submit them again."""
     for name, why in refused.items():
         for cell, attempt in newest_work_order(run, name).attempts.items():
-            give_up(run, cell, attempt, why)
+            end_as_error(run, cell, attempt, why)
         note(run.events, Refused(allocation=name, why=why))
-
-
-def give_up(run: RunDir, cell: str, attempt: int, reason: str) -> None:
-    """Write an error as the result of a cell, unless its agent has written one."""
-    result = run.attempt(cell, attempt).result
-    if not result.exists():
-        now = time.time()
-        missing = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
-        write_json(result, missing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.infra.command import Answer
-from harness.infra.doctor.checks import LEAST_FREE_BYTES, Facts, Interpreter, RunFolder, checks, minutes_of
+from harness.infra.doctor.checks import LEAST_FREE_BYTES, Facts, Interpreter, RunFolder, checks
 from harness.infra.doctor.facts import FAIL, OK, WARN, Check, line
-from harness.infra.doctor.probe import filesystem_of, named_paths, probe, probe_folder, probe_interpreter
+from harness.infra.doctor.probe import named_paths, probe, probe_folder, probe_interpreter
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, Container
 
 SLOW = Answer(problem="no answer within 10 s")
@@ -105,14 +104,6 @@ def test_a_type_of_gpu_that_the_partition_does_not_have_is_named() -> None:
     assert all(one.level == OK for one in checks(asked, replace(WELL, partitions=two_kinds)))
 
 
-@pytest.mark.parametrize(
-    ("limit", "minutes"),
-    [("30:00", 30), ("2:30:30", 150.5), ("1-02:00:00", 1560), ("infinite", math.inf), ("n/a", math.inf)],
-)
-def test_time_limits_are_read_as_sinfo_writes_them(limit: str, minutes: float) -> None:
-    assert minutes_of(limit) == minutes
-
-
 def test_apptainer_is_looked_for_where_the_profile_names_it() -> None:
     mounts = ("/gone:/x", "/there:/y")
     asked = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
@@ -144,13 +135,6 @@ def test_an_interpreter_is_run_and_not_believed(tmp_path: Path) -> None:
     assert probe_interpreter("/bin/echo", {}).problem == "does not answer like a Python"
     blind = probe_interpreter(sys.executable, {"PYTHONPATH": None, "PYTHONHOME": str(tmp_path)})
     assert blind.problem is not None
-
-
-def test_the_type_of_a_file_system_is_that_of_the_innermost_mount() -> None:
-    mounts = "/dev/a / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\nb /data/my\\040runs lustre rw 0 0\n"
-    assert filesystem_of(Path("/data/my runs/one"), mounts) == "lustre"
-    assert filesystem_of(Path("/data/mine"), mounts) == "nfs4"
-    assert filesystem_of(Path("/database"), mounts) == "ext4"
 
 
 def test_a_folder_to_be_made_is_probed_above_and_nothing_is_left(tmp_path: Path) -> None:

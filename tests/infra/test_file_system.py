@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.history import file_system
-from harness.infra.history.file_system import is_network, kind_of
+from harness.infra import file_system
+from harness.infra.file_system import is_network, kind_of
 
 TABLE = """\
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

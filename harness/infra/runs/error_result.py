@@ -1,0 +1,17 @@
+"""The result of a cell whose agent has left none."""
+
+from __future__ import annotations
+
+import time
+
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import RunDir, write_json
+
+
+def end_as_error(run: RunDir, cell: str, attempt: int, reason: str) -> None:
+    """Write an error as the result of an attempt, unless it has a result."""
+    result = run.attempt(cell, attempt).result
+    if not result.exists():
+        now = time.time()
+        error = CellResult(cell=cell, attempt=attempt, status="error", reason=reason, started=now, finished=now)
+        write_json(result, error)
