@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     _later_verbs(verbs)
     compare.add_parser(verbs)
     history.add_parser(verbs)
-    selftest = verbs.add_parser("selftest", help="inject known faults and demand that each is caught")
+    selftest = verbs.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     _run_parent(selftest)
     selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
@@ -78,8 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Verbs on a run that has been started, from any terminal, and on the cluster."""
     for name, text in (
-        ("resume", "go on with a run whose launcher ended: follow its jobs, or run the cells that are left here"),
-        ("status", "show how far a run is"),
+        ("resume", "continue a run whose launcher has ended: follow its jobs, or run the cells without a result"),
+        ("status", "show the progress of a run"),
         ("cancel", "end the jobs of a run on a cluster"),
     ):
         later = verbs.add_parser(name, help=text)
@@ -90,7 +90,7 @@ def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
             _notify(later)
             later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
     _shrink_verb(verbs.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
-    logs = verbs.add_parser("logs", help="show where logs lie and how they end")
+    logs = verbs.add_parser("logs", help="show the last lines of the logs of a run")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
     logs.add_argument("--rank", type=int, metavar="N", help="the log of this rank, whole")
@@ -104,7 +104,7 @@ def _shrink_verb(shrink: argparse.ArgumentParser) -> None:
     shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
     shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of trials at most (20)")
-    shrink.add_argument("--check", metavar="NAME", help="the check whose finding must stay (that of the first finding)")
+    shrink.add_argument("--check", metavar="NAME", help="the check that must still fail (that of the first finding)")
     shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
     _run_parent(shrink)
 
@@ -134,10 +134,10 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
 
 def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
     _matrix(bisect)
-    _only(bisect, "CELL", "ask only cells with this id, name or shell-style pattern (repeatable)")
+    _only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
     bisect_options.add(bisect)
     _cluster(bisect)
-    _run_parent(bisect, None, "folder of the bisection's own folder (the cluster profile's, else reports)")
+    _run_parent(bisect, None, "parent of the bisection's folder (the cluster profile's, else reports)")
 
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +181,7 @@ def _notify(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=announce.receiver,
         metavar="CMD_OR_URL",
-        help="tell a command (JSON on its stdin) or a webhook (http, https) of the verdict (repeatable)",
+        help="send the verdict to a command (JSON on stdin) or a webhook (http, https); repeatable",
     )
 
 
@@ -196,7 +196,7 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Errors are told on stderr."""
+    """Run one verb; returns the exit code. Errors are printed to stderr."""
     gc.set_threshold(_GARBAGE_AFTER)
     if argv is None:
         own_streams()
@@ -248,7 +248,7 @@ def _main(words: list[str]) -> int:
 
 
 def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
-    """The exit code of a run that nobody could judge, told to those whom --notify names."""
+    """The exit code of a run that could not be judged. The receivers of --notify get it too."""
     if receivers := getattr(arguments, "notify", None):
         what = str(getattr(arguments, "matrix", None) or arguments.run)
         announce.announce_end(receivers, what, str(error), error.exit_code)
@@ -257,9 +257,9 @@ def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
 
 def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.app.commands import check, inspect, plan, run
-    from harness.app.pipeline.finalize import Finish
+    from harness.app.pipeline.finalize import FinalizeOptions
 
-    finish = Finish(
+    options = FinalizeOptions(
         record=not getattr(arguments, "no_history", False),
         history=getattr(arguments, "history", None),
         notify=tuple(getattr(arguments, "notify", None) or ()),
@@ -275,7 +275,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             cluster=arguments.cluster,
             max_gpu_hours=arguments.max_gpu_hours,
             detach=arguments.detach,
-            finish=finish,
+            options=options,
         )
     if arguments.verb == "bisect":
         return bisect_options.run(arguments, command)
@@ -286,15 +286,15 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.verb == "schema":
         return plan.schema()
     if arguments.verb == "resume":
-        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, finish=finish)
+        return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
     if arguments.verb == "report":
-        return inspect.report(arguments.run, arguments.run_dir, finish)
+        return inspect.report(arguments.run, arguments.run_dir, options)
     on_run = {"status": inspect.status, "cancel": inspect.cancel}
     if arguments.verb in on_run:
         return on_run[arguments.verb](arguments.run, arguments.run_dir)
-    of_their_own = {"compare": compare.run, "history": history.run, "shrink": _shrink}
-    if arguments.verb in of_their_own:
-        return of_their_own[arguments.verb](arguments)
+    with_arguments = {"compare": compare.run, "history": history.run, "shrink": _shrink}
+    if arguments.verb in with_arguments:
+        return with_arguments[arguments.verb](arguments)
     if arguments.verb == "logs":
         return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
     if arguments.verb == "doctor":

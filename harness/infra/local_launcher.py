@@ -1,4 +1,4 @@
-"""Runs allocations on this machine: one agent process each, watched through its journal."""
+"""Runs allocations on this machine: one agent process each, followed through its journal."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from harness.app.pipeline import plan_run
-from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
@@ -38,7 +38,7 @@ def night(matrix: Path, fault: str) -> int:
     _train(run, planned.plan)
     for file, config in configs.items():
         write_json(file, config)
-    return judge_and_report(run, planned.plan, Finish())
+    return judge_and_report(run, planned.plan, FinalizeOptions())
 
 
 def _train(run: RunDir, plan: RunPlan) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.app.bisect.evidence import tell_evidence
 from harness.app.bisect.nested import Pins, pins_of
-from harness.app.bisect.rounds import Bench, finish_interrupted
+from harness.app.bisect.rounds import BisectContext, finish_interrupted
 from harness.app.bisect.search import Request, search
 from harness.app.bisect.sources import Commits, Source, commits_of, releases_of
 from harness.app.pipeline.planning import expand_for
@@ -39,18 +39,18 @@ from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_na
 def bisect(request: Request) -> int:
     """Search, write result.json, tell it. 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
-    bench = _bench(request, source)
-    with only_launcher(RunDir(bench.folder)):
-        finish_interrupted(bench)
-        found = search(request, source, bench)
-        if bench.pins is not None and isinstance(source, Commits):
-            found = _descended(request, source, bench, bench.pins, found)
-        write_json(bench.folder / "result.json", found, indent=1)
+    context = _bench(request, source)
+    with only_launcher(RunDir(context.folder)):
+        finish_interrupted(context)
+        found = search(request, source, context)
+        if context.pins is not None and isinstance(source, Commits):
+            found = _descended(request, source, context, context.pins, found)
+        write_json(context.folder / "result.json", found, indent=1)
     screen.out(render_text(found))
     if request.shrink:
-        tell_evidence(found, bench)
-    release(str(bench.folder))
-    screen.out(f"\n  {relative_path(bench.folder / 'result.json')}")
+        tell_evidence(found, context)
+    release(str(context.folder))
+    screen.out(f"\n  {relative_path(context.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 
@@ -74,7 +74,7 @@ def _source(request: Request) -> Source:
     )
 
 
-def _bench(request: Request, source: Source) -> Bench:
+def _bench(request: Request, source: Source) -> BisectContext:
     """The matrix as the bisection needs it, and the cells it asks about."""
     subject = source.subject
     pins = _pins(request, source)
@@ -89,7 +89,7 @@ def _bench(request: Request, source: Source) -> Bench:
     asked = (resolved(matrix), subject, source.old.name, source.new.name, request.find, [cell.id for cell in chosen])
     options = (list(request.paths), request.first_parent, request.pre, request.cluster, request.nested)
     digest = hashlib.sha256(dumps([asked, options]).encode()).hexdigest()[:8]
-    return Bench(
+    return BisectContext(
         matrix=matrix,
         cluster=cluster,
         cluster_file=file,
@@ -115,7 +115,7 @@ def _pins(request: Request, source: Source) -> Pins | None:
     return pins_of(source.repository, request.nested, source.new.name)
 
 
-def _descended(request: Request, source: Commits, bench: Bench, pins: Pins, found: Bisection) -> Bisection:
+def _descended(request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection) -> Bisection:
     """The same search inside what the found commit moved, the rest being as before that commit."""
     if found.found is None:
         return found
@@ -133,14 +133,14 @@ def _descended(request: Request, source: Commits, bench: Bench, pins: Pins, foun
             inner = releases_of(subject.name, old, new, **options, pre=request.pre)
         else:
             inner = commits_of(subject.repository, old, new, **options, first_parent=request.first_parent)
-        stacks = {name: source.subject.at(stack, before) for name, stack in bench.matrix.stacks.items()}
+        stacks = {name: source.subject.at(stack, before) for name, stack in context.matrix.stacks.items()}
         below = replace(
-            bench,
-            matrix=replace(bench.matrix, stacks=stacks),
+            context,
+            matrix=replace(context.matrix, stacks=stacks),
             subject=inner.subject,
             at=inner.subject.at,
             pins=None,
-            folder=bench.folder / "nested",
+            folder=context.folder / "nested",
             label=inner.label,
             code=inner.code,
         )

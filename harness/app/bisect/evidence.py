@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from harness.app.bisect.rounds import Bench
+from harness.app.bisect.rounds import BisectContext
 from harness.app.pipeline.find_run import find_run
 from harness.app.shrink.command import shrink_cell
 from harness.app.shrink.issues import write_issue
@@ -28,27 +28,27 @@ from harness.plan.shrink.text import smallest_text
 _PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
 
 
-def tell_evidence(found: Bisection, bench: Bench) -> None:
-    """Shrink, confirm, write and print. What cannot be done is said; the result of the bisection stays as it is."""
+def tell_evidence(found: Bisection, context: BisectContext) -> None:
+    """Shrink, confirm, write and print. Failures are printed; they do not change the result of the bisection."""
     point = found.evidence
     failed = next((cell for cell in point.cells if cell.outcome is Outcome.FAIL), None) if point else None
     if point is None or failed is None:
         return
-    if bench.launcher.detached:
+    if context.launcher.detached:
         screen.out(
             f"  not shrunk on the cluster; on one machine: harness shrink {relative_path(Path(point.run))} {failed.id}"
         )
         return
     try:
-        shrunk = shrink_cell(find_run(point.run, bench.folder), failed.id)
+        shrunk = shrink_cell(find_run(point.run, context.folder), failed.id)
     except (InputError, InfrastructureError) as error:
         screen.out(f"  not shrunk: {_line(error)}")
         return
-    confirmation = confirmed(found, shrunk, bench.folder)
+    confirmation = confirmed(found, shrunk, context.folder)
     screen.out(smallest_text(shrunk.smallest, relative_path(shrunk.matrix or shrunk.folder)))
     if confirmation:
         screen.out(confirmation)
-    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, bench.folder))}")
+    screen.out(f"issue: {relative_path(write_issue(shrunk, found, confirmation, context.folder))}")
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:

@@ -35,7 +35,7 @@ from harness.plan.stacks.bisection_cells import Subject, moved, named_at, plain_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BisectContext:
     """Where and with what the points are judged."""
 
     matrix: Matrix  # for the bisection: see plan/stacks/bisection_cells.py
@@ -46,12 +46,12 @@ class Bench:
     chosen: tuple[PlannedCell, ...]
     cells: tuple[PlannedCell, ...]  # the chosen ones and their references
     folder: Path  # of this bisection
-    fresh: bool  # whether what is kept from earlier ones does not count
+    fresh: bool  # ignore verdicts kept from earlier bisections
     command: Sequence[str]
     pins: Pins | None  # what the subject's commits pin and the stacks hold
     at: Callable[[Stack, str], Stack]  # a stack with the subject, and what it pins, at a point
     label: Callable[[str], str]  # a point as part of a stack's name
-    code: Callable[[Iterable[str]], Mapping[str, str]]  # what the verdicts on points are kept by
+    code: Callable[[Iterable[str]], Mapping[str, str]]  # point -> its code, part of the key of a kept verdict
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -63,26 +63,26 @@ class Bench:
         return launcher_for(self.cluster)
 
 
-def judge_points(bench: Bench, points: Sequence[str]) -> dict[str, Point]:
-    """The points judged: from what is kept as far as it goes, the others in one run."""
-    keys = _keys(bench, points)
-    known = {point: None if bench.fresh else _kept(bench, point, keys[point]) for point in points}
+def judge_points(context: BisectContext, points: Sequence[str]) -> dict[str, Point]:
+    """Judge points: kept verdicts are reused, the other points are judged in one run."""
+    keys = _keys(context, points)
+    known = {point: None if context.fresh else _kept(context, point, keys[point]) for point in points}
     wanted = [point for point in points if known[point] is None]
     found = {point: kept for point, kept in known.items() if kept is not None}
     if wanted:
-        found |= _run(bench, wanted, keys)
+        found |= _run(context, wanted, keys)
     return {point: found[point] for point in points}
 
 
-def _keys(bench: Bench, points: Sequence[str]) -> dict[str, dict[str, VerdictKey]]:
+def _keys(context: BisectContext, points: Sequence[str]) -> dict[str, dict[str, VerdictKey]]:
     """For each point the keys of its chosen cells, by their ids in the matrix."""
-    code = bench.code(points)
+    code = context.code(points)
     gpu = "gpu" if Path("/dev/nvidiactl").exists() else "cpu"
-    where = dumps(bench.cluster) if bench.launcher.detached else gpu
-    judged_by = dumps([bench.matrix.tolerances, torch_version()])
+    where = dumps(context.cluster) if context.launcher.detached else gpu
+    judged_by = dumps([context.matrix.tolerances, torch_version()])
     keys: dict[str, dict[str, VerdictKey]] = {point: {} for point in points}
-    for cell in bench.chosen:
-        stack = content_of(bench.subject.at(bench.matrix.stacks[cell.config.stack], ""))
+    for cell in context.chosen:
+        stack = content_of(context.subject.at(context.matrix.stacks[cell.config.stack], ""))
         plain = cell_id(replace(cell.config, stack=DEFAULT))
         what = f"{plain} {dumps([cell.config.canaries, cell.config.deadline_s])} {judged_by}"
         for point in points:
@@ -92,122 +92,124 @@ def _keys(bench: Bench, points: Sequence[str]) -> dict[str, dict[str, VerdictKey
     return keys
 
 
-def _kept(bench: Bench, point: str, keys: Mapping[str, VerdictKey]) -> Point | None:
+def _kept(context: BisectContext, point: str, keys: Mapping[str, VerdictKey]) -> Point | None:
     verdicts = {name: verdict_cache.read(key) for name, key in keys.items()}
     whole = [verdict for verdict in verdicts.values() if verdict is not None]
     if len(whole) < len(verdicts):
         return None
-    names = {cell.id: plain_name(cell) for cell in bench.chosen}
+    names = {cell.id: plain_name(cell) for cell in context.chosen}
     cells = {verdict.key.cell: replace(verdict.cell, name=names[name]) for name, verdict in verdicts.items() if verdict}
-    stack = next(iter(_stacks_at(bench, point).values())).name
+    stack = next(iter(_stacks_at(context, point).values())).name
     return _point(point, tuple(cells.values()), whole[0].run, stack, kept=True)
 
 
-def _run(bench: Bench, points: Sequence[str], keys: Mapping[str, dict[str, VerdictKey]]) -> dict[str, Point]:
-    """The points in one new run. What it is doing is noted, so that another process can go on with it."""
-    planned = _planned(bench, points)
-    directory = RunDir(bench.folder / "runs" / planned.plan.run_id)
+def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[str, VerdictKey]]) -> dict[str, Point]:
+    """Judge points in one new run, and note which, so that another process can continue it."""
+    planned = _planned(context, points)
+    directory = RunDir(context.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
-    planned = plan_run.prepare_stacks(planned, once=True, user=str(bench.folder))
+    planned = plan_run.prepare_stacks(planned, once=True, user=str(context.folder))
     plan_run.write_run(directory, planned)
-    write_json(_note(bench), {"run": str(directory.root), "points": list(points)})
-    _launch(bench, directory, planned.plan)
-    found = _harvest(bench, directory, planned.plan, points, keys)
-    _note(bench).unlink()
-    release(str(bench.folder), (bench.subject.name, *([bench.pins.subject.name] if bench.pins else [])))
+    write_json(_note(context), {"run": str(directory.root), "points": list(points)})
+    _launch(context, directory, planned.plan)
+    found = _harvest(context, directory, planned.plan, points, keys)
+    _note(context).unlink()
+    release(str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else [])))
     seconds = (time.perf_counter() - begin) / len(points)
     return {point: replace(judged, seconds=seconds) for point, judged in found.items()}
 
 
-def finish_interrupted(bench: Bench) -> None:
-    """Keep the verdicts of a round whose launcher ended: all of it on a cluster, what has ended on this machine."""
-    if not _note(bench).exists():
+def finish_interrupted(context: BisectContext) -> None:
+    """Keep the verdicts of a round whose launcher has ended: on a cluster all of them, here those of finished cells."""
+    if not _note(context).exists():
         return
-    note = loads(text_of(_note(bench)))
+    note = loads(text_of(_note(context)))
     directory, points = RunDir(Path(note["run"])), note["points"]
     plan = read_plan(directory)
     say(f"going on with {relative_path(directory.root)}")
-    if bench.launcher.detached:
-        _launch(bench, directory, plan)
-    _harvest(bench, directory, plan, [point for point in points if _has_ended(bench, directory, point)])
-    _note(bench).unlink()
+    if context.launcher.detached:
+        _launch(context, directory, plan)
+    _harvest(context, directory, plan, [point for point in points if _has_ended(context, directory, point)])
+    _note(context).unlink()
 
 
-def _note(bench: Bench) -> Path:
-    return bench.folder / "running.json"
+def _note(context: BisectContext) -> Path:
+    return context.folder / "running.json"
 
 
-def _has_ended(bench: Bench, directory: RunDir, point: str) -> bool:
-    return all(read_result(directory, cell.id) is not None for cell in _cells_at(bench, point).values())
+def _has_ended(context: BisectContext, directory: RunDir, point: str) -> bool:
+    return all(read_result(directory, cell.id) is not None for cell in _cells_at(context, point).values())
 
 
-def _planned(bench: Bench, points: Sequence[str]) -> plan_run.Planned:
-    """One run with a stack per point; what its report calls the command for a cell needs that point's matrix only."""
+def _planned(context: BisectContext, points: Sequence[str]) -> plan_run.Planned:
+    """One run with a stack per point. Its report shows commands that use the matrix file of the point."""
     cells: dict[str, PlannedCell] = {}
     stacks: dict[str, Stack] = {}
     for point in points:
-        file = matrix_at(bench, point)
-        names = ids_in_matrix_at(bench, point)
-        for old, cell in _cells_at(bench, point).items():
-            command = shlex.join(["harness", "run", relative_path(file), *_cluster_option(bench), "--only", names[old]])
+        file = matrix_at(context, point)
+        names = ids_in_matrix_at(context, point)
+        for old, cell in _cells_at(context, point).items():
+            command = shlex.join(
+                ["harness", "run", relative_path(file), *_cluster_option(context), "--only", names[old]]
+            )
             cells.setdefault(cell.id, replace(cell, reproduce=command))
-        stacks |= {stack.name: stack for stack in _stacks_at(bench, point).values()}
-    matrix = replace(bench.matrix, stacks=stacks)
+        stacks |= {stack.name: stack for stack in _stacks_at(context, point).values()}
+    matrix = replace(context.matrix, stacks=stacks)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
-    plan = plan_run.plan_cells(expansion, name=matrix.name, file=matrix.file, command=bench.command)
+    plan = plan_run.plan_cells(expansion, name=matrix.name, file=matrix.file, command=context.command)
     plan = replace(
         plan,
-        allocations=plan_allocations(expansion, bench.cluster, matrix.launch),
+        allocations=plan_allocations(expansion, context.cluster, matrix.launch),
         tolerances=matrix.tolerances,
-        cluster=bench.cluster_asked,
+        cluster=context.cluster_asked,
         max_attempts=matrix.launch.max_attempts,
     )
-    return plan_run.Planned(matrix=matrix, plan=plan, cluster=bench.cluster, cluster_file=bench.cluster_file)
+    return plan_run.Planned(matrix=matrix, plan=plan, cluster=context.cluster, cluster_file=context.cluster_file)
 
 
-def matrix_at(bench: Bench, point: str) -> Path:
+def matrix_at(context: BisectContext, point: str) -> Path:
     """A matrix file with the subject at a point: the bisection's matrix but for that. Written unless it is there."""
-    path = bench.folder / "points" / f"{bench.label(point)}.yaml"
+    path = context.folder / "points" / f"{context.label(point)}.yaml"
     if not path.exists():
         stacks = {
-            name: bench.at(stack, point) if name in bench.stacks else stack
-            for name, stack in bench.matrix.stacks.items()
+            name: context.at(stack, point) if name in context.stacks else stack
+            for name, stack in context.matrix.stacks.items()
         }
-        write_atomic(path, dump(resolved(replace(bench.matrix, stacks=stacks))))
+        write_atomic(path, dump(resolved(replace(context.matrix, stacks=stacks))))
     return path
 
 
-def ids_in_matrix_at(bench: Bench, point: str) -> dict[str, str]:
-    """The ids that cells have in the matrix file of a point, by those in the bisection's matrix.
+def ids_in_matrix_at(context: BisectContext, point: str) -> dict[str, str]:
+    """Id in the bisection's matrix -> id in the matrix file of a point.
 
     The names of the stacks are the same in both; what the stacks hold is not.
     """
-    return {old: cell.id for old, cell in moved(bench.cells, _moved_stacks(bench, point)).items()}
+    return {old: cell.id for old, cell in moved(context.cells, _moved_stacks(context, point)).items()}
 
 
-def _cluster_option(bench: Bench) -> list[str]:
-    return ["--cluster", bench.cluster_asked] if bench.cluster_asked else []
+def _cluster_option(context: BisectContext) -> list[str]:
+    return ["--cluster", context.cluster_asked] if context.cluster_asked else []
 
 
-def _moved_stacks(bench: Bench, point: str) -> dict[str, Stack]:
-    return {name: bench.at(stack, point) for name, stack in bench.stacks.items()}
+def _moved_stacks(context: BisectContext, point: str) -> dict[str, Stack]:
+    return {name: context.at(stack, point) for name, stack in context.stacks.items()}
 
 
-def _stacks_at(bench: Bench, point: str) -> dict[str, Stack]:
-    return named_at(_moved_stacks(bench, point), bench.subject, bench.label(point))
+def _stacks_at(context: BisectContext, point: str) -> dict[str, Stack]:
+    return named_at(_moved_stacks(context, point), context.subject, context.label(point))
 
 
-def _cells_at(bench: Bench, point: str) -> dict[str, PlannedCell]:
-    return moved(bench.cells, _stacks_at(bench, point))
+def _cells_at(context: BisectContext, point: str) -> dict[str, PlannedCell]:
+    return moved(context.cells, _stacks_at(context, point))
 
 
-def _launch(bench: Bench, directory: RunDir, plan: RunPlan) -> None:
+def _launch(context: BisectContext, directory: RunDir, plan: RunPlan) -> None:
     with only_launcher(directory):
-        launch.launch(directory, plan, bench.launcher)
+        launch.launch(directory, plan, context.launcher)
 
 
 def _harvest(
-    bench: Bench,
+    context: BisectContext,
     directory: RunDir,
     plan: RunPlan,
     points: Sequence[str],
@@ -216,11 +218,11 @@ def _harvest(
     """The verdicts on points of a run that has ended; those that are decided are kept."""
     report = judge_run.judge(directory, plan)
     reports.write_reports(directory, report)
-    keys = keys or _keys(bench, points)
-    names = {cell.id: plain_name(cell) for cell in bench.chosen}
+    keys = keys or _keys(context, points)
+    names = {cell.id: plain_name(cell) for cell in context.chosen}
     found = {}
     for point in points:
-        new, cells = _cells_at(bench, point), {}
+        new, cells = _cells_at(context, point), {}
         for old, key in keys[point].items():
             cell = judged(report, new[old].id, names[old])
             cells[cell.id] = cell

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.app.bisect.rounds import Bench, ids_in_matrix_at, judge_points, matrix_at
+from harness.app.bisect.rounds import BisectContext, ids_in_matrix_at, judge_points, matrix_at
 from harness.app.bisect.sources import Source
 from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import Outcome
@@ -47,8 +47,8 @@ class Request:
 class Verdicts:
     """The points judged so far, and what a round of judging says."""
 
-    def __init__(self, request: Request, source: Source, bench: Bench) -> None:
-        self.source, self.bench = source, bench
+    def __init__(self, request: Request, source: Source, context: BisectContext) -> None:
+        self.source, self.context = source, context
         self.states = {GOOD: OLD, BAD: NEW, SKIPPED: UNKNOWN}
         if request.find == FIXED:
             self.states |= {GOOD: NEW, BAD: OLD}
@@ -59,7 +59,7 @@ class Verdicts:
         if not wanted:
             return
         say(f"{why}: {', '.join(short(name, self.source.kind) for name in wanted)}")
-        self.points |= judge_points(self.bench, wanted)
+        self.points |= judge_points(self.context, wanted)
         for name in wanted:
             point = self.points[name]
             kept = " (judged before)" if point.kept else ""
@@ -72,21 +72,21 @@ class Verdicts:
         return {name: self.states[point.state] for name, point in self.points.items()}
 
 
-def search(request: Request, source: Source, bench: Bench) -> Bisection:
-    """Judge both ends, then as few points as tell the changing one."""
-    judged = Verdicts(request, source, bench)
+def search(request: Request, source: Source, context: BisectContext) -> Bisection:
+    """Judge both ends, then as few points as are needed to find the one that changed."""
+    judged = Verdicts(request, source, context)
     history = source.history
     newest = history.points[-1]
     judged.judge([source.old.name, newest, *source.bases], "judging both ends")
     notes = _check_ends(request, source, judged, newest)
-    jobs = request.jobs or (CLUSTER_JOBS if bench.launcher.detached else 1)
+    jobs = request.jobs or (CLUSTER_JOBS if context.launcher.detached else 1)
     while isinstance(step := next_step(history, judged.known, jobs), Judge):
         judged.judge(step.points, f"of {len(history.points)} {source.kind}s")
     if isinstance(step, Found):
         before = [source.stands_for(name) for name in source.about(step.point)[1]]
         if len(before) > 1:  # of a merge some may only follow from later ones
             judged.judge(before, "judging what was merged")
-    return _result(request, source, bench, judged, step, notes)
+    return _result(request, source, context, judged, step, notes)
 
 
 def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _other_end(end: End, said: str, point: Point) -> Problem:
 def _result(
     request: Request,
     source: Source,
-    bench: Bench,
+    context: BisectContext,
     judged: Verdicts,
     step: Found | Undecided,
     notes: tuple[str, ...],
@@ -132,10 +132,10 @@ def _result(
     names = [step.point] if isinstance(step, Found) else list(step.points)
     candidates = tuple(_change(source, judged, name, request) for name in names)
     evidence, contrast = _sides(request, source, judged, names, candidates)
-    file = matrix_at(bench, evidence.name)
+    file = matrix_at(context, evidence.name)
     failed = {cell.name for cell in evidence.cells if cell.outcome is Outcome.FAIL}
-    ids = ids_in_matrix_at(bench, evidence.name)
-    only = [part for cell in bench.chosen if plain_name(cell) in failed for part in ("--only", ids[cell.id])]
+    ids = ids_in_matrix_at(context, evidence.name)
+    only = [part for cell in context.chosen if plain_name(cell) in failed for part in ("--only", ids[cell.id])]
     cluster = ["--cluster", request.cluster] if request.cluster else []
     ends = (source.new, source.old) if request.find == FIXED else (source.old, source.new)
     order = {name: place for place, name in enumerate([source.old.name, *source.bases, *source.history.points])}
@@ -148,13 +148,13 @@ def _result(
         bad=ends[1],
         found=candidates[0] if isinstance(step, Found) else None,
         candidates=candidates,
-        cells=tuple(dict.fromkeys(plain_name(cell) for cell in bench.chosen)),
+        cells=tuple(dict.fromkeys(plain_name(cell) for cell in context.chosen)),
         findings=evidence.findings,
         evidence=evidence,
         points=tuple(sorted(judged.points.values(), key=lambda point: order.get(point.name, -1))),
         matrix=str(request.matrix),
         reproduce_matrix=str(file),
-        contrast_matrix=str(matrix_at(bench, contrast)),
+        contrast_matrix=str(matrix_at(context, contrast)),
         reproduce=shlex.join(["harness", "run", relative_path(file), *cluster, *only]),
         command=shlex.join(request.command),
         notes=notes,

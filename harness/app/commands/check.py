@@ -1,4 +1,4 @@
-"""`harness doctor` and `harness selftest`: whether the machine, and the harness itself, are fit to run."""
+"""`harness doctor` and `harness selftest`: check the machine, and the harness itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doctor(name: str, run_parent: Path | None) -> int:
 
 
 def selftest(only: Sequence[str], run_parent: Path, *, list_only: bool) -> int:
-    """Inject the catalogued faults and demand that each is caught at its place."""
+    """Inject the faults of the catalogue and check that each is caught at its place."""
     from harness.app.commands import selftest as selftest_
 
     if list_only:

@@ -1,11 +1,11 @@
-"""`harness report`, `status`, `logs` and `cancel`: what can be asked of a run that was started."""
+"""`harness report`, `status`, `logs` and `cancel`: commands on a run that was started."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
-from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.pipeline.find_run import find_run
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
@@ -13,16 +13,16 @@ from harness.infra import screen
 from harness.infra.screen import relative_path
 
 
-def report(name: str, run_parent: Path, finish: Finish) -> int:
+def report(name: str, run_parent: Path, options: FinalizeOptions) -> int:
     """Judge a run directory again and rewrite its reports."""
     from harness.infra.runs.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
-    return judge_and_report(directory, read_plan(directory), finish)
+    return judge_and_report(directory, read_plan(directory), options)
 
 
 def status(name: str, run_parent: Path) -> int:
-    """How far a run is: its cells by what became of them, its jobs by what Slurm says."""
+    """Print the progress of a run: cells by status, jobs by state."""
     from harness.infra.runs.evidence_files import read_plan
     from harness.infra.runs.status import status_text
 
@@ -45,7 +45,7 @@ def cancel(name: str, run_parent: Path) -> int:
 
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
-    """Where logs lie, and their ends: of the run's jobs and agents, or of the ranks of cells."""
+    """Print the last lines of logs: of the run's jobs and agents, or of the ranks of cells."""
     from harness.app.pipeline.selection import matching
     from harness.infra.runs.evidence_files import read_plan
     from harness.infra.runs.logs import job_logs_text, logs_of

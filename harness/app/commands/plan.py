@@ -44,7 +44,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
 
 
 def verify(files: Sequence[Path]) -> int:
-    """Check every file with the cluster profile it names; all problems of all files are told."""
+    """Check every file with the cluster profile it names; all problems of all files are reported at once."""
     from harness.app.pipeline.planning import expand_for
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.app.commands.plan import forecast_lines
-from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.pipeline.find_run import find_run
 from harness.core.errors import InputError
 from harness.core.outcomes import EXIT_INTERRUPTED, EXIT_PASS
@@ -32,7 +32,7 @@ def run(
     cluster: str | None = None,
     max_gpu_hours: float | None = None,
     detach: bool = False,
-    finish: Finish,
+    options: FinalizeOptions,
 ) -> int:
     """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports.
 
@@ -57,12 +57,12 @@ def run(
         return _dry_run(planned, directory)
     planned = plan_run.prepare_stacks(planned)
     if not launcher.detached:
-        return local_run.start(directory, planned, finish)
+        return local_run.start(directory, planned, options)
     plan_run.write_run(directory, planned)
-    return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, finish)
+    return _detach(directory, planned.plan) if detach else _follow(directory, planned.plan, options)
 
 
-def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool = False) -> int:
+def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, errors: bool = False) -> int:
     """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
     from harness.app.pipeline import launch
     from harness.infra.launchers import launcher_of
@@ -76,7 +76,7 @@ def _follow(directory: RunDir, plan_: RunPlan, finish: Finish, *, errors: bool =
     except KeyboardInterrupt:
         screen.out(f"detached, the jobs go on\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
-    return judge_and_report(directory, plan_, finish)
+    return judge_and_report(directory, plan_, options)
 
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
@@ -118,8 +118,8 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
     return EXIT_PASS
 
 
-def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish) -> int:
-    """Go on with a run whose launcher ended; nothing is submitted, or judged, twice.
+def resume(name: str, run_parent: Path, *, errors: bool = False, options: FinalizeOptions) -> int:
+    """Continue a run whose launcher has ended; nothing is submitted, or judged, twice.
 
     `errors`: cells that ended as ERROR by then run once more, as a new attempt.
     """
@@ -130,8 +130,8 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, finish: Finish)
     directory = find_run(name, run_parent)
     plan_ = read_plan(directory)
     if not launcher_of(directory).detached:
-        return local_run.resume(directory, plan_, finish, errors=errors)
-    return _follow(directory, plan_, finish, errors=errors)
+        return local_run.resume(directory, plan_, options, errors=errors)
+    return _follow(directory, plan_, options, errors=errors)
 
 
 def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:

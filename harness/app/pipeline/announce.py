@@ -1,4 +1,4 @@
-"""`--notify`: who is told of a verdict, and what. Nothing that a receiver does changes the verdict."""
+"""`--notify`: sends the verdict to commands and webhooks. Nothing that a receiver does changes the verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTION = "--notify"
 
 
 def receiver(text: str) -> str:
-    """The value of --notify. argparse turns the error into words and exit code 2."""
+    """The value of --notify. argparse prints the error and exits with 2."""
     from argparse import ArgumentTypeError
 
     from harness.infra.notify.receivers import problem_of
@@ -27,7 +27,7 @@ def receiver(text: str) -> str:
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be kept in files and shown: of a receiver only what names it."""
+    """A command line without secrets, for files and messages; a receiver is shown without its credentials."""
     if not any(_names_it(word.partition("=")[0]) for word in command):
         return [redacted(word) for word in command]
     from harness.infra.notify.receivers import shown  # loads an HTTP client
@@ -45,19 +45,19 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 
 def _names_it(word: str) -> bool:
-    """argparse takes the beginning of an option for it, from --not on."""
+    """argparse accepts an abbreviated option, here from --not on."""
     return word.startswith("--not") and OPTION.startswith(word)
 
 
 def announce(receivers: Sequence[str], report: Report, directory: Path, exit_code: int) -> None:
-    """Tell every receiver; what went wrong goes to stderr."""
+    """Send the verdict to every receiver; failures are printed to stderr."""
     from harness.judge.report.announcement import announcement
 
     _tell(receivers, announcement(report, exit_code=exit_code, directory=str(directory)))
 
 
 def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
-    """Tell every receiver that a run ended before it could be judged: silence would look like a good night."""
+    """Tell every receiver that a run ended before it could be judged: no message would look like a green run."""
     from harness.judge.report.announcement import not_judged
 
     if receivers:

@@ -15,7 +15,10 @@ _DAMAGED = (OSError, TypeError, ValueError, KeyError, AttributeError, RecursionE
 
 
 def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
-    """Write baseline.json, unless it is there or the matrix does not ask. A history that cannot be read is told."""
+    """Write baseline.json, unless it is there or the matrix does not ask for it.
+
+    A history that cannot be read is reported on stderr.
+    """
     path = run.report("baseline.json")
     if plan.history is None or path.exists():
         return
@@ -41,7 +44,7 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> its baseline; empty when the run has none, or one that baseline_problem speaks of."""
+    """Cell id -> its baseline; empty when the run has none, or one that baseline_problem reports."""
     try:
         return _read(run)
     except _DAMAGED:

@@ -1,4 +1,4 @@
-"""The end of a run: judged from its files, its reports written, the verdict told, the history written."""
+"""Finalizes a run: judges its files, writes its reports, records it in the history, sends the verdict."""
 
 from __future__ import annotations
 
@@ -26,60 +26,60 @@ FILE = "history.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
-    """What a run does beside judging and writing its reports."""
+class FinalizeOptions:
+    """What happens to the verdict of a run beside its reports."""
 
     record: bool = True
     history: Path | None = None  # --history
     notify: tuple[str, ...] = ()  # --notify: commands and URLs
     for_git: bool = False  # the exit code as `git bisect run` takes it
-    code: int | None = None  # what the process will end with whatever the verdict is: a signal ended the run
+    code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
 
 
-def judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it.
 
     Files that cannot be written are named on stderr; the exit code is then 3, unless a check failed.
     """
     with tracebacks_in(directory.root):
-        return _judge_and_report(directory, plan, finish)
+        return _judge_and_report(directory, plan, options)
 
 
-def _judge_and_report(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     from harness.app.pipeline import judge_run, reports
     from harness.app.pipeline.announce import announce
-    from harness.app.pipeline.run_diff import with_past
+    from harness.app.pipeline.run_diff import with_run_diff
 
-    file = history_file(finish.history, directory.root.parent)
+    file = history_file(options.history, directory.root.parent)
     problems = []
     try:
         keep_baselines(directory, plan, file)
     except (HarnessError, OSError) as error:
         problems.append(str(error))
-    report = with_past(directory, plan, judge_run.judge(directory, plan), file if finish.record else None)
+    report = with_run_diff(directory, plan, judge_run.judge(directory, plan), file if options.record else None)
     paths: list[Path] = []
     try:
         paths = reports.write_reports(directory, report)
     except HarnessError as error:
         problems.append(f"the reports are not all written: {error}")
-    if finish.record:
+    if options.record:
         record(directory, report, file)
     try:
-        _print(report, paths, _code(report, plan, finish, problems))
+        _print(report, paths, _code(report, plan, options, problems))
     except OSError as error:
         problems.append(f"the verdict cannot be printed: {error.strerror}")
     for problem in problems:
         screen.err(f"harness: {problem}")
-    code = _code(report, plan, finish, problems)
-    announce(finish.notify, report, directory.root, code)
+    code = _code(report, plan, options, problems)
+    announce(options.notify, report, directory.root, code)
     return code
 
 
-def _code(report: Report, plan: RunPlan, finish: Finish, problems: list[str]) -> int:
+def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: list[str]) -> int:
     """What the process ends with."""
-    if finish.code is not None:
-        return finish.code
-    if finish.for_git:
+    if options.code is not None:
+        return options.code
+    if options.for_git:
         return git_exit_code(report, {cell.id for cell in plan.expansion.cells})
     return report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
 
@@ -98,7 +98,7 @@ def history_file(named: Path | None, run_parent: Path) -> Path:
 
 
 def record(directory: RunDir, report: Report, file: Path) -> bool:
-    """Write a report into the history. A failure is told on stderr and is nobody's verdict; whether it was written."""
+    """Write a report into the history; whether that worked. A failure is printed to stderr and changes no verdict."""
     from harness.infra.history.database import opened
     from harness.judge.history.rows import run_row
 

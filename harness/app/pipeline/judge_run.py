@@ -38,6 +38,6 @@ def _launch_timing(run: RunDir) -> dict[str, float]:
 
 
 def _stacks(plan: RunPlan) -> dict[str, Any]:
-    """What the stacks beside the default one came to."""
+    """Facts about the stacks other than the default one."""
     facts = {name: stack.facts() for name, stack in plan.stacks.items()}
     return {"stacks": facts} if facts else {}

@@ -29,7 +29,7 @@ _MOST_PROCESSES = 8  # each holds the records of one cell and of its references
 
 
 def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
-    """Every cell of the plan as the report shows it, and what the ranks say they ran.
+    """Every cell of the plan as the report shows it, and what the ranks report that they ran.
 
     `processes`: None for as many as a run of this size is worth.
     """
@@ -121,7 +121,7 @@ class RanksSeen:
         self.stand_ins: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
-        """Note what the ranks of a cell say; returns the cell."""
+        """Note what the ranks of a cell report; returns the cell."""
         for record in evidence.records.values():
             for proof in record.imports:
                 if proof.module in HEADS:
@@ -140,7 +140,7 @@ class RanksSeen:
         held += [] if name in held else [name]
 
     def join(self, other: RanksSeen) -> None:
-        """Add what other ranks said."""
+        """Add what other ranks reported."""
         for stack, names in other.by_stack.items():
             held = self.by_stack.setdefault(stack, [])
             held += [name for name in names if name not in held]

@@ -1,4 +1,4 @@
-"""A run on this machine: what was interrupted is judged as far as it came, and resumed as new attempts."""
+"""A run on this machine. An interrupted run is judged as far as it got, and resumed with new attempts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline import judge_run, launch, plan_run
-from harness.app.pipeline.finalize import Finish, judge_and_report
+from harness.app.pipeline.finalize import FinalizeOptions, judge_and_report
 from harness.app.signals import name_of
 from harness.core.errors import InputError, InterruptedRun, Problem
 from harness.core.outcomes import EXIT_INTERRUPTED, Outcome
@@ -24,16 +24,16 @@ from harness.infra.stacks.prepare import moved_since
 _MOVED = "put it back as it was, or begin a new run: cells of one run are compared with each other"
 
 
-def start(directory: RunDir, planned: plan_run.Planned, finish: Finish) -> int:
+def start(directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions) -> int:
     """Run a plan on this machine and judge it. InterruptedRun, after what finished was judged, on a signal."""
     plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
         plan_run.write_run(directory, planned)
-        _launch(directory, plan, plan, {}, finish)
-    return _judge(directory, plan, finish)
+        _launch(directory, plan, plan, {}, options)
+    return _judge(directory, plan, options)
 
 
-def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) -> int:
+def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors: bool) -> int:
     """Run the cells that have no result, as new attempts, and judge all. `errors`: also those that ended as ERROR."""
     with tracebacks_in(directory.root), only_launcher(directory):
         wanted = _without_result(directory, plan) | (_errors(directory, plan) if errors else set())
@@ -43,20 +43,20 @@ def resume(directory: RunDir, plan: RunPlan, finish: Finish, *, errors: bool) ->
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
         screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
         if attempts:
-            _launch(directory, plan, _of(plan, attempts), attempts, finish)
-    return _judge(directory, plan, finish)
+            _launch(directory, plan, _of(plan, attempts), attempts, options)
+    return _judge(directory, plan, options)
 
 
 def _same_code(directory: RunDir, plan: RunPlan) -> None:
-    """InputError where a stack holds other code than the cells ran that the run has results of."""
+    """InputError when a stack's code has changed since the run's first cells."""
     moved = [Problem(message=told, file=str(directory.root), hint=_MOVED) for told in moved_since(plan.stacks)]
     if moved:
         raise InputError(moved)
 
 
-def _judge(directory: RunDir, plan: RunPlan, finish: Finish) -> int:
+def _judge(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     try:
-        return judge_and_report(directory, plan, finish)
+        return judge_and_report(directory, plan, options)
     except KeyboardInterrupt as error:
         again = f"harness report {shlex.quote(relative_path(directory.root))}"
         raise InterruptedRun(
@@ -69,18 +69,18 @@ def _launch(
     plan: RunPlan,
     part: RunPlan,
     attempts: Mapping[str, int],
-    finish: Finish,
+    options: FinalizeOptions,
 ) -> None:
     try:
         launch.launch(directory, part, LocalLauncher(attempts))
     except KeyboardInterrupt as error:
         left = _without_result(directory, plan)
-        judge_and_report(directory, plan, replace(finish, record=False, notify=(), code=EXIT_INTERRUPTED))
+        judge_and_report(directory, plan, replace(options, record=False, notify=(), code=EXIT_INTERRUPTED))
         raise InterruptedRun(interruption(directory, plan, left, name_of(error))) from error
 
 
 def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
-    """What a signal left undone, and the command that does it. `left`: cells without a result."""
+    """What is left after a signal, and the command that continues. `left`: cells without a result."""
     run, cells = shlex.quote(relative_path(directory.root)), len(plan.expansion.cells)
     if not left:
         return (
@@ -96,7 +96,7 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 
 
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
-    """Cells that are ERROR for themselves, not only for want of their reference, in a stack that can be used."""
+    """Cells with an ERROR of their own, not only for lack of their reference, in a usable stack."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
     found = [cell for cell in judge_run.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
     return {cell.id for cell in found if cell.failure or not cell.ranks} & usable

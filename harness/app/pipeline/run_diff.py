@@ -1,4 +1,4 @@
-"""What the history knows of a run's past, kept in the run directory at its end, and told in its report."""
+"""What changed since the previous run, by the history: kept in the run directory and shown in the report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 FILE = "previous.json"
 
 
-def with_past(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
+def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
     """The report with what changed since the previous run, if one is known.
 
-    The history is asked once, and its answer kept in the run directory. `history` None: not at all. What goes wrong
-    is told on stderr, and the report stays as it was.
+    The history is queried once, and its answer kept in the run directory; not at all with `history` None. An error is
+    printed to stderr, and the report stays as it was.
     """
     from harness.judge.compare.since_previous import since
     from harness.judge.history.rows import run_row
@@ -35,7 +35,7 @@ def with_past(directory: RunDir, plan: RunPlan, report: Report, history: Path | 
         previous = _kept(directory) or _ask(directory, plan, report, row, history)
         return replace(report, since=since(report, row, previous)) if previous else report
     except (HarnessError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        screen.err(f"harness: {report.run_id}: the past is not told: {error}")
+        screen.err(f"harness: {report.run_id}: changes since the previous run are not shown: {error}")
         return report
 
 
@@ -94,7 +94,7 @@ def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str
 
 
 def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
-    """How many commits lie between, where the stack's repository is on this machine and has both."""
+    """How many commits are between two versions, where the stack's repository is on this machine and has both."""
     from harness.infra.git.history import Repository
     from harness.infra.stacks.checkout import repository_of
     from harness.judge.compare.since_previous import CommitCount
@@ -110,7 +110,7 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
                 if not (repository.has(before) and repository.has(after)):
                     continue
                 added, removed = repository.between(before, after)
-            except HarnessError:  # the repository has gone; the ends of the range are told all the same
+            except HarnessError:  # the repository has gone; the report still names both commits
                 continue
             found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
     return list(found.values())

@@ -1,4 +1,4 @@
-"""What `harness doctor` says of facts that were probed: pure decisions, each problem with the way to mend it."""
+"""What `harness doctor` says of facts that were probed: pure decisions, each problem with the way to fix it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _gpus(answer: Answer | None) -> Check:
         return Check(OK, "GPUs", "no nvidia-smi: ranks train on the CPU over gloo")
     names = answer.text.splitlines()
     if answer.problem or not names:
-        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists none'}", "mend the driver")
+        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists none'}", "repair its driver")
     return Check(OK, "GPUs", f"{len(names)}: {names[0].partition(' (UUID')[0]}")
 
 
@@ -126,7 +126,7 @@ def _accounting(answer: Answer) -> Check:
 
 def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
     if answer.problem:
-        yield Check(FAIL, "controller", f"sinfo: {answer.problem}", "is slurmctld up? `scontrol ping` tells")
+        yield Check(FAIL, "controller", f"sinfo: {answer.problem}", "is slurmctld up? `scontrol ping` shows")
         return
     yield Check(OK, "controller", "sinfo answers")
     rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
@@ -152,8 +152,8 @@ def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
     """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
     nodes = [dict(_gpu_types(gres)) for gres in listed]
     if not any(nodes):
-        mend = "set gpu_flag: none if it does not manage them, or another partition"
-        return Check(WARN, "GPUs of nodes", "Slurm lists none", mend)
+        fix = "set gpu_flag: none if it does not manage them, or another partition"
+        return Check(WARN, "GPUs of nodes", "Slurm lists none", fix)
     kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
     most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
     if most < profile.gpus_per_node:
@@ -185,15 +185,15 @@ def _container(container: Container, facts: Facts) -> Iterator[Check]:
     answer = facts.srun_help if container.runtime == "pyxis" else facts.apptainer
     if container.runtime == "apptainer":
         if answer.problem:
-            had, mend = f"apptainer: {answer.problem}", "nodes must have it on PATH: load its module in setup"
-            yield Check(WARN, "container", had, mend)
+            had, fix = f"apptainer: {answer.problem}", "nodes must have it on PATH: load its module in setup"
+            yield Check(WARN, "container", had, fix)
         else:
             yield Check(OK, "container", answer.text.strip())
     elif answer.problem:
         yield Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
     elif "--container-image" not in answer.text:
-        mend = "have pyxis installed, set container.runtime: apptainer, or take container out of the profile"
-        yield Check(FAIL, "container", "srun knows no --container-image", mend)
+        fix = "have pyxis installed, set container.runtime: apptainer, or take container out of the profile"
+        yield Check(FAIL, "container", "srun knows no --container-image", fix)
     else:
         yield Check(OK, "container", "srun knows --container-image")
     yield from container_files(container, facts.missing)
@@ -207,11 +207,11 @@ def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
     yield Check(OK, "run directory", f"{folder.path} can be written{made}")
     if profile.kind == "slurm":
         shared = folder.filesystem in SHARED_FILESYSTEMS
-        mend = "" if shared else "all nodes must see it: set run_dir to a shared folder unless they do"
-        yield Check(OK if shared else WARN, "file system", folder.filesystem, mend)
+        fix = "" if shared else "all nodes must see it: set run_dir to a shared folder unless they do"
+        yield Check(OK if shared else WARN, "file system", folder.filesystem, fix)
     enough = folder.free_bytes >= LEAST_FREE_BYTES
-    mend = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
-    yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", mend)
+    fix = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
+    yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", fix)
     apart = abs(folder.skew_s) > MOST_SKEW_S
-    mend = "set both clocks by NTP: times tell which failure came first" if apart else ""
-    yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", mend)
+    fix = "set both clocks by NTP: times tell which failure came first" if apart else ""
+    yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", fix)

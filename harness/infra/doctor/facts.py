@@ -14,8 +14,8 @@ class Check:
     level: str  # ok | warn | FAIL
     what: str
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
 def line(check: Check) -> str:
-    return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.mend})" if check.mend else "")
+    return f"{check.level:<4}  {check.what:<16}  {check.detail}" + (f"  ({check.fix})" if check.fix else "")

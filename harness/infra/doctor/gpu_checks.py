@@ -63,12 +63,12 @@ def job_checks(profile: ClusterProfile) -> Iterator[Check]:
         yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 for every GPU of a job")
     plugin = next((flag for flag in profile.srun_flags if flag.startswith("--mpi=") and flag != "--mpi=none"), None)
     if plugin:
-        mend = "write --mpi=none: agents start ranks themselves and use no MPI"
-        yield Check(WARN, "MPI", f"srun {plugin} fails on nodes without that plugin", mend)
+        fix = "write --mpi=none: agents start ranks themselves and use no MPI"
+        yield Check(WARN, "MPI", f"srun {plugin} fails on nodes without that plugin", fix)
     image = profile.container.image if profile.container and profile.container.runtime == "pyxis" else ""
     if image and not image.startswith(("/", ".")):
-        mend = f"import it once: enroot import -o IMAGE.sqsh docker://{image}, and name that file"
-        yield Check(WARN, "image", f"{image} is imported from its registry by every job", mend)
+        fix = f"import it once: enroot import -o IMAGE.sqsh docker://{image}, and name that file"
+        yield Check(WARN, "image", f"{image} is imported from its registry by every job", fix)
 
 
 def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
@@ -87,15 +87,15 @@ def _torch(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[Check]:
     found = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", driver.text)
     most = f"{found[1]}.{found[2]}" if found else ""
     if most and int(most.partition(".")[0]) < int(torch.cuda.partition(".")[0]):
-        mend = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
-        yield Check(FAIL, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}", mend)
+        fix = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
+        yield Check(FAIL, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}", fix)
     elif most:
         yield Check(OK, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}")
     if not here:
         yield Check(OK, "torch on GPUs", f"built for CUDA {torch.cuda}, NCCL {torch.nccl}; no GPU is asked for here")
     elif not torch.available:
-        mend = "is CUDA_VISIBLE_DEVICES empty? `python -c 'import torch; torch.cuda.init()'` says why"
-        yield Check(FAIL, "torch on GPUs", "torch finds no GPU that it can use", mend)
+        fix = "is CUDA_VISIBLE_DEVICES empty? `python -c 'import torch; torch.cuda.init()'` says why"
+        yield Check(FAIL, "torch on GPUs", "torch finds no GPU that it can use", fix)
     else:
         yield _kernels(torch)
 
@@ -123,17 +123,17 @@ def _engine(torch: TorchFacts, *, here: bool) -> Check:
     if not torch.engine:
         return Check(WARN, name, f"no {engine}: attention runs on torch's varlen kernels", "install the extra `gpu`")
     if torch.engine_problem:
-        mend = "reinstall it for this torch and CUDA" if here else "nodes with a driver may import it all the same"
+        fix = "reinstall it for this torch and CUDA" if here else "nodes with a driver may import it all the same"
         return Check(
-            FAIL if here else WARN, name, f"{engine} {torch.engine} does not import: {torch.engine_problem}", mend
+            FAIL if here else WARN, name, f"{engine} {torch.engine} does not import: {torch.engine_problem}", fix
         )
     return Check(OK, name, f"{engine} {torch.engine}")
 
 
 def _shm(size: int) -> Check:
     enough = size >= LEAST_SHM_BYTES
-    mend = "" if enough else "NCCL needs 1 GiB between ranks of a node: start the container with more (--shm-size)"
-    return Check(OK if enough else WARN, "/dev/shm", f"{size / (1 << 30):.1f} GiB", mend)
+    fix = "" if enough else "NCCL needs 1 GiB between ranks of a node: start the container with more (--shm-size)"
+    return Check(OK if enough else WARN, "/dev/shm", f"{size / (1 << 30):.1f} GiB", fix)
 
 
 def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""Where the logs of a run lie, and their ends as text, for the screen, which shows control codes as escapes."""
+"""The last lines of a run's logs as text, for the screen, which shows control codes as escapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE_BYTES = 65536  # of a log that is shown whole
 
 
 def job_logs_text(run: RunDir) -> str:
-    """Logs of the run's jobs and agents: the ends of the newest that hold anything, then the names of the others."""
+    """Logs of the run's jobs and agents: last lines of the newest that are not empty, then names of the others."""
     logs = [path for path in (run.root / "submissions").glob("*") if path.suffix in _SUFFIXES]
     written = sorted((path for path in logs if path.stat().st_size), key=lambda path: (path.stat().st_mtime, path.name))
     shown = written[-MOST_JOB_LOGS:]
@@ -32,7 +32,7 @@ def job_logs_text(run: RunDir) -> str:
 
 
 def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str]:
-    """The logs of cells in pieces: their ends, or the whole log of one rank of each. InputError when there is none."""
+    """Logs of cells in pieces: their last lines, or all of one rank's log. InputError when there is none."""
     for number, cell in enumerate(cells):
         yield "\n" if number else ""
         yield from [cell_logs_text(run, cell) + "\n"] if rank is None else rank_log(run, cell, rank)
@@ -62,7 +62,7 @@ def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
 
 
 def cell_logs_text(run: RunDir, cell: str) -> str:
-    """Logs of a cell's newest attempt: ends of the failed ranks' logs, first failure first; of all if none failed."""
+    """Last lines of the logs of a cell's newest attempt: of failed ranks, first failure first; else of all."""
     number = newest(run, cell)
     folder, logs = _rank_logs(run, cell)
     result = read_result(run, cell)

@@ -1,4 +1,4 @@
-"""How far a run is, as text: from its journal, its results and, on a cluster, one question to Slurm."""
+"""The progress of a run as text: from its journals, its results and, on a cluster, one call of Slurm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.infra.slurm.submit import submitted
 
 
 def status_text(run: RunDir, plan: RunPlan) -> str:
-    """Cells by what became of them, those that run now, and jobs by state."""
+    """Cells by status, those that run now, and jobs by state."""
     cells = [cell.id for cell in plan.expansion.cells]
     results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
     counts = Counter(result.status for result in results.values())

@@ -1,6 +1,6 @@
 """Second attempts of cells that the cluster ended: only for infrastructure causes that Slurm itself states, bounded.
 
-A full disk is one, which agents tell by their exit code: such a run goes on, with `resume`, once there is room.
+A full disk is one of them, which agents report by their exit code; `resume` continues such a run once there is room.
 
 Every attempt is kept. A cell that passes on a later one is FLAKY, and its earlier attempts say why.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.app.pipeline.finalize import record
-from harness.app.pipeline.run_diff import FILE, count_commits, with_past
+from harness.app.pipeline.run_diff import FILE, count_commits, with_run_diff
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
@@ -44,7 +44,7 @@ def remember(folder: Path, report: Report) -> Path:
 def told(tmp_path: Path, history: Path | None, report: Report | None = None, plan: RunPlan = PLAN) -> Report:
     run = RunDir(tmp_path / "tonight")
     run.root.mkdir(exist_ok=True)
-    return with_past(run, plan, report or later_report(), history)
+    return with_run_diff(run, plan, report or later_report(), history)
 
 
 def test_the_report_tells_what_changed_since_yesterday(tmp_path: Path, history: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_history_that_cannot_be_read_leaves_the_report_as_it_is(
     (tmp_path / "history.sqlite").write_text(text)
     unchanged = render_json(later_report())
     assert render_json(told(tmp_path, tmp_path / "history.sqlite")) == unchanged
-    assert ("the past is not told" in capsys.readouterr().err) == bool(text)
+    assert ("changes since the previous run are not shown" in capsys.readouterr().err) == bool(text)
     assert render_json(told(tmp_path, tmp_path / "gone.sqlite")) == unchanged
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_file_of_the_past_is_told(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "tonight").mkdir()
     (tmp_path / "tonight" / FILE).write_text('{"run_id": 3}')
     assert told(tmp_path, None).since is None
-    assert "the past is not told" in capsys.readouterr().err
+    assert "changes since the previous run are not shown" in capsys.readouterr().err
 
 
 def test_without_the_files_of_yesterday_versions_are_told_in_words(tmp_path: Path, history: Path) -> None:

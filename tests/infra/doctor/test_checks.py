@@ -44,7 +44,7 @@ def test_nothing_is_wrong_with_a_cluster_that_is_well() -> None:
     assert names[3:8] == ["sbatch", "srun", "accounting", "controller", "partition"]
     assert "GPUs of nodes     gpu:h100:8" in "\n".join(map(line, found))
     assert {"account", "container", "file system", "disk space", "clock"} <= set(names)
-    assert not any(check.mend for check in found)
+    assert not any(check.fix for check in found)
 
 
 BROKEN_SLURM = [
@@ -125,7 +125,7 @@ def test_a_driver_that_does_not_answer_fails_on_this_machine_and_its_absence_doe
     assert all(one.level == OK for one in checks(LOCAL, replace(WELL, gpus=None)))
 
 
-def test_a_line_has_level_name_detail_and_how_to_mend() -> None:
+def test_a_line_has_level_name_detail_and_how_to_fix_it() -> None:
     assert line(Check(FAIL, "sbatch", "not on PATH", "load it")) == "FAIL  sbatch            not on PATH  (load it)"
     assert line(Check(OK, "clock", "fine")).endswith("fine")
 

@@ -84,7 +84,7 @@ def test_what_is_broken_on_a_node_is_named(broken: dict[str, Any], level: str, w
     bad = [one for one in gpu_checks(LOCAL, replace(WELL, **broken)) if one.level != OK]
     assert [(one.level, one.what) for one in bad] == [(level, what)]
     assert said in line(bad[0])
-    assert bad[0].mend
+    assert bad[0].fix
 
 
 @pytest.mark.parametrize(
