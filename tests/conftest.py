@@ -17,6 +17,10 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+# The Makefile takes the variable from pytest alone, not from what tests start.
+if _tested := os.environ.pop("TESTED_PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONDONTWRITEBYTECODE"] = _tested
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:

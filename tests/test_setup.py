@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +107,18 @@ def test_make_alone_lists_every_target_a_user_needs() -> None:
     listed = subprocess.run(["make"], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     targets = [line.split()[0] for line in listed.splitlines()]
     assert targets == ["help", "setup", "smoke", "test", "test-long", "lint", "types", "unit", "clean"]
+
+
+def test_the_lanes_of_make_test_hold_every_test_that_is_not_long_once() -> None:
+    """By evaluating their marker expressions: `bisect` and `long` come with and without `train`."""
+    lanes = re.findall(r"\$\(PYTEST\) (.*?) ?-m \"(.*)\" --durations", (ROOT / "Makefile").read_text())
+    names = ("train", "bisect", "browser", "slurm", "gpu", "long")
+    for folder in ("tests/slurm", "tests/app"):
+        there = [marks for where, marks in lanes if (folder == "tests/slurm") != where.startswith("--ignore")]
+        for given in itertools.product((False, True), repeat=len(names)):
+            marks = dict(zip(names, given, strict=True))
+            chosen = [lane for lane in there if eval(lane, {"__builtins__": {}}, marks)]
+            assert len(chosen) == (not marks["long"]), (folder, marks, chosen)
 
 
 def test_ci_runs_make_test_and_nothing_else() -> None:
