@@ -10,9 +10,11 @@ rank's counts as a change of the process number, and one that leaves all values 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +56,11 @@ class Passed:
 
 def tamper(run: RunDir, *, each: int = 1) -> Passed:
     """`each`: how many places of every pattern are changed in every file."""
-    judge = _Judge(run)
+    with tempfile.TemporaryDirectory() as folder:
+        return _tamper(_Judge(run, Path(folder)), run, each)
+
+
+def _tamper(judge: _Judge, run: RunDir, each: int) -> Passed:
     assert judge.passes(), "the run must pass before anything is changed"
     passed: dict[str, set[str]] = {}
     tried: dict[str, int] = {}
@@ -72,10 +78,14 @@ def tamper(run: RunDir, *, each: int = 1) -> Passed:
 
 
 class _Judge:
-    """Judges a run again after one of its files was changed: the cell of the file, and what is held against it."""
+    """Judges a run again after one of its files was changed: the cell of the file, and what is held against it.
 
-    def __init__(self, run: RunDir) -> None:
-        self.run, self.plan = run, read_plan(run)
+    `folder` gets the run without the records of its ranks: a changed one is read there, without all the others.
+    """
+
+    def __init__(self, run: RunDir, folder: Path) -> None:
+        self.run, self.plan, self.without = run, read_plan(run), RunDir(folder)
+        shutil.copytree(run.root / "cells", folder / "cells", ignore=shutil.ignore_patterns("rank-*", "log"))
         self.found: dict[str, CellFound] = {cell.id: self._read(cell.id) for cell in self.plan.expansion.cells}
         self.verdicts: dict[str, CellVerdict] = {}
         evidence = {item.cell.id: item for item in evidence_in_turn(self.plan, self.found.__getitem__)}
@@ -84,6 +94,19 @@ class _Judge:
 
     def _read(self, cell: str) -> CellFound:
         return read_cell(self.run, cell, {})
+
+    def _read_changed(self, cell: str, file: Path) -> CellFound:
+        if file.parent.name != "ranks":
+            return self._read(cell)
+        alone = self.without.root / file.relative_to(self.run.root)
+        alone.write_bytes(file.read_bytes())
+        try:
+            found = read_cell(self.without, cell, {})
+        finally:
+            alone.unlink()
+        before = self.found[cell]
+        kept = {r: one for r, one in before.records.items() if self.run.attempt(cell, before.attempt).record(r) != file}
+        return replace(found, records=dict(sorted({**kept, **found.records}.items())))
 
     def passes(self, changed: Path | None = None) -> bool:
         if changed is None or changed == self.run.plan:
@@ -94,13 +117,14 @@ class _Judge:
             if run_problems(self.run, plan):
                 return False
             return changed is not None or self._cells_pass(None)
-        return self._cells_pass(changed.relative_to(self.run.root / "cells").parts[0])
+        return self._cells_pass(changed)
 
-    def _cells_pass(self, changed: str | None) -> bool:
+    def _cells_pass(self, file: Path | None) -> bool:
         """Cells that do not depend on the changed one keep their verdict."""
         found = dict(self.found)
-        if changed is not None:
-            found[changed] = self._read(changed)
+        changed = None if file is None else file.relative_to(self.run.root / "cells").parts[0]
+        if file is not None and changed is not None:
+            found[changed] = self._read_changed(changed, file)
         verdicts: dict[str, CellVerdict] = {}
         for evidence in evidence_in_turn(self.plan, found.__getitem__):
             cell = evidence.cell
