@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.infra.slurm import client
 from harness.infra.slurm.client import ControllerAwayError, SlurmClient
 from harness.infra.slurm.job_states import (
     JobState,
@@ -15,6 +16,7 @@ from harness.infra.slurm.job_states import (
     parse_sacct,
     parse_squeue,
 )
+from tests.infra.scheduler import Scheduler, says
 
 
 @pytest.mark.parametrize(
@@ -164,3 +166,21 @@ def test_many_names_are_asked_for_in_several_calls() -> None:
     assert client.named([f"job-{number}" for number in range(1001)]) == []
     assert client.calls == 3
     assert client.named([]) == []
+
+
+@pytest.mark.parametrize("answer", ["exit 124\n", "echo retrying >&2\nexit 124\n", "kill -9 $$\n", says("no number")])
+def test_a_submission_that_is_cut_off_is_unclear_and_not_refused(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Scheduler(tmp_path, monkeypatch)
+    slurm.answers("sbatch", answer)
+    with pytest.raises(ControllerAwayError):
+        SlurmClient().submit(tmp_path / "1n1r.sbatch")
+
+
+def test_sbatch_is_ended_after_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Scheduler(tmp_path, monkeypatch)
+    slurm.answers("sbatch", "exec sleep 600\n")
+    monkeypatch.setattr(client, "SUBMIT_TIMEOUT_S", 0.1)
+    with pytest.raises(ControllerAwayError):
+        SlurmClient().submit(tmp_path / "1n1r.sbatch")
