@@ -3,9 +3,9 @@
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
-|   |-- DiskFullError           no room in the run directory
+|   |-- DiskFullError           no space in the run directory
 |   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are ERROR
-|   `-- NotRevertibleError      a commit that a stack takes back cannot be: its cells are ERROR
+|   `-- NotRevertibleError      a commit that a stack reverts cannot be reverted: its cells are ERROR
 |-- InternalError          a defect of the harness: exit code 3, with the traceback in a file
 `-- InterruptedRun         the user pressed Ctrl-C: exit code 130
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with the user's input, said so that it can be mended."""
+    """One thing that is wrong with the user's input, with what is needed to fix it."""
 
     message: str
     file: str | None = None
@@ -62,9 +62,9 @@ class InfrastructureError(HarnessError):
 
 
 class DiskFullError(InfrastructureError):
-    """The run directory's disk, or the user's quota on it, has no room; what was whole before is whole still."""
+    """The run directory's disk, or the user's quota on it, has no space; files that were complete stay complete."""
 
-    process_exit_code = 28  # ENOSPC, of ranks and agents: whoever waits for them learns it without a file
+    process_exit_code = 28  # ENOSPC, of ranks and agents: their parent learns the cause without a file
 
 
 STORAGE_EXIT = 74  # EX_IOERR of sysexits.h: a rank could not write its own files for another reason than their size
@@ -76,7 +76,7 @@ class NotBuildableError(InfrastructureError):
 
 
 class NotRevertibleError(InfrastructureError):
-    """A commit that a stack takes back conflicts with what came after it, or its revert changes nothing."""
+    """A commit that a stack reverts conflicts with later ones, or its revert changes nothing."""
 
 
 class InternalError(HarnessError):

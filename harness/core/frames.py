@@ -1,7 +1,7 @@
 """Frames of a stack as text, and who owns the code in them: the one fact that blame rests on.
 
-A frame is "megatron/core/utils.py:12 in name": the file relative to where its package lies, so that records of two
-machines compare and no path of a machine is in them.
+A frame is "megatron/core/utils.py:12 in name": the file relative to the folder of its package, so that records of two
+machines can be compared and contain no path of a machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def owner_of(frame: str) -> str:
 
 
 def deciding(frames: Iterable[str]) -> tuple[str, str]:
-    """(owner, frame) of the innermost frame that somebody owns; (UNOWNED, "") when there is none.
+    """(owner, frame) of the innermost frame that has an owner; (UNOWNED, "") when there is none.
 
     `frames`: innermost last.
     """

@@ -44,10 +44,10 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing a check saw.
+    """One thing that a check found.
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
-    field, leg, ratio (the factor a number is off by), lies_at (what lies there, see
+    field, leg, ratio (the factor a number is off by), lies_at (the boundary there, see
     judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values; `fault_class` is the probable class of
     fault.
     """
@@ -57,7 +57,7 @@ class Finding:
     message: str
     severity: Severity = Severity.ERROR
     fault_class: str | None = None
-    follows_from: str = ""  # the check whose finding explains this one; empty: a cause of its own
+    follows_from: str = ""  # the check whose finding explains this one; empty: it is a cause itself
     known: str = ""  # the upstream issue that this is, with the release that fixes it
     where: dict[str, Any] = field(default_factory=dict)
     measured: Any = None
@@ -107,7 +107,7 @@ def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> str:
 def nothing_tested(under_test: Iterable[Outcome]) -> str:
     """Why a run in which no cell under test was judged cannot be green; empty when one was.
 
-    `under_test`: outcomes of the cells that the matrix asks for, without references that the harness added.
+    `under_test`: outcomes of the cells of the matrix, without controls that the harness added.
     """
     counts = Counter(under_test)
     if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):

@@ -58,7 +58,7 @@ def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
     try:
         return _reader(any_kind, whole)(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        return _read(kind, value, kind.__name__, whole)  # type: ignore[no-any-return]  # slower, and names the place
+        return _read(kind, value, kind.__name__, whole)  # type: ignore[no-any-return]  # slower, but names the field
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -87,7 +87,7 @@ _Reader = Callable[[Any], Any]
 
 @cache
 def _reader(kind: Any, whole: bool) -> _Reader:
-    """A function that reads a `kind` from a JSON value, made once; it raises whatever for a value of another shape.
+    """A function that reads a `kind` from a JSON value, made once; any exception means another shape.
 
     A run of a thousand cells has millions of values, so that this decides how long a report takes.
     """
@@ -103,6 +103,8 @@ def _reader(kind: Any, whole: bool) -> _Reader:
         return lambda value: {key(name): item(one) for name, one in value.items()}
     if kind is float:
         return _float
+    if origin is Literal:
+        return _literal_reader(frozenset(parts))
     if kind in (str, int, bool):
         return _scalar_reader(kind)
     return lambda value: _read(kind, value, "", whole)
@@ -119,6 +121,15 @@ def _float(value: Any) -> float:
 def _scalar_reader(kind: type) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is kind:
+            return value
+        raise TypeError
+
+    return read
+
+
+def _literal_reader(values: frozenset[Any]) -> _Reader:
+    def read(value: Any) -> Any:
+        if value in values:
             return value
         raise TypeError
 

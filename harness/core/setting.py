@@ -17,7 +17,7 @@ _KEY = "setting"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a value may be, beside its type; in `Annotated` for the items of a list or mapping."""
+    """What a value may be, in addition to its type; in `Annotated` for the items of a list or mapping."""
 
     ge: float | None = None
     gt: float | None = None
@@ -25,9 +25,11 @@ class Limits:
     min_length: int | None = None  # of a text or a list
     max_length: int | None = None
     choices: tuple[str, ...] = ()
-    read: Callable[[Any], Any] | None = None  # from what a file has to what is checked; ValueError says what is wrong
-    check: Callable[[Any], Any] | None = None  # of a value of the right type, which it returns; likewise
-    pattern: str = ""  # for the JSON Schema; `check` holds a value to it
+    read: Callable[[Any], Any] | None = (
+        None  # converts what a file has before it is checked; ValueError says what is wrong
+    )
+    check: Callable[[Any], Any] | None = None  # a value of the right type, which it returns; ValueError too
+    pattern: str = ""  # for the JSON Schema; `check` enforces it
     written: Mapping[str, Any] | None = None  # JSON Schema, where it does not follow from the rest
 
 
@@ -49,7 +51,7 @@ class Setting(Limits):
     shape: bool = False  # part of a rules.rule.Shape: what decides the rows and the model of a cell
     in_control: bool = False  # the control of a cell has the cell's value, not the default
     shrink: bool = True  # a smaller cell may have the default
-    later: bool = False  # came after ids were first kept: leaves no trace in an id at its default
+    later: bool = False  # added after ids were first kept: at its default it leaves no trace in an id
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,7 +113,7 @@ def labels(part: Any) -> list[str]:
 
 
 def label_of(key: Key, value: Any) -> str:
-    """The part of a cell's name for a value; empty where it says nothing."""
+    """The part of a cell's name for a value; empty at the default, unless it is always shown."""
     return key.setting.labelled(key.name, value) if key.setting.always or value != key.default else ""
 
 

@@ -1,4 +1,4 @@
-"""The software under test of a cell: what a matrix asks for, and what that became on this machine."""
+"""The software under test of a cell: as a matrix defines it, and as it was installed on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.core.serialization import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
-# What a stack is there for, by the module that stands for the rest and carries the version.
+# The modules that carry the version of what a stack puts under test.
 HEADS = (
     "megatron.core",
     "megatron.training",
@@ -25,7 +25,7 @@ HEADS = (
 
 
 def safe_name(value: str) -> str:
-    """The name; ValueError when it cannot be that of a file or stand in a command."""
+    """The name; ValueError when it cannot be used in a file name or a command."""
     if not re.fullmatch(SAFE_NAME, value):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
@@ -37,38 +37,38 @@ class Checkout:
 
     package: str  # a key of harness.plan.stacks.projects.PROJECTS
     repository: str  # absolute path, or URL
-    ref: str  # commit, tag or branch; empty: the repository's own working tree, as it lies there
-    revert: tuple[str, ...] = ()  # commits that are taken back there, in this order
-    setup: str = ""  # command that is run once in the worktree, e.g. to build an extension
+    ref: str  # commit, tag or branch; empty: the repository's working tree, with its changes
+    revert: tuple[str, ...] = ()  # commits to revert there, in this order
+    setup: str = ""  # command to run once in the worktree, e.g. to build an extension
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A stack as its layers ask for it. At most one of packages (with python), interpreter and container."""
+    """A stack as its layers define it. At most one of packages (with python), interpreter and container."""
 
     name: str
     packages: tuple[str, ...] = ()  # requirements, e.g. "megatron-core==0.17.1"
     no_deps: tuple[str, ...] = ()  # requirements installed without what they depend on
     python: str = ""  # version of the environment made of packages, e.g. "3.12"; empty: chosen by rule
-    interpreter: str = ""  # a ready environment
+    interpreter: str = ""  # of an existing environment
     container: str = ""  # image
-    checkouts: tuple[Checkout, ...] = ()  # the first is first on the path
+    checkouts: tuple[Checkout, ...] = ()  # in the order of the module search path
     env: dict[str, str] = field(default_factory=dict)
 
 
 def content_of(stack: Stack) -> str:
-    """What the stack is made of, as text; equal texts, equal stacks, whatever their names."""
+    """The definition as text: stacks with equal texts are equal, whatever their names."""
     return dumps(replace(stack, name=""))
 
 
 def digest(stack: Stack) -> str:
-    """Sixteen hex digits of what the stack asks for: requirements, repositories, refs, interpreter, variables ..."""
+    """Sixteen hex digits of the definition: requirements, repositories, refs, interpreter, variables ..."""
     return hashlib.sha256(content_of(stack).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleHome:
-    """Where modules must come from: those named `prefix` or below it; an empty prefix is every other module."""
+    """Where modules must come from: `prefix` and its submodules; an empty prefix means every other module."""
 
     prefix: str
     folders: tuple[str, ...]
@@ -76,19 +76,21 @@ class ModuleHome:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyStack:
-    """A stack on this machine: how agents are started in it, and what it holds."""
+    """A stack on this machine: how agents are started in it, and what is installed."""
 
     asked: Stack
     python: str = ""  # interpreter that agents are started with
     paths: tuple[str, ...] = ()  # first on the module search path
     homes: tuple[ModuleHome, ...] = ()
     python_version: str = ""
-    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, all that the environment holds
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of everything installed
     commits: dict[str, str] = field(
         default_factory=dict
     )  # project -> full hash of its commit; of a working tree with changes, "+changes." and a digest of them
-    reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)  # project -> full hashes taken back there
-    error: str = ""  # why it could not be made, or the probe cannot run in it: its cells cannot be judged
+    reverted: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # project -> full hashes of the commits reverted there
+    error: str = ""  # why it could not be made, or why the probe cannot run in it: its cells are ERROR
 
     @property
     def usable(self) -> bool:
@@ -96,7 +98,7 @@ class ReadyStack:
         return not self.error
 
     def facts(self) -> dict[str, Any]:
-        """For reports: what was asked for, and what it came to."""
+        """For reports: the definition, and what was installed."""
         asked = self.asked
         known: dict[str, Any] = {
             "asked": [*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)],

@@ -1,15 +1,18 @@
-"""Tolerances as data: every bound has a unit, a direction and an origin that reports print beside it."""
+"""Tolerances as data: every bound has a unit, a direction and an origin, which reports print with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from harness.core.setting import setting
 
-UNITS = ("relative", "absolute")  # of the numerics lane
-DIRECTIONS = ("either", "above", "below")
+DistanceUnit = Literal["relative", "absolute"]  # |a - b| / |b|, |a - b|: of the numerics lane
+Unit = Literal["relative", "absolute", "factor"]  # factor: a / b, of times
+Direction = Literal["either", "above", "below"]
+UNITS: tuple[str, ...] = get_args(DistanceUnit)
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
 MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
 
 
@@ -18,19 +21,19 @@ class Bound:
     """`measured` is within the bound when it is <= value; measured is always a distance >= 0."""
 
     value: float
-    unit: str = "relative"  # relative: |a - b| / |b|; absolute: |a - b|; factor: a / b, of times
-    direction: str = "either"  # one of DIRECTIONS: on which side of the reference values count
+    unit: Unit = "relative"
+    direction: Direction = "either"  # the side of the control on which values count
     origin: str = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Bounds of the numerics lane against the reference cell. Token counts and metadata are always exact."""
+    """Bounds of the numerics lane against the control. Token counts and metadata are always exact."""
 
     document_loss: Bound
     step_loss: Bound
     grad_norm: Bound
-    parameter_gradient: Bound  # distance of fingerprints relative to the norm of the reference gradient
+    parameter_gradient: Bound  # distance of fingerprints relative to the norm of the control's gradient
     activation: Bound  # likewise, per layer and document
     repeated_document: Bound
     aux_loss: Bound  # of routers, against the harness's own arithmetic
@@ -101,15 +104,13 @@ NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; pack
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """The largest allowed distance from the reference. None: as the default bound has it."""
+    """The largest allowed distance from the control. None: as in the default bound."""
 
     value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
-    unit: Literal["relative", "absolute"] | None = setting(
-        None, doc="Relative to the reference, or absolute; absent: as the default bound has it."
+    unit: DistanceUnit | None = setting(
+        None, doc="Relative to the control, or absolute; absent: as in the default bound."
     )
-    direction: Literal["either", "above", "below"] | None = setting(
-        None, doc="Count values on this side of the reference only; absent: either."
-    )
+    direction: Direction | None = setting(None, doc="Count values on this side of the control only; absent: either.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +126,10 @@ class ToleranceOverrides:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """How far the reference differs from itself in one quantity; a distance as the quantity's bound has it."""
+    """How far the control differs from itself in one quantity, in the unit of that quantity's bound."""
 
     value: float
-    by: str  # what was varied when it differed most
+    by: str  # what was varied in the run that differed most
 
 
 def tolerances_for(
@@ -136,7 +137,7 @@ def tolerances_for(
 ) -> Tolerances:
     """The bounds for a compute dtype ("fp32" or "bf16").
 
-    What the matrix says goes before the measured noise of the reference, and that before the defaults. A bound is
+    Values of the matrix go before the measured noise of the control, and that before the defaults. A bound is
     never tighter than that of fp32.
     """
     base = DEFAULTS[dtype]
@@ -166,5 +167,5 @@ def _measured(floor: NoiseFloor, least: Bound) -> Bound:
 
 
 def looser(one: Bound, other: Bound) -> Bound:
-    """The bound that allows more; the first when their units differ, being the one that was asked for."""
+    """The bound that allows more; the first, which the user set, when their units differ."""
     return other if one.unit == other.unit and other.value > one.value else one

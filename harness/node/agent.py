@@ -29,6 +29,7 @@ from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Fi
 from harness.core.run.journal import Journal
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
+from harness.core.run.states import CellStatus
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
@@ -133,7 +134,13 @@ class Leader(Agent):
         self._write(attempt, cell, number, "error", reason)
 
     def _write(
-        self, attempt: AttemptDir, cell: str, number: int, status: str, reason: str, rejection: Rejection | None = None
+        self,
+        attempt: AttemptDir,
+        cell: str,
+        number: int,
+        status: CellStatus,
+        reason: str,
+        rejection: Rejection | None = None,
     ) -> None:
         now = time.time()
         result = CellResult(

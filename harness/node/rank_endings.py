@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.records import CellResult, RankEnding, RankRecord
 from harness.core.run.run_dir import AttemptDir, write_json
+from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.rendezvous import Abort
@@ -32,7 +33,7 @@ def settle(
     endings = []
     for rank in ranks:
         path = attempt.record(rank)
-        ended = "missing"
+        ended: ProcessEnd = "missing"
         if path.exists():
             record = _record(path)
             raised_late = record.failure is not None and record.failure.time >= late.get(rank, math.inf)
@@ -64,7 +65,7 @@ def cell_result(
     for code, why in _UNWRITTEN.items():
         hit = [str(ending.rank) for ending in failed if ending.exit_code == code]
         troubles = [*troubles, *([f"{why} the record of rank {', '.join(hit)}"] if hit else [])]
-    status = ("error" if troubles else "failed") if failed else "completed"
+    status: CellStatus = ("error" if troubles else "failed") if failed else "completed"
     counted = f"{len(failed)} of {len(endings)} ranks did not complete"
     return CellResult(
         cell=cell,

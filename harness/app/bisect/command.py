@@ -186,6 +186,6 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
 
 def _with_references(expansion: Expansion, chosen: Sequence[PlannedCell]) -> tuple[PlannedCell, ...]:
     wanted = {cell.id for cell in chosen}
-    for cell in reversed(expansion.references_first):
+    for cell in reversed(expansion.controls_first):
         wanted |= {cell.reference} if cell.id in wanted and cell.reference else set()
     return tuple(cell for cell in expansion.cells if cell.id in wanted)

@@ -27,7 +27,7 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    for cell in reversed(expansion.references_first):
+    for cell in reversed(expansion.controls_first):
         chosen |= {cell.reference} if cell.id in chosen and cell.reference else set()
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
     return replace(expansion, cells=cells, rejected=(), excluded={}, selection=None)

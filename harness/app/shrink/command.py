@@ -35,7 +35,7 @@ from harness.infra.stacks.prepare import prepare
 from harness.infra.stacks.worktree_users import release
 from harness.judge.report.model import Report, ReportCell
 from harness.plan.matrix.single_cell import one_cell, pinned
-from harness.plan.shrink.search import Answer, Kind, Smallest, bare, search
+from harness.plan.shrink.search import Answer, Kind, Smallest, minimal_cell, search
 from harness.plan.shrink.text import head_lines, smallest_text
 
 MOST_ROUNDS = 20
@@ -148,7 +148,7 @@ def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str
 def _start(directory: RunDir, origin: _Origin) -> CellConfig:
     result = read_result(directory, origin.cell.id)
     config = origin.planned.config
-    return bare(config, origin.finding, result.finished - result.started if result else config.deadline_s)
+    return minimal_cell(config, origin.finding, result.finished - result.started if result else config.deadline_s)
 
 
 @dataclass(frozen=True, kw_only=True)

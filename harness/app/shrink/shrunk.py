@@ -23,9 +23,9 @@ class Shrunk:
     origin: ReportCell
     finding: Finding  # of the origin, the one that had to stay
     smallest: Smallest
-    cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not come again
+    cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not reproduce
     config: CellConfig
     provenance: Mapping[str, Any]  # of the run that judged it
-    matrix: Path | None  # smallest.yaml; None: the finding did not come again
+    matrix: Path | None  # smallest.yaml; None: the finding did not reproduce
     stack: Stack | None  # None: the environment of the harness
     tolerances: ToleranceOverrides

@@ -14,7 +14,7 @@ from harness.core.stack import ReadyStack
 from harness.core.tolerances import ToleranceOverrides
 from harness.infra.local_launcher import LocalLauncher
 from harness.judge.report.model import Report, ReportCell
-from harness.plan.expansion.expand import alone
+from harness.plan.expansion.expand import with_controls
 from harness.plan.shrink.search import Answer, Kind
 
 
@@ -29,7 +29,7 @@ def run_cells(
 ) -> Report:
     """Run cells side by side on this machine, each with its references, and judge them."""
     cells: dict[str, PlannedCell] = {}
-    for cell in (cell for config in configs for cell in alone(config)):
+    for cell in (cell for config in configs for cell in with_controls(config)):
         cells.setdefault(cell.id, cell)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = plan_run.plan_cells(expansion, name=directory.root.name, file=matrix_file, command=command)

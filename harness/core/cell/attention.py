@@ -9,7 +9,7 @@
 | te-fused | Transformer Engine with cuDNN alone | CUDA, transformer-engine, bf16 |
 | auto | te-fused and te-flash by Transformer Engine's choice, else varlen, else reference | nothing |
 
-Limits give a reason with the arithmetic, or None. Those that only the node can know are in
+A limit returns a reason with the arithmetic, or None. Limits that only the node can check are in
 harness/node/probe/model/attention_kinds.py.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
 
 HALF_ONLY = ("te-flash", "te-fused", "varlen")
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # elements of one head
-IGNORED_TAIL = (2, 16)  # the last Transformer Engine that finds no padding behind the last document by itself
+IGNORED_TAIL = (2, 16)  # the last Transformer Engine that does not detect padding behind the last document
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def _head_size(config: CellConfig) -> str | None:
     if config.model.mla:
         return None
     size = config.model.hidden // config.model.heads
-    said = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
+    sizes = f"model.hidden {config.model.hidden} / model.heads {config.model.heads} = {size} per head"
     if size % HEAD_MULTIPLE:
-        return f"{said}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
-    return f"{said}, more than {HEAD_MOST}" if size > HEAD_MOST else None
+        return f"{sizes}, not divisible by {HEAD_MULTIPLE}: {size} = {size // 8} * 8 + {size % 8}"
+    return f"{sizes}, more than {HEAD_MOST}" if size > HEAD_MOST else None
 
 
 def _unfused(config: CellConfig) -> str | None:
@@ -100,14 +100,14 @@ def kernel_padding(config: CellConfig) -> str | None:
 
 
 def first_padded(config: CellConfig) -> str:
-    """Where metadata tell offsets of real tokens that are not those of slots: with the numbers, or empty."""
+    """The first micro-batch whose metadata have offsets of real tokens that differ from those of slots; empty: none."""
     style = config.style
     if not style.packed or not style.real_lengths:
         return ""
     for step in range(config.train.steps):
         try:
             batches = [batch for replica in config.micro_batches(step) for batch in replica]
-        except ValueError:  # no rows for this layout: a rule of its own says so
+        except ValueError:  # no rows for this layout: another rule says so
             return ""
         for number, batch in enumerate(batches):
             params = batch.params()
@@ -118,12 +118,17 @@ def first_padded(config: CellConfig) -> str:
     return ""
 
 
-def te_auto_padding(version: tuple[int, ...], config: CellConfig, told: bool) -> str | None:
+def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool) -> str | None:
     """Why a Transformer Engine of this version would compute padded documents wrongly.
 
-    `told`: metadata set pad_between_seqs, so that it need not find out by itself.
+    `explicit`: metadata set pad_between_seqs, so that Transformer Engine does not guess it.
     """
-    if config.attention not in TE_KINDS or told or version[:2] > IGNORED_TAIL or not (found := first_padded(config)):
+    if (
+        config.attention not in TE_KINDS
+        or explicit
+        or version[:2] > IGNORED_TAIL
+        or not (found := first_padded(config))
+    ):
         return None
     return (
         f"{found} without pad_between_seqs, and Transformer Engine {'.'.join(map(str, version))} <= "
@@ -147,7 +152,7 @@ def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | N
     for step in range(config.train.steps):
         try:
             batches = [batch for replica in config.micro_batches(step) for batch in replica]
-        except ValueError:  # no rows for this layout: a rule of its own says so
+        except ValueError:  # no rows for this layout: another rule says so
             return None
         for number, batch in enumerate(batches):
             params = batch.params()

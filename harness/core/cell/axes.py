@@ -41,7 +41,7 @@ class Axis(Key):
         return tuple(name for name in self.setting.names if name != self.name)
 
 
-# They choose what a section says.
+# They select among what a section defines.
 _OF_SECTIONS = (
     Axis(
         name="documents",
@@ -75,7 +75,7 @@ def axes() -> dict[str, Axis]:
 
 
 def always() -> tuple[str, ...]:
-    """The axes that every name, table and matrix of one cell shows."""
+    """The axes that every cell name, table and one-cell matrix shows."""
     return tuple(name for name, axis in axes().items() if axis.setting.always)
 
 
@@ -103,7 +103,7 @@ def upstream_names() -> dict[str, str]:
 
 
 def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:
-    """The cell with another value of an axis, and nothing that should follow from it."""
+    """The cell with another value of an axis; what depends on that value is not adjusted."""
     part, _, key = axis.path.rpartition(".")
     changed = replace(getattr(config, part), **{key: value}) if part else value
     return replace(config, **{part or key: changed})

@@ -1,4 +1,4 @@
-"""The cells that the loads of a timing leg run: the same model and layout over other documents."""
+"""The cells that the workloads of a timing leg run: the same model and layout over other documents."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Canary legs: passes beyond the training leg, over varied documents of step 0 with the initial weights.
 
-Pure, so that ranks and the judge make the same legs from a cell's configuration. What a leg varies is chosen so that
-the right answer is known without a reference: most often that nothing may change.
+Pure, so that ranks and the judge derive the same legs from a cell's configuration. What a leg varies is chosen so that
+the right answer is known without a control: most often that nothing may change.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Leg:
     """One pass. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
 
     name: str  # one of LEG_NAMES
-    canary: str  # one of CANARIES, or NOISE: what it is run for
+    canary: str  # one of CANARIES, or NOISE: why it runs
     documents: tuple[Document, ...]
     changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
-    model: bool = True  # False: batches are only fetched and held against the truth
+    model: bool = True  # False: batches are only fetched and compared with the truth
     backward: bool = False
     moved_weights: bool = False  # every weight by one machine epsilon of its dtype, up or down
     other_padding: bool = False  # padding slots hold another token id
@@ -53,7 +53,7 @@ def legs_of(config: CellConfig) -> list[Leg]:
 
 
 def why_not(config: CellConfig, canary: str) -> str:
-    """Why a canary that was asked for tells nothing in this cell; empty when it applies."""
+    """Why a requested canary does not apply to this cell; empty when it does."""
     if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
     if config.path.validates:
@@ -98,7 +98,7 @@ def _isolation(config: CellConfig) -> list[Leg]:
 def _repetition(config: CellConfig) -> list[Leg]:
     """All documents are copies of one, so short that they fit into one row, or into as many as the layout wants.
 
-    A data path that splits no row, or not its first, wants them made so.
+    For a data path that does not split rows, or not the first one, the lengths make that many rows.
     """
     count, seq_length = config.train.global_batch, config.train.seq_length
     if not config.style.packed or count < 2:

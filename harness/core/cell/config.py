@@ -1,4 +1,4 @@
-"""The resolved configuration of one cell: all that a rank needs, and nothing it must look up."""
+"""The resolved configuration of one cell: everything that a rank needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CANARIES = (
     "truncation",
     "rewriting",
 )  # core/cell/canary_legs.py
-NOISE = "noise"  # of reference cells only: measures what a dtype's rounding makes of nothing
+NOISE = "noise"  # of controls only: measures how far rounding alone moves the numbers of a dtype
 DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
 
 
@@ -86,10 +86,10 @@ class CellConfig:
         label="{}",
         in_control=True,
     )
-    # resolved on the node by what is there
+    # resolved on the node, by what is installed
     attention: str = setting(
         "auto",
-        doc="[Attention kernel](models.md#attention-kernels); auto: the best that is there.",
+        doc="[Attention kernel](models.md#attention-kernels); auto: the best one available.",
         axis="attention",
         choices=ATTENTIONS,
         label="{}",
@@ -129,18 +129,18 @@ class CellConfig:
         choices=DISTRIBUTED_OPTIMIZER,
         label="distopt-{}",
     )
-    made_of: str = ""  # digest of what the stack asks for (words.stack.digest); empty: the default one
+    made_of: str = ""  # digest of the stack's definition (core.stack.digest); empty: the default stack
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
     options: PackingOptions = DEFAULT_OPTIONS
     variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
-    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline no part of what the cell is
-    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries no part of what the cell is
+    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline not part of the cell's identity
+    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries not part of the identity
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
-    rows_of: Layout | None = None  # of a control: its rows are those of a cell of this layout
+    rows_of: Layout | None = None  # of a control: it has the rows of a cell in this layout
 
     @property
     def row_layout(self) -> Layout:
@@ -151,8 +151,8 @@ class CellConfig:
     def by_rows(self) -> bool:
         """Whether gradients depend on which documents share a micro-batch, not only on the documents of the step.
 
-        An auxiliary loss is a product of averages over the micro-batch, MTP weighs a micro-batch by the tokens that
-        its roll leaves, and without per-token loss each micro-batch has the same weight.
+        An auxiliary loss is a product of averages over the micro-batch, MTP weights a micro-batch by the tokens that
+        remain after its roll, and without per-token loss all micro-batches have the same weight.
         """
         return self.model.balanced or self.model.mtp is not None or not self.options.calculate_per_token_loss
 
@@ -178,7 +178,7 @@ class CellConfig:
         return self.packed(self.documents_of(step))
 
     def packed(self, documents: Sequence[Document]) -> list[list[MicroBatch]]:
-        """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if they are too few for it."""
+        """Micro-batches of other documents in this cell, indexed [dp][i]. ValueError if there are too few of them."""
         return plan_step(
             documents,
             self.style,
@@ -219,7 +219,7 @@ def _own_labels(config: CellConfig, shape: bool) -> list[str]:
 
 @cache
 def _own_keys(shape: bool) -> tuple[Key, ...]:
-    """Declared fields of a cell itself, of its shape or beside it."""
+    """Declared fields of CellConfig that belong to a cell's shape, or those that do not."""
     return tuple(key for key in keys_of(CellConfig).values() if key.setting.shape is shape)
 
 
@@ -238,10 +238,10 @@ def _rows_name(layout: Layout) -> str:
 
 
 class ShapeIdentity(NamedTuple):
-    """What the ids of cells have in common that differ only in dtype, attention, device, stack, timing or fault."""
+    """The common part of the ids of cells that differ only in dtype, attention, device, stack, timing or fault."""
 
     name: str
-    text: str  # what is hashed of them
+    text: str  # hashed into the id
 
     @classmethod
     def of(cls, config: CellConfig) -> ShapeIdentity:
@@ -249,16 +249,16 @@ class ShapeIdentity(NamedTuple):
         return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
 
 
-# What the hash is made of, in this order. An axis that came later leaves no trace at its default, so that cells keep
-# their ids, and their history.
+# What is hashed, in this order. An axis that was added later leaves no trace at its default, so that cells keep their
+# ids, and their history.
 _HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
 
 
 def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
-    """Stable id: the readable name plus eight hex digits of the resolved configuration and of what the stack asks for.
+    """Stable id: the readable name plus eight hex digits of the resolved configuration and of the stack's definition.
 
-    The default stack is the environment that the harness runs in: what it holds is no part of the id. `shape`: that of
-    the configuration, where the ids of many cells of one shape are made.
+    The default stack is the environment that the harness runs in; its contents are not part of the id. `shape`: that
+    of the configuration, for callers that make the ids of many cells of one shape.
     """
     shape = shape or ShapeIdentity.of(config)
     rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
@@ -267,7 +267,9 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
         [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
     )
     if config.timing != NOT_TIMED:
-        timed = replace(config.timing, turns="", first=False)  # whom a cell takes turns with is no part of what it is
+        timed = replace(
+            config.timing, turns="", first=False
+        )  # the cell that it takes turns with is not part of its identity
         rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
     rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
@@ -277,12 +279,12 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
 
 @lru_cache(maxsize=4096)
 def _text(part: Any) -> str:
-    """JSON of a shared part; cached, since a matrix of 100,000 cells has only a few of each."""
+    """JSON of a part that cells share; cached, since a matrix of 100,000 cells has only a few different ones."""
     return dumps([_plain(item) for item in part] if isinstance(part, tuple) else _plain(part))
 
 
 def _plain(part: Any) -> Any:
-    """A dataclass as its fields, less those that came later than ids and have their defaults."""
+    """A dataclass as its fields, without those that were added after ids were kept and have their defaults."""
     if not is_dataclass(part):
         return part
     later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}

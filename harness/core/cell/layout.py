@@ -1,4 +1,4 @@
-"""Parallel layout of a cell: sizes, and which rank sits at which coordinates.
+"""Parallel layout of a cell: sizes, and which rank has which coordinates.
 
 Rank order is Megatron's default `tp-cp-ep-dp-pp`
 (megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest.
@@ -16,7 +16,7 @@ from harness.core.setting import labels, setting
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """Place of one rank. All zero-based."""
+    """Coordinates of one rank, from 0."""
 
     tp: int
     cp: int

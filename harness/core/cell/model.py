@@ -33,12 +33,13 @@ class MoeConfig:
         choices=AUX_LOSSES,
         upstream="moe_router_load_balancing_type",
     )
-    aux_loss_coeff: float = _factor(0.01, "Its weight beside the loss.", upstream="moe_aux_loss_coeff")
+    aux_loss_coeff: float = _factor(0.01, "Its weight relative to the loss.", upstream="moe_aux_loss_coeff")
     dispatcher: str = setting(
         "alltoall", doc="How tokens travel to their experts.", choices=DISPATCHERS, upstream="moe_token_dispatcher_type"
     )
     padding_mask: bool = setting(
-        False, doc="Routers are told which slots are padding, to leave them uncounted (the harness's own paths)."
+        False,
+        doc="Routers get a mask of padding slots, which they do not count (only on the harness's own data paths).",
     )
 
     @property
@@ -59,7 +60,9 @@ class MtpConfig:
     """Multi-token prediction: layers after the last that predict tokens further ahead."""
 
     layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
-    loss_factor: float = _factor(0.1, "Weight of their mean loss beside the loss.", upstream="mtp_loss_scaling_factor")
+    loss_factor: float = _factor(
+        0.1, "Weight of their mean loss relative to the loss.", upstream="mtp_loss_scaling_factor"
+    )
 
     def __str__(self) -> str:
         return f"mtp{self.layers}"
@@ -67,7 +70,7 @@ class MtpConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MlaConfig:
-    """Multi-latent attention: queries, keys and values come up from low-rank projections. Sizes per head."""
+    """Multi-latent attention: queries, keys and values are projected up from low rank. Sizes per head."""
 
     q_lora_rank: int | None = _count(
         16,
@@ -128,5 +131,5 @@ class ModelConfig:
 
     @property
     def padding_mask(self) -> bool:
-        """Whether routers are told which slots are padding."""
+        """Whether routers get a mask of padding slots."""
         return self.moe is not None and self.moe.padding_mask

@@ -50,7 +50,7 @@ def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) ->
         document_multiple=LAYOUT.multiple(layout),
         row_length=None,
         real_lengths=LAYOUT.multiple(layout) > 1,
-        padded_alone=True,
+        padded_only=True,
         one_per_row=True,
         longest_as_tensor=True,
     )

@@ -1,4 +1,4 @@
-"""Who computes where: the device and back end of each rank, from what is asked and what is there. Pure.
+"""The device and back end of each rank, from the axis `device` and the GPUs of the node. Pure.
 
 | asked | GPUs of the node | ranks compute | collectives |
 |---|---|---|---|
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.core.cell.attention import TE_KINDS
 from harness.core.cell.config import CellConfig
@@ -28,8 +29,8 @@ _NO_P2P = "gloo has no send and recv of CUDA tensors"
 class DevicePlacement:
     """Where one rank computes."""
 
-    kind: str  # cuda | cpu
-    backend: str  # nccl | gloo
+    kind: Literal["cuda", "cpu"]
+    backend: Literal["nccl", "gloo"]
     index: int | None = None  # of the GPU on its node
     sharing: int = 1  # ranks on that GPU, this one included
 

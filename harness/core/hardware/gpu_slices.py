@@ -1,4 +1,4 @@
-"""Which GPUs of a node a cell gets while others run beside it: two cells never share one. Pure."""
+"""Which GPUs of a node a cell gets while others run on the same node: two cells never share one. Pure."""
 
 from __future__ import annotations
 

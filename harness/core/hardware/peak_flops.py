@@ -1,7 +1,7 @@
 """Peak rates of GPUs by device name and dtype, as their vendor states them, and the share of them that is used (MFU).
 
 Dense rates: data sheets state rates of tensor cores with sparsity, twice as high, and halve them in a footnote. fp32 is
-that of the plain cores, since torch multiplies fp32 without TF32 unless it is told to.
+that of the plain cores, since torch multiplies fp32 without TF32 by default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Peak:
     origin: str
 
 
-# The first row that matches counts: narrower ones stand first.
+# The first row that matches counts: narrower ones come first.
 PEAKS: tuple[Peak, ...] = (
     Peak(pattern=r"GB200\b", tflops={"bf16": 2500, "fp32": 80}, origin="GB200 NVL72 data sheet, one GPU"),
     Peak(pattern=r"B200\b", tflops={"bf16": 2250, "fp32": 75}, origin="HGX B200 data sheet, one GPU"),

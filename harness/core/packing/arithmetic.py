@@ -1,7 +1,7 @@
 """Packing arithmetic: documents -> rows -> micro-batches -> what every rank must receive.
 
-Pure integers, no tensors: the judge recomputes the truth from here, the probe builds its batches from
-here, and property tests pin it. "Slot" is one token position of the physical (padded) stream.
+Integers, no tensors: the judge recomputes the truth with these functions, the probe builds its batches with them, and
+property tests hold them. A slot is one token position of the physical (padded) stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAD = -1  # document index of a padding slot
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedDocument:
-    """A document at its place in a row: slots start .. start + padded_length, real tokens first."""
+    """A document in a row: it takes slots start .. start + padded_length, real tokens first."""
 
     document: Document
     start: int
@@ -31,7 +31,7 @@ class Row:
     """One row of the batch dimension before rows of a micro-batch are merged."""
 
     placed: tuple[PlacedDocument, ...]
-    tail: int = 0  # slots after the last document that are a segment of their own
+    tail: int = 0  # slots after the last document that form a segment without a document
 
     @property
     def length(self) -> int:
@@ -58,7 +58,7 @@ class PackedParams:
 
 @dataclass(frozen=True, kw_only=True)
 class PackMetadata:
-    """What Megatron-Bridge notes of all rows of a packed file, so that metadata can have one shape everywhere."""
+    """What Megatron-Bridge records about all rows of a packed file, so that their metadata can have one shape."""
 
     most_documents: int  # in a row
     longest: int  # document with its padding, slots
@@ -114,12 +114,12 @@ class MicroBatch:
             longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
         outer = tuple(padded)
         inner = tuple(real) if self.style.real_lengths else outer
-        beside = outer if self.style.real_lengths else None
+        explicit = outer if self.style.real_lengths else None
         return PackedParams(
             cu_seqlens_q=inner,
             cu_seqlens_kv=inner,
-            cu_seqlens_q_padded=beside,
-            cu_seqlens_kv_padded=beside,
+            cu_seqlens_q_padded=explicit,
+            cu_seqlens_kv_padded=explicit,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
         )
@@ -174,10 +174,10 @@ def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
 
 
 def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int, multiple: int) -> list[Row]:
-    """Rows of at most seq_length slots holding the documents in order (next fit), or as `longest_first` says.
+    """Rows of at most seq_length slots holding the documents in order (next fit), or by first fit with `longest_first`.
 
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
-    for that, or if the data path packs beforehand (`longest_first`) and splits none.
+    for that, or if the data path packs beforehand (`longest_first`) and does not split rows.
     """
     groups = (
         _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
@@ -210,7 +210,7 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
 def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
     """Longest first into the first row with room; equally long documents keep their order."""
     groups: list[list[Document]] = []
-    free = _Rooms(len(documents), seq_length)
+    free = _FreeSlots(len(documents), seq_length)
     sizes = [(style.size(document), document) for document in documents]
     for size, document in sorted(sizes, key=lambda item: -item[0]):
         place = len(groups) if size > seq_length else free.first(size)
@@ -221,15 +221,15 @@ def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: i
     return groups
 
 
-class _Rooms:
-    """Free slots of as many rows as there are documents: a tree of maxima, so that finding a row takes log(rows)."""
+class _FreeSlots:
+    """Free slots of each row, as a tree of maxima: the first row with enough room is found in log(rows) steps."""
 
     def __init__(self, rows: int, room: int) -> None:
         self._leaves = 1 << max(rows - 1, 0).bit_length()
         self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
 
     def first(self, size: int) -> int:
-        """The first row with so much room, which an empty one has."""
+        """The first row with at least `size` free slots; an empty row has them."""
         node = 1
         while node < self._leaves:
             node *= 2
@@ -254,9 +254,10 @@ def _split_widest(groups: list[list[Document]]) -> bool:
 
 
 def _split_last(groups: list[list[Document]], made: int) -> bool:
-    """Give the last document of the last row that has several a row of its own at the end; never of the first row.
+    """Move the last document of the last row with several documents to a new row at the end; never from the first row.
 
-    Of the first `made` rows only; megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
+    Only the first `made` rows are split, as in
+    megatron.core.datasets.data_schedule.DpBalancedScheduler.get_groups_and_subsamples.
     """
     last = next((index for index in range(made - 1, 0, -1) if len(groups[index]) > 1), None)
     if last is not None:
@@ -277,7 +278,7 @@ def _place(documents: Sequence[Document], style: PackingStyle, seq_length: int) 
     return Row(placed=tuple(placed), tail=filled - start if style.tail_segment else 0)
 
 
-def _evened(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _padded_to_longest(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Rows of one document each, all padded to the longest."""
     width = max(row.length for row in rows)
     return tuple(Row(placed=(replace(row.placed[0], padded_length=width),)) for row in rows)
@@ -292,7 +293,7 @@ def _metadata(rows: Sequence[Row]) -> PackMetadata:
 
 
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:
-    """The number of rows of a step must be a multiple of this; interleaving wants micro-batches in pp groups."""
+    """The number of rows of a step must be a multiple of this; interleaving needs a multiple of pp micro-batches."""
     return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
 
 
@@ -305,15 +306,15 @@ def plan_step(
     micro_batch_size: int,
     rows_of: Layout | None = None,
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of one step, indexed [dp][i]; rows go round the replicas in blocks of micro_batch_size.
+    """Micro-batches of one step, indexed [dp][i]; replicas take rows in turn, micro_batch_size at a time.
 
-    `rows_of`: the layout that rows are split for, where it is another.
+    `rows_of`: the layout that rows are split for, where it is not `layout`.
     """
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)
     metadata = _metadata(rows) if style.fixed_entries else None
     groups = [tuple(rows[start : start + micro_batch_size]) for start in range(0, len(rows), micro_batch_size)]
     if style.even_rows:
-        groups = [_evened(group) for group in groups]
+        groups = [_padded_to_longest(group) for group in groups]
     blocks = [MicroBatch(rows=group, style=style, metadata=metadata) for group in groups]
     return [blocks[dp :: layout.dp] for dp in range(layout.dp)]

@@ -1,9 +1,8 @@
 """Documents of a training step: lengths and masks, the same for every layout.
 
 The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
-of lengths, plus `adversarial`, a mix in which most known packing bugs show, and `uncut`, the same mix without the
-document that is truncated. The first two give upstream's lengths, before truncation, in upstream's order and for the
-same seed.
+of lengths. They give upstream's lengths, before truncation, in upstream's order and for the same seed. There are
+also `adversarial`, a mix that exposes most known packing bugs, and `uncut`, that mix without the truncated document.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from harness.core.setting import Limits, setting
 MIXES = ("adversarial", "uncut")  # modes that are the same in every step
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
-# Mode -> the keys of the section that it takes beside `mode`.
+# Mode -> the other keys of the section that it takes.
 KEYS_OF_MODE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
     "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma"),
     "file": ("path", "lengths"),
 }
-MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws; then it starts again
+MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws; then it repeats them
 
 
 @dataclass(frozen=True, kw_only=True)

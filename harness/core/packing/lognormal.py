@@ -1,6 +1,6 @@
 """Lognormal numbers as numpy's legacy generator draws them, without numpy: numpy.random.seed, numpy.random.lognormal.
 
-numpy's Mersenne twister is also Python's; only its first state is made of a seed in another way (Matsumoto and
+numpy's Mersenne twister is also Python's; only its initial state is derived from the seed differently (Matsumoto and
 Nishimura, mt19937ar.c: init_genrand). Normal numbers come in pairs by Marsaglia's polar method, the second one first.
 """
 
@@ -17,13 +17,13 @@ _LARGEST = 700.0  # exp of it is still finite; no length is near
 def lognormal(seed: int, index: int, *, mu: float, sigma: float) -> float:
     """Element `index` of numpy.random.lognormal(mu, sigma, n) after numpy.random.seed(seed).
 
-    Of a seed above 2^32 - 1, which numpy refuses, the low 32 bits count.
+    numpy refuses seeds above 2^32 - 1; here their low 32 bits count.
     """
     return math.exp(min(mu + sigma * _normals(seed % 2**32).number(index), _LARGEST))
 
 
 class _Normals:
-    """The standard normal numbers that follow one seed; those drawn are kept."""
+    """The standard normal numbers of one seed; those already drawn are kept."""
 
     def __init__(self, seed: int) -> None:
         self._twister = random.Random()

@@ -11,8 +11,8 @@ from harness.core.setting import setting
 class PackingOptions:
     """Options of packing and of the loss; the rules say which of them a layout allows.
 
-    Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's, one is SkyRL's. What the probe does
-    not act on is refused by a rule (plan/rules).
+    Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's, one is SkyRL's. A rule rejects
+    what the probe does not implement (plan/rules).
     """
 
     pad_seq_to_mult: int | None = setting(
@@ -25,7 +25,7 @@ class PackingOptions:
     )
     pad_to_max_length: bool = setting(False, doc="Every packed row has seq_length slots.", label="padmax")
     pad_cu_seqlens: bool = setting(False, doc="cu_seqlens has a fixed number of entries.", label="padcu")
-    metadata: bool = setting(False, doc="Pack metadata lies beside the documents.", label="meta")
+    metadata: bool = setting(False, doc="A metadata file accompanies the packed documents.", label="meta")
     remove_microbatch_padding: bool = setting(
         True,
         doc="`skyrl` packs the documents of a micro-batch; false: one padded row each.",

@@ -11,7 +11,7 @@ from harness.core.packing.arithmetic import MicroBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Lengths are those that cu_seqlens_q tells (real ones where padded ones stand beside it), in tokens."""
+    """Lengths are those of cu_seqlens_q, in tokens: real ones where padded ones are passed too."""
 
     micro_batches: int  # of one replica, whatever the number of model chunks
     tokens: float  # sum of lengths over all replicas
@@ -36,7 +36,7 @@ def sums(replica: Sequence[MicroBatch]) -> tuple[int, int]:
 
 
 def _lengths(batch: MicroBatch) -> list[int]:
-    """Of what attends within itself: segments of packed rows, else whole rows."""
+    """Lengths of the sequences that attention sees: segments of packed rows, otherwise whole rows."""
     params = batch.params()
     if params is None:
         return [row.length for row in batch.rows]

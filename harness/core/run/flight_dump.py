@@ -1,7 +1,7 @@
 """What a dump of torch's flight recorder says a rank was waiting for. Pure.
 
 The recorder keeps the collectives that a process has enqueued. NCCL's return to the host at once, so a rank that hangs
-stands in float(loss) or torch.cuda.synchronize(), and no stack names the collective: this does.
+is found in float(loss) or torch.cuda.synchronize(), and its stack does not name the collective. The recorder does.
 
 | torch | dump | entry names its group by |
 |---|---|---|
@@ -65,8 +65,8 @@ def _collective(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> Collectiv
 
 def _group(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
     """Description, or name where there is none, and ranks, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
-    told = entry.get("process_group")
-    name, described = (*told, "")[:2] if isinstance(told, list) and told else (entry.get("pg_name"), "")
+    group = entry.get("process_group")
+    name, described = (*group, "")[:2] if isinstance(group, list) and group else (entry.get("pg_name"), "")
     if name is None:
         name = entry.get("pg_id", "unknown")
     config = trace.get("pg_config")

@@ -52,5 +52,5 @@ class Claim:
 
 
 def was_cut_off(result: CellResult) -> bool:
-    """The attempt did not complete, and a rank of it ended without a word of its own: a lost node explains that."""
+    """The attempt did not complete, and a rank of it left no record of its end: a lost node explains that."""
     return result.status != "completed" and any(rank.ended in ("missing", "killed") for rank in result.ranks)

@@ -1,4 +1,4 @@
-"""What ranks and agents write, and everybody else reads. JSON through serialization.py; schema_version 1.
+"""What ranks and agents write, as JSON by serialization.py; schema_version 1.
 
 The rank record is the evidence: flushed before each micro-batch's forward and at the end, by rename, so never half.
 """
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
 from harness.core.outcomes import Rejection
+from harness.core.run.states import CellStatus, Phase, ProcessEnd, RankEnd
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(kw_only=True)
 class TensorForm:
-    """What one cu_seqlens tensor is, beside its values."""
+    """The form of one cu_seqlens tensor, without its values."""
 
     dtype: str  # "torch.int32" when right
     shape: list[int]  # [documents + 1] when right
@@ -37,7 +38,7 @@ class SeenParams:
     max_seqlen_kv: int | None = None
     qkv_format: str | None = None
     forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are there
-    pad_between_seqs: bool | None = None  # what Transformer Engine is told; None: it finds out by itself
+    pad_between_seqs: bool | None = None  # as passed to Transformer Engine; None: it guesses
     max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
 
 
@@ -78,7 +79,7 @@ class WorkloadSeen:
 
 @dataclass(kw_only=True)
 class Refusal:
-    """What an upstream validator said to a forbidden combination, and to the nearest allowed one."""
+    """How an upstream validator answered a forbidden combination, and the nearest allowed one."""
 
     validator: str
     wanted: str  # pattern of a message that names the broken rule
@@ -196,7 +197,7 @@ class LegSeen:
     """
 
     leg: str
-    loss_sum: float = 0.0  # every label that the loss mask counts, whoever owns it
+    loss_sum: float = 0.0  # of all labels that the loss mask counts, also those of no document
     token_count: int = 0
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)
@@ -228,12 +229,12 @@ class Failure:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a rank is: the last thing it said before it ended."""
+    """Where a rank is: the last position that it recorded."""
 
     leg: str = "start"  # start | metadata | training | a canary leg | timing | end
     step: int = 0
     micro_batch: int = 0
-    phase: str = "setup"  # setup | start (of a step) | fetch | forward | backward | reduce | optimizer | done
+    phase: Phase = "setup"
 
 
 @dataclass(kw_only=True)
@@ -241,11 +242,11 @@ class RankRecord:
     cell: str
     rank: int
     place: Coordinates
-    ended: str = "running"  # running | completed | raised | deadline | killed
+    ended: RankEnd = "running"
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)  # the many others, see `proofs_of`
+    modules: dict[str, str] = field(default_factory=dict)  # submodules, see `proofs_of`
     stand_ins: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
@@ -265,7 +266,7 @@ class RankRecord:
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
     untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
     warmup_rounds: int = 0  # of the timing leg, before those in `timings`
-    gpu_states: list[GpuState] = field(default_factory=list)  # beside the timing leg, on a GPU
+    gpu_states: list[GpuState] = field(default_factory=list)  # during the timing leg, on a GPU
     peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU what torch's tensors took
     peak_reserved_bytes: int | None = None  # on a GPU: what torch's allocator held for them
     setup_s: float = 0.0
@@ -275,8 +276,8 @@ class RankRecord:
 def proofs_of(record: RankRecord) -> Iterator[ImportProof]:
     """Every import that the record proves.
 
-    `modules` holds, by the module that stands for the rest, the names below it of those that lie where their names
-    say, separated by spaces; "a.b" is the file a/b.py beside it and "a.b/" the file a/b/__init__.py.
+    `modules` maps a top module to the names of its submodules whose files are where their names say, separated by
+    spaces; "a.b" is the file a/b.py next to it and "a.b/" the file a/b/__init__.py.
     """
     yield from record.imports
     heads = {proof.module: proof for proof in record.imports}
@@ -295,7 +296,7 @@ class RankEnding:
     """How one rank process ended, as its parent saw it."""
 
     rank: int
-    ended: str  # as RankRecord.ended, plus "missing" when it left no record
+    ended: ProcessEnd
     exit_code: int | None = None
     hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
     stack: list[str] | None = None  # frames of that dump, innermost last; None: the process left no dump
@@ -309,7 +310,7 @@ class CellResult:
 
     cell: str
     attempt: int
-    status: str  # completed | failed | rejected | error
+    status: CellStatus
     reason: str = ""
     rejection: Rejection | None = None
     first_failure_rank: int | None = None

@@ -39,19 +39,21 @@ def safe_name(name: str) -> str:
 
 
 def protect_new_files() -> None:
-    """What this process makes is not writable for the group and others, whatever umask it was started with."""
+    """New files of this process are not writable for the group and others, whatever umask it was started with."""
     os.umask(os.umask(0o022) | 0o022)
 
 
 @contextmanager
 def needs_room(path: Path) -> Iterator[None]:
-    """Turn what the system says when a disk or a quota is full into DiskFullError, which names the file."""
+    """Turn the system's error of a full disk or quota into DiskFullError, which names the file."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise DiskFullError(f"cannot write {path}: {error.strerror}; make room on its disk, then go on") from error
+        raise DiskFullError(
+            f"cannot write {path}: {error.strerror}; free some space on its disk, then go on"
+        ) from error
 
 
 class NotRegularError(OSError):
@@ -59,7 +61,7 @@ class NotRegularError(OSError):
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, for reading; NotRegularError for what could block for ever or never end, which is not read."""
+    """A regular file, for reading; NotRegularError for a pipe or device, which could block or never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -76,9 +78,9 @@ def text_of(path: Path) -> str:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write by temporary name and rename, so that a reader sees the old file or the new one, never half.
+    """Write by temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
 
-    DiskFullError when there is no room; nothing is left of the new one then.
+    DiskFullError when the disk is full; nothing of the new file is left then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with needs_room(path):
@@ -96,10 +98,10 @@ def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
 
 
 def write_new(path: Path, value: Any) -> bool:
-    """Write a JSON file that nobody has written yet; False when it exists. Of several writers one gets True.
+    """Create a JSON file; False when it exists. Of several writers exactly one gets True.
 
-    A hard link refuses to replace a file on every node of a shared file system, and shows the file only once it is
-    whole; where there are no hard links the file is created exclusively.
+    A hard link never replaces a file, on any node of a shared file system, and the file appears complete; where hard
+    links are not supported the file is created exclusively.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     text = dumps(value) + "\n"
@@ -142,7 +144,7 @@ class AttemptDir:
 
     @property
     def interrupted(self) -> Path:
-        """Marks an attempt that ended with its launcher: another attempt after it is no retry."""
+        """Marks an attempt that ended with its launcher: the next attempt does not count as a retry."""
         return self.root / "interrupted"
 
     def record(self, rank: int) -> Path:
@@ -175,7 +177,7 @@ class RunDir:
 
     @property
     def node_code(self) -> Path:
-        """The run's own copy of what ranks need of the harness, for stacks that it is not installed in."""
+        """The run's copy of the harness code that ranks need, for stacks in which it is not installed."""
         return self.root / "node-code"
 
     def submission(self, allocation: str, suffix: str = ".json") -> Path:
@@ -187,7 +189,7 @@ class RunDir:
         return self.root / "cancelled.json"
 
     def claim(self, allocation: str, number: int) -> Path:
-        """The claim of the job start that came as `number`, from 1, to run an allocation."""
+        """The claim on an allocation by the job start that came as `number`, from 1."""
         return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
 
     def refused(self, allocation: str, start: JobStart) -> Path:
@@ -202,7 +204,7 @@ class RunDir:
         return found
 
     def read_claim(self, allocation: str, number: int) -> Claim | None:
-        """A claim; None while there is none that is whole."""
+        """A claim; None while there is none, or an incomplete one."""
         try:
             return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
         except (FileNotFoundError, TypeError, ValueError):
@@ -227,12 +229,12 @@ class RunDir:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
 
     def turns(self, pair: str) -> Path:
-        """Where two cells that take turns tell each other whose turn it is: a folder for each attempt."""
+        """Where two interleaved cells exchange whose turn it is: a folder for each attempt."""
         return self.root / "turns" / safe_name(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
         return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")
 
     def report(self, name: str) -> Path:
-        """One of report.json, junit.xml, report.md, report.html, noise.json where noise was measured, baseline.json."""
+        """One of report.json, junit.xml, report.md, report.html, noise.json if noise was measured, baseline.json."""
         return self.root / name

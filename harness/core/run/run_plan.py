@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Lane, Rejection
 from harness.core.run.records import SCHEMA_VERSION
+from harness.core.run.states import CellRole
 from harness.core.serialization import to_jsonable
 from harness.core.setting import Limits, setting
 from harness.core.stack import DEFAULT, ReadyStack
@@ -50,7 +51,7 @@ class XFail:
         (), doc="Lanes that fail; any other set of lanes is a FAIL."
     )
     says: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
-        (), doc="Texts that must each stand in a finding; else it fails elsewhere: FAIL."
+        (), doc="Texts that must each occur in a finding; otherwise it fails elsewhere: FAIL."
     )
     strict: bool = setting(False, doc="A cell that passes is a FAIL, not an XPASS.")
 
@@ -61,9 +62,9 @@ class PlannedCell:
     axes: dict[str, Any]  # axis name -> resolved value, in matrix order, for tables
     config: CellConfig
     group: str  # parity group: cells of one group must compute the same numbers
-    reference: str | None  # id of the group's reference cell; None for the reference itself
-    base: str | None = None  # id of the same cell in the stack that this one is timed against, in turns
-    role: str = "cell"  # cell | reference (added by the harness, not by the matrix)
+    reference: str | None  # id of the group's control; None for the control itself
+    base: str | None = None  # id of the same cell in the stack that this one is timed against, interleaved
+    role: CellRole = "cell"
     xfail: XFail | None = None
     line: int | None = None  # of the matrix row it comes from, for annotations
     reproduce: str = ""  # command that runs it alone; empty: the matrix with --only
@@ -79,7 +80,7 @@ class RejectedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What `select: covering` chose of the cells that constraints and rules allow, reference cells it adds aside."""
+    """What `select: covering` chose of the cells that constraints and rules allow, without added controls."""
 
     strength: int  # axes at a time
     cells: int  # that run
@@ -112,7 +113,7 @@ class Expansion:
 
     @property
     def circular(self) -> str | None:
-        """A cell that is its own reference, through others or at once; None when there is none, as must be."""
+        """A cell that is its own control, directly or through others; None in a sound plan."""
         reference = {cell.id: cell.reference for cell in self.cells}
         sound: set[str | None] = {None}
         for cell in self.cells:
@@ -127,8 +128,8 @@ class Expansion:
         return None
 
     @property
-    def references_first(self) -> list[PlannedCell]:
-        """Every cell after the one that it is held against."""
+    def controls_first(self) -> list[PlannedCell]:
+        """Every cell after its control."""
         known = {cell.id: cell for cell in self.cells}
         ordered: dict[str, PlannedCell] = {}
         for cell in self.cells:
@@ -151,7 +152,7 @@ class Allocation:
     array: str = ""  # the job array it belongs to, one per shape; empty on this machine
     index: int = 0  # in the array
     time_limit_min: int | None = None  # None: no limit
-    turns: bool = False  # its cells take turns with those of another allocation, which must run at the same time
+    turns: bool = False  # its cells are interleaved with those of another allocation, which must run at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class RunPlan:
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)
-    stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those that its cells use, without the default one
+    stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those of its cells, without the default one
     seal: str = ""  # of plan.json: what `seal_of` says of everything else in it
     schema_version: int = SCHEMA_VERSION
 
@@ -184,7 +185,7 @@ class RunPlan:
 def seal_of(plan: RunPlan) -> str:
     """Count of the cells and a digest of everything in the plan but its seal: "12 cells, 1f0c...".
 
-    A cell that is dropped from plan.json would be missed nowhere else: what is not planned need not be judged.
+    Nothing else would notice a cell that was removed from plan.json: what is not planned is not judged.
     """
     text = json.dumps(to_jsonable(replace(plan, seal="")), sort_keys=True)
     return f"{len(plan.expansion.cells)} cells, {hashlib.sha256(text.encode()).hexdigest()}"

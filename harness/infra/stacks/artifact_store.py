@@ -1,4 +1,4 @@
-"""The folder of what was made once and is kept: environments and checkouts of stacks. One maker at a time for each."""
+"""The cache of environments and checkouts of stacks, with a lock for each entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER_VARIABLE = "HARNESS_STACKS"
 
 
 def folder() -> Path:
-    """HARNESS_STACKS, else packing-harness/stacks in the user's cache folder. On a cluster all nodes must see it."""
+    """HARNESS_STACKS, else packing-harness/stacks in the user's cache folder. All nodes of a cluster must see it."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return expanded(chosen).resolve()
@@ -26,7 +26,7 @@ def folder() -> Path:
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of what is made at `target`; waits while another process holds it. The kernel frees it."""
+    """Hold the lock of the entry at `target`; waits while another process holds it. The kernel releases it at exit."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         try:

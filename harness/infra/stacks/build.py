@@ -1,7 +1,7 @@
-"""Environments made of packages with uv: kept by the content of the request, built once, never half.
+"""Environments made of packages with uv: cached by the content of the request and built once.
 
-An environment is made under a temporary name beside its place and moved there when it is whole. Whoever comes while
-another process makes it waits for the lock and then finds it done.
+An environment is made under a temporary name next to its place and moved there when it is complete. A process that
+needs it while another one builds it waits for the lock.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter
 from harness.plan.stacks.section import EnvironmentRequest
 
-FORMAT = 1  # of the environments; a new number makes all of them anew
+FORMAT = 1  # of the environments; a new number rebuilds all of them
 STAMP = "made-of.json"
 LOG_LINES = 20
 Say = Callable[[str], None]
 
 
 def place_of(request: EnvironmentRequest, python: str) -> Path:
-    """Where the environment of a request lies, or would lie. `python`: version, e.g. "3.12"."""
+    """Where the environment of a request is, or would be. `python`: version, e.g. "3.12"."""
     return folder() / "environments" / key_of(request, python)
 
 
@@ -55,10 +55,10 @@ def python_of(place: Path) -> Path:
 
 
 def build(request: EnvironmentRequest, say: Say) -> Interpreter:
-    """The environment of a request, made unless it is there and runs.
+    """The environment of a request, built unless it exists and runs.
 
     InfrastructureError with the end of uv's output when it cannot be made, NotBuildableError when this machine cannot
-    compile a part of it. Nothing is kept then: the next call tries again.
+    compile a part of it. Nothing is cached then: the next call tries again.
     """
     python, version = interpreters.find(request.pythons)
     place = place_of(request, version)
@@ -82,12 +82,12 @@ def _asked(place: Path) -> Interpreter | None:
 
 
 def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> None:
-    _remove_left(place)  # by a maker that was killed
+    _remove_left(place)  # by a process that was killed
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         _make(request, python, temporary, say)
         write_json(temporary / STAMP, {"request": request, "python": python})
-        if place.exists():  # its interpreter no longer runs; aside first, since a removal may be cut short
+        if place.exists():  # its interpreter no longer runs; renamed first, since a removal may be interrupted
             place.rename(place.with_name(f".{place.name}.{os.getpid()}.old.tmp"))
         temporary.rename(place)
     finally:
@@ -95,7 +95,7 @@ def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> N
 
 
 def _remove_left(place: Path) -> None:
-    """What a build sets aside or has not finished; the caller holds the lock."""
+    """Removes what unfinished builds left; the caller holds the lock."""
     for left in place.parent.glob(f".{place.name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -120,7 +120,7 @@ def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> N
 
 
 def _uv(arguments: list[str], target: Path) -> None:
-    """Run uv. Beside the environment, so that no project file of the caller's folder has a say."""
+    """Run uv in the environment's parent folder, so that no project file of the caller's folder applies."""
     argv = [find_uv(), *arguments]
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
@@ -139,13 +139,13 @@ def _uv(arguments: list[str], target: Path) -> None:
 
 
 def find_uv() -> str:
-    """uv of this environment, else of PATH, else of the checkout's own setup; InputError without one."""
-    beside = Path(sys.executable).parent / "uv"
+    """uv of this environment, else of PATH, else of the checkout's setup; InputError if there is none."""
+    sibling = Path(sys.executable).parent / "uv"
     own = [str(folder / ".venv-tools" / "uv" / "bin" / "uv") for folder in [checkout()] if folder]
-    for candidate in (str(beside), shutil.which("uv"), *own):
+    for candidate in (str(sibling), shutil.which("uv"), *own):
         if candidate and _runs(candidate):
             return candidate
-    raise InputError("uv is not there, and stacks of packages are made with it; install it: pip install uv")
+    raise InputError("uv was not found, and stacks of packages need it; install it: pip install uv")
 
 
 def _runs(uv: str) -> bool:
@@ -156,7 +156,7 @@ def _runs(uv: str) -> bool:
 
 
 def uv_environment() -> dict[str, str]:
-    """The caller's, which holds the index and the cache; an empty cache variable breaks uv."""
+    """The caller's environment, which names the index and the cache; an empty cache variable breaks uv."""
     env = interpreters.clean_environment()
     if not env.get("UV_CACHE_DIR"):
         env.pop("UV_CACHE_DIR", None)

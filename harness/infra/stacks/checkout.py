@@ -1,4 +1,4 @@
-"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, never half, never changed.
+"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, complete and never changed.
 
 A worktree with commits reverted has the commit itself as its HEAD and the reverts as staged changes.
 """
@@ -22,7 +22,7 @@ from harness.plan.stacks.section import is_url
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
-    """The repository itself, or this machine's mirror of a URL. `fetch`: make the mirror, or bring it up to date."""
+    """The repository itself, or this machine's mirror of a URL. `fetch`: make the mirror, or update it."""
     if not is_url(checkout.repository):
         path = Path(checkout.repository)
         if not path.exists():
@@ -36,9 +36,9 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
 
 
 def remote_of(checkout: Checkout) -> str:
-    """The URL that a repository was cloned from, through clones of this machine too; empty when there is none.
+    """The URL that a repository was cloned from, also through local clones; empty when there is none.
 
-    Without credentials, which a clone may keep in it.
+    Credentials in the URL are removed.
     """
     place, known = checkout.repository, set[str]()
     while place and not is_url(place) and place not in known:
@@ -49,7 +49,7 @@ def remote_of(checkout: Checkout) -> str:
 
 
 def repository_place(checkout: Checkout) -> Path | None:
-    """Where the mirror of a URL lies, or would lie; None for a repository of this machine."""
+    """Where the mirror of a URL is, or would be; None for a local repository."""
     return _mirror_place(checkout) if is_url(checkout.repository) else None
 
 
@@ -72,7 +72,7 @@ def _mirror(checkout: Checkout, mirror: Path) -> None:
 
 
 def commit_of(checkout: Checkout, *, fetch: bool) -> str:
-    """The full hash of the commit; InputError when the repository has no such ref, or is not there."""
+    """The full hash of the commit; InputError when the repository has no such ref, or does not exist."""
     repository = repository_of(checkout, fetch=fetch)
     commit = _commit(repository, checkout.ref or "HEAD") if repository.exists() else None
     if commit is None:
@@ -89,7 +89,7 @@ def _commit(repository: Path, ref: str) -> str | None:
 
 
 def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
-    """The full hashes of the commits to revert at `commit`; InputError naming each that cannot be meant."""
+    """The full hashes of the commits to revert at `commit`; InputError naming each that cannot be reverted."""
     repository = repository_of(checkout, fetch=False)
     found: list[str] = []
     problems = []
@@ -107,11 +107,11 @@ def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
 
 
 def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str]) -> Problem | None:
-    """Why `one` cannot be reverted at `commit`, which `ref` names; None when nothing is known yet."""
+    """Why `one` cannot be reverted at `commit`, which `ref` names; None if nothing speaks against it yet."""
     if one in before:
         return Problem(message="it is listed twice")
     if git.run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
-        hint = "a commit that was picked onto a branch has another hash there"
+        hint = "a cherry-picked commit has another hash on that branch"
         return Problem(message=f"it is not in the history of {ref}", hint=hint)
     if len(git.output(repository, "rev-list", "--parents", "--max-count=1", one).split()) > 2:
         return Problem(message="it is a merge", hint="name the commits that it brought in, the newest first")
@@ -119,7 +119,7 @@ def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str
 
 
 def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path:
-    """Where the worktree of a commit lies, or would lie; another repository or reverts have a place of their own."""
+    """Where the worktree of a commit is, or would be; it depends on the repository and the reverted commits too."""
     if not checkout.ref:
         return Path(checkout.repository)
     digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:8]
@@ -137,7 +137,7 @@ def is_made(place: Path) -> bool:
 def changes_of(place: Path) -> str:
     """Eight hex digits of how the files of a working tree differ from its commit; empty where they do not.
 
-    Files that git does not know are left out: a folder of data may be any size.
+    Untracked files are left out: a folder of data may have any size.
     """
     if not git.output(place, "status", "--porcelain", "--untracked-files=no").strip():
         return ""
@@ -154,15 +154,15 @@ def code_at(checkout: Checkout, commit: str, place: Path) -> str:
 
 
 def named(checkout: Checkout) -> str:
-    """The checkout as people know it."""
+    """The checkout, for messages."""
     without = f" without {', '.join(checkout.revert)}" if checkout.revert else ""
-    return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} as it lies there"
+    return f"{checkout.package} at {checkout.ref}{without}" if checkout.ref else f"{checkout.package} working tree"
 
 
 def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
-    """The worktree of a commit with others reverted, full hashes, made unless it is there.
+    """The worktree of a commit with others reverted, full hashes, made unless it exists.
 
-    `user`: who needs it for a while and then lets go of it (worktree_users.release); empty: it is to be kept.
+    `user`: who needs it until worktree_users.release; empty: it is kept.
 
     NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
     """
@@ -184,7 +184,7 @@ def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = 
 
 
 def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
-    """Run the checkout's setup command in its worktree, once; InfrastructureError with the end of what it said."""
+    """Run the checkout's setup command in its worktree, once; InfrastructureError with the end of its output."""
     stamp = Path(git.output(place, "rev-parse", "--absolute-git-dir").strip()) / "harness-set-up"
     with locked(place):
         if stamp.exists():
@@ -202,15 +202,15 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
             errors="replace",
         )
         if done.returncode:
-            told = f"setup of {named(checkout)} ended with exit code {done.returncode}"
-            raise InfrastructureError(f"{told}: {checkout.setup}\n{git.end_of(done)}")
+            failed = f"setup of {named(checkout)} ended with exit code {done.returncode}"
+            raise InfrastructureError(f"{failed}: {checkout.setup}\n{git.end_of(done)}")
         stamp.touch()
 
 
 def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
-    """Under a temporary name and moved there, so that a worktree at its place is whole."""
+    """Made under a temporary name and moved, so that a worktree at its place is complete."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a maker that was killed
+    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     try:
         git.output(repository, "worktree", "prune")
@@ -225,22 +225,22 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
 
 
 def _revert(worktree: Path, commit: str) -> None:
-    """Take one commit back and commit nothing: so git asks for no name, and keeps no note of a conflict (rerere)."""
+    """Revert one commit without committing: git then needs no user name. Conflicts are not recorded (rerere)."""
     before = git.output(worktree, "write-tree")
     done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
     if done.returncode:
         files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
             raise InfrastructureError(f"git revert {commit} failed:\n{git.end_of(done)}")
-        told = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
-        raise NotRevertibleError(f"{told}; revert first what was built on it, the newest first")
+        conflict = f"reverting {commit[:12]} conflicts in {', '.join(files)}"
+        raise NotRevertibleError(f"{conflict}; first revert the commits that depend on it, the newest first")
     if git.output(worktree, "write-tree") == before:
-        raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has taken it back")
+        raise NotRevertibleError(f"reverting {commit[:12]} changes nothing: a later commit has reverted it already")
     git.output(worktree, "revert", "--quit")
 
 
 def _tree_file(place: Path) -> Path:
-    """Beside a worktree with reverts: the hash of the tree that it shall hold."""
+    """The file next to a worktree with reverts that has the hash of its expected tree."""
     return place.with_name(f"{place.name}.tree")
 
 

@@ -1,4 +1,4 @@
-"""What preparing the stacks of a matrix would do on this machine, for `harness plan` and `--dry-run`. Makes nothing."""
+"""What preparing the stacks of a matrix would do on this machine, for `harness plan` and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from harness.core.errors import HarnessError, InfrastructureError
 from harness.core.stack import Checkout, ReadyStack, Stack
@@ -15,17 +16,20 @@ from harness.infra.stacks import interpreters
 from harness.infra.stacks.prepare import ready_stack, torch_version
 from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request
 
-KEPT, TO_MAKE, IMPOSSIBLE = "kept", "to make", "impossible"
+State = Literal["kept", "to make", "impossible"]
+KEPT: State = "kept"
+TO_MAKE: State = "to make"
+IMPOSSIBLE: State = "impossible"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A layer that has to be there before agents can start."""
+    """A layer that must exist before agents can start."""
 
     what: str
     where: str
-    state: str  # kept | to make | impossible
-    why: str = ""  # it is impossible
+    state: State
+    why: str = ""  # reason why it is impossible
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of an environment that is kept
     asked: tuple[str, ...] = ()  # requirements of the environment
 
@@ -34,10 +38,10 @@ class Part:
 class Forecast:
     stack: str
     parts: tuple[Part, ...]
-    ready: ReadyStack | None = None  # as it would be; None when something about it cannot be known yet
+    ready: ReadyStack | None = None  # as it would be; None when that cannot be known yet
 
     def lines(self) -> list[str]:
-        """One per part; of a kept environment also the versions that its requirements came to."""
+        """One per part; for a cached environment also the installed versions of its requirements."""
         lines = []
         for part in self.parts:
             lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
@@ -75,9 +79,9 @@ def _forecast(stack: Stack) -> Forecast:
 
 
 def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
-    """The part, the commit and those reverted; an empty commit where it cannot be known without fetching.
+    """The part, the commit and those to revert; an empty commit where it cannot be known without fetching.
 
-    Whether a revert conflicts shows only when it is made.
+    Whether a revert conflicts is known only after trying it.
     """
     what = f"{stack_checkout.named(checkout)} of {checkout.repository}"
     mirror = stack_checkout.repository_place(checkout)
@@ -87,7 +91,7 @@ def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
         commit = stack_checkout.commit_of(checkout, fetch=False)
         reverted = stack_checkout.reverted_of(checkout, commit)
     except HarnessError as error:
-        if mirror is not None:  # it may be there after a fetch
+        if mirror is not None:  # a fetch may bring it
             return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), "", ()
         return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), "", ()
     place = stack_checkout.place_of(checkout, commit, reverted)
@@ -109,7 +113,7 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
     try:
         _, version = interpreters.find(request.pythons)
         place = stack_build.place_of(request, version)
-        state = KEPT if stack_build.is_built(place) else TO_MAKE
+        state: State = KEPT if stack_build.is_built(place) else TO_MAKE
         if state == TO_MAKE:
             stack_build.find_uv()
     except HarnessError as error:
@@ -125,7 +129,7 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
 
 
 def _held(place: Path) -> dict[str, str]:
-    """What a kept environment holds; nothing when its interpreter is gone and it will be made anew."""
+    """The packages of a cached environment; none when its interpreter is gone, so that it will be rebuilt."""
     try:
         return dict(sorted(interpreters.ask(str(stack_build.python_of(place))).packages.items()))
     except InfrastructureError:

@@ -34,7 +34,7 @@ print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.pr
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """What an interpreter says of itself when nothing of the caller's environment reaches it."""
+    """What an interpreter reports about itself, isolated from the caller's environment."""
 
     executable: str
     version: str
@@ -44,16 +44,16 @@ class Interpreter:
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without what would change where another interpreter looks for modules."""
-    kept = {name: value for name, value in os.environ.items() if name not in _LEADS_ELSEWHERE}
+    """This process's environment without the variables that change where another interpreter looks for modules."""
+    kept = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
     return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1", **(more or {})}
 
 
-_LEADS_ELSEWHERE = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
+_REDIRECTING = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
 
 
 def ask(python: str) -> Interpreter:
-    """Run an interpreter and ask it; InfrastructureError when it does not run."""
+    """Run an interpreter for its version, packages and modules; InfrastructureError when it does not run."""
     argv = [python, "-I", "-c", _PROBE, *HEADS]
     try:
         done = subprocess.run(
@@ -67,11 +67,11 @@ def ask(python: str) -> Interpreter:
     try:
         return Interpreter(**json.loads(lines[-1]))
     except (TypeError, ValueError) as error:
-        raise InfrastructureError(f"{python} is no Python: it says {lines[-1][:200]!r}") from error
+        raise InfrastructureError(f"{python} is not Python: it printed {lines[-1][:200]!r}") from error
 
 
 def find(versions: tuple[str, ...]) -> tuple[str, str]:
-    """An interpreter of the first of the versions that any here has, and that version.
+    """An interpreter of the first version that is installed here, and that version.
 
     InfrastructureError naming what was tried.
     """
@@ -88,7 +88,7 @@ def find(versions: tuple[str, ...]) -> tuple[str, str]:
 
 
 def candidates(version: str) -> Iterator[str]:
-    """Where a Python of a version may lie; only what exists."""
+    """Existing files that may be a Python of a version."""
     if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
         yield sys.executable
     if found := shutil.which(f"python{version}"):

@@ -13,9 +13,9 @@ _NODE_SIDE = ("core", "node", "__init__.py")
 
 
 def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
-    """What an agent in a stack gets beside the caller's environment: its variables, and where modules are looked for.
+    """What an agent in a stack gets in addition to the caller's environment: variables, and the module search path.
 
-    The checkouts come first, then what the stack's own PYTHONPATH says, then the harness.
+    The checkouts come first, then the stack's own PYTHONPATH, then the harness.
     """
     own = stack.asked.env.get("PYTHONPATH", "")
     path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
@@ -23,7 +23,7 @@ def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
 
 
 def copy_node_code(target: Path) -> Path:
-    """A folder with the part of the harness that ranks need and nothing else: ours to put on another stack's path.
+    """Copy the part of the harness that ranks need, and nothing else, to a folder for another stack's search path.
 
     Where the harness is installed, its own folder also holds the launcher's packages, which no stack must see.
     """

@@ -1,4 +1,4 @@
-"""From the stacks that a matrix asks for to stacks that agents can be started in."""
+"""From the stacks of a matrix to stacks in which agents can be started."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COMPILE_TIMEOUT_S = 600.0
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
-    """Every stack made unless it is there. One that cannot be made says why, and does not keep the others from it.
+    """Every stack, made unless it exists. One that cannot be made has the reason in `error`; the others are still made.
 
-    `once`: its worktrees will be imported a single time, so compiling them ahead would cost more than it saves.
-    `user`: who lets go of its worktrees later (worktree_users.release); empty: they are kept.
+    `once`: its worktrees are imported only once, so compiling them ahead would cost more than it saves.
+    `user`: who releases its worktrees later (worktree_users.release); empty: they are kept.
 
-    InputError, before anything is made, for what the matrix has wrong: a repository or ref that is not there, a commit
-    that cannot be meant under `revert`; and when uv is missing. Problems are keyed stacks.<name>.
+    InputError, before anything is made, for errors of the matrix: a repository or ref that does not exist, a commit
+    that cannot be reverted; and when uv is missing. Problems are keyed stacks.<name>.
     """
     stacks = list(stacks)
     _check(stacks)
@@ -66,7 +66,7 @@ def _check(stacks: Iterable[Stack]) -> None:
         except InputError as error:
             problems += [replace(problem, key=f"stacks.{stack.name}") for problem in error.problems]
         except InfrastructureError:
-            pass  # preparing it meets and tells it
+            pass  # reported when the stack is prepared
     if problems:
         raise InputError(problems)
 
@@ -118,7 +118,7 @@ def ready_stack(
     commits: dict[str, str],
     reverted: dict[str, tuple[str, ...]],
 ) -> ReadyStack:
-    """A stack whose interpreter and worktrees are where they shall be, without what the environment holds."""
+    """A stack whose interpreter and worktrees are ready, without the contents of its environment."""
     homes = [
         ModuleHome(prefix=name, folders=(str(tree),))
         for project, tree in worktrees.items()
@@ -162,7 +162,7 @@ def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
 
 
 def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
-    """Where a ready environment itself finds the modules, be it beside its packages or by an editable install."""
+    """Where an existing environment finds the modules: among its packages, or by an editable install."""
     named = tuple(ModuleHome(prefix=name, folders=(str(Path(file).parent),)) for name, file in found.modules.items())
     return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
 
@@ -180,7 +180,7 @@ def _lacking(found: Interpreter, checked_out: set[str]) -> str:
 
 
 def torch_version() -> str:
-    """The version of torch beside the harness, without its build; empty when there is none."""
+    """The version of torch in the harness's environment, without its build tag; empty when there is none."""
     try:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
@@ -191,7 +191,7 @@ def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
     """Import once what runs import, with bytecode caching on, which some machines switch off: half of an import's time.
 
     Once for every combination of environment and checkouts, with `once` for the environment alone. A failure is not
-    told here: the agent's own import meets it too, and says it in the cells' results.
+    reported here: the agent's import fails too, and its reason is in the cells' results.
     """
     digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
     stamp = environment / f"compiled-{digest}"

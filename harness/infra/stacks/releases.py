@@ -41,7 +41,7 @@ def is_older(package: str, old: str, new: str) -> bool:
 
 
 def _newest(package: str, specifier: str, *, pre: bool) -> str | None:
-    """The newest release that a specifier allows; None when there is none. InfrastructureError when uv cannot tell."""
+    """The newest release that a specifier allows; None when there is none. InfrastructureError when uv fails."""
     python, _ = interpreters.find(PYTHONS)
     argv = [find_uv(), "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate", "--python", python]
     argv += ["--prerelease", "allow" if pre else "disallow"]

@@ -1,8 +1,8 @@
-"""Worktrees that were made for a while, such as those of the commits that a bisection judges.
+"""Temporary worktrees, such as those of the commits that a bisection judges.
 
-Beside such a worktree lies a note of who uses it; it goes when its last user lets go of it. One without a note stays:
-somebody has asked for it to be kept. A note is read and written under the lock of the worktree's maker, and outlives
-the process that wrote it, since the jobs of a cluster do so too.
+A file next to such a worktree lists its users; the worktree is removed when the last one releases it. A worktree
+without that file is kept. The file is read and written under the worktree's lock, and outlives the process that wrote
+it, as the jobs of a cluster do.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from harness.core.run.run_dir import write_atomic
 from harness.infra.stacks.artifact_store import folder, locked
 
-FORGOTTEN_S = 30 * 86400.0  # after so long a user that never came back holds a worktree no longer
+FORGOTTEN_S = 30 * 86400.0  # a user that has not released a worktree after so long no longer counts
 _NOTE = ".users"
 
 
 def note_user(place: Path, user: str, *, is_new: bool) -> None:
-    """Note a user, or with an empty one that the worktree is to be kept. The caller holds the lock of `place`.
+    """Add a user; an empty one marks the worktree as kept. The caller holds the lock of `place`.
 
-    One that is there already, without a note, stays as it is.
+    An existing worktree without users stays kept.
     """
     note = _note(place)
     if not user:
@@ -33,9 +33,9 @@ def note_user(place: Path, user: str, *, is_new: bool) -> None:
 
 
 def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
-    """Let go of the worktrees that `user` holds, of these projects only; those that nobody else uses are removed.
+    """Release the worktrees that `user` holds, of these projects only, and remove those without another user.
 
-    Those removed, with others that were forgotten, are the answer.
+    Returns those removed, including forgotten ones.
     """
     removed = []
     for note in sorted((folder() / "checkouts").glob(f".*{_NOTE}")):
@@ -53,7 +53,7 @@ def _let_go(place: Path, user: str) -> bool:
     """Whether the worktree was removed. The caller holds its lock."""
     note = _note(place)
     users = _users(note)
-    if not users:  # in the meantime somebody has asked for it to be kept
+    if not users:  # it was marked as kept in the meantime
         return False
     left = [one for one in users if one != user]
     if left and not _is_forgotten(note):
@@ -65,7 +65,7 @@ def _let_go(place: Path, user: str) -> bool:
 
 
 def _remove(place: Path) -> None:
-    """Aside first, so that nothing half removed is ever at the place; then what the repository knows of it."""
+    """Renames the worktree first, so that no partly removed one is at its place; then removes git's record."""
     link = place / ".git"
     if not link.exists():
         return
@@ -84,7 +84,7 @@ def _note(place: Path) -> Path:
 
 
 def _users(note: Path) -> list[str]:
-    """Nobody where there is no note."""
+    """Empty when there is no such file."""
     try:
         return note.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

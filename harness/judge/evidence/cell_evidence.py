@@ -117,7 +117,7 @@ class CellEvidence:
     @cached_property
     def _padded_alone(self) -> bool:
         """The data path may tell padded offsets alone, and no rank told others: then those are the truth for all."""
-        if not self.cell.config.style.padded_alone:
+        if not self.cell.config.style.padded_only:
             return False
         return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
 
@@ -292,7 +292,7 @@ def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterato
     known = {cell.id: cell for cell in plan.expansion.cells}
     needed = {cell.reference for cell in known.values()}
     references: dict[str, CellEvidence] = {}
-    for cell in plan.expansion.references_first:
+    for cell in plan.expansion.controls_first:
         evidence = _evidence(plan, cell, find, references.get(cell.reference or ""))
         if cell.base in known:
             evidence.base = _evidence(plan, known[cell.base], find, None)

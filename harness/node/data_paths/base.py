@@ -33,7 +33,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """Who and where a rank is. `stages` below are over all chunks: virtual pipeline included."""
+    """A rank, its coordinates and its device."""
 
     config: CellConfig
     place: Coordinates
@@ -61,7 +61,7 @@ class RankContext:
 class Adapter(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
-    A path that counts the work of a step keeps it as `workload` (core/packing/workload.py) when chunk 0 asks for its
+    A path that counts the work of a step stores it as `workload` (core/packing/workload.py) when chunk 0 asks for its
     iterator.
     """
 

@@ -1,7 +1,7 @@
 """Whether the software under test has what a data path calls.
 
-A release that does not have a module or a name is a fact about it: Rejection. A project that is not installed, or whose
-module fails when it is imported, says nothing about the code under test: Missing, an ERROR.
+A release without a module or a name is a fact about that release: Rejection. A project that is not installed, or whose
+module fails on import, says nothing about the code under test: Missing, an ERROR.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def why_not(module: str, root: str, error: Exception) -> Rejection | Missing:
 
 
 def either(*lacking: Rejection | Missing) -> Rejection | Missing:
-    """Of modules one of which would do: a fact only when every lack is one."""
+    """For modules of which one is enough: a Rejection only when every one of them is."""
     reason = "; ".join(dict.fromkeys(one.reason for one in lacking))
     return lacks(reason) if all(isinstance(one, Rejection) for one in lacking) else Missing(reason=reason)
 
 
 def is_there(root: str) -> bool:
-    """Whether a package can be found; nothing of it is imported."""
+    """Whether a package can be found, without importing it."""
     try:
         return importlib.util.find_spec(root) is not None
     except (ImportError, ValueError):

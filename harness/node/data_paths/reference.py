@@ -1,7 +1,7 @@
-"""Control: the harness's own packer, tensor-parallel broadcast and context-parallel partition.
+"""The harness's own packer, tensor-parallel broadcast and context-parallel partition.
 
 Tensor-parallel rank 0 of every stage reads; metadata goes to every rank of every stage, tokens to the chunk with
-the embedding, labels to the chunk with the loss. This path must always be right: faults are injected into it.
+the embedding, labels to the chunk with the loss. This path must always be right: most faults are injected into it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAST = ("labels", "loss_mask")
 _DTYPES = {"loss_mask": torch.float32, "padding_mask": torch.bool}
 _FIELDS_OF_PARAMS = inspect.signature(PackedSeqParams).parameters
 _SAMPLES = "tokens_per_sample" in _FIELDS_OF_PARAMS  # from 0.19
-TELLS_PADDING = "pad_between_seqs" in _FIELDS_OF_PARAMS  # likewise
+HAS_PAD_BETWEEN_SEQS = "pad_between_seqs" in _FIELDS_OF_PARAMS  # from 0.19
 
 
 class ReferencePath:
@@ -48,7 +48,7 @@ class ReferencePath:
         return iter(truth.micro_batches) if self.reads else None
 
     def _counted(self, truth: StepTruth) -> Workload:
-        """Micro-batches of this replica, sums over all: every rank reduces those of its own replica."""
+        """Micro-batches of this replica, sums over all: each rank contributes those of its replica."""
         device = self.context.device.torch_device
         both = torch.tensor(sums(truth.plans), dtype=torch.float64, device=device)
         dist.all_reduce(both, group=parallel_state.get_data_parallel_group())
@@ -102,13 +102,13 @@ class ReferencePath:
 
 
 def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqParams:
-    """`row_length`: of rows that are equally long, for auxiliary losses per row; None says nothing of rows."""
+    """`row_length`: of rows that are equally long, for auxiliary losses per row; None: not given."""
     real, padded = metadata.int()
     if torch.equal(real, padded):
         padded = real  # Transformer Engine takes its fast path only when both are the same object
     longest = int((padded[1:] - padded[:-1]).max())
-    # Else Transformer Engine guesses, wrongly up to 2.16.
-    more: dict[str, Any] = {"pad_between_seqs": True} if TELLS_PADDING and padded is not real else {}
+    # Otherwise Transformer Engine guesses, wrongly up to 2.16.
+    more: dict[str, Any] = {"pad_between_seqs": True} if HAS_PAD_BETWEEN_SEQS and padded is not real else {}
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=real,

@@ -1,11 +1,11 @@
-"""Forbidden combinations put to the upstream validators: the software under test must refuse them, and say why.
+"""Forbidden combinations, passed to upstream's validators: the software under test must refuse them and say why.
 
 | validator | releases |
 |---|---|
 | megatron.bridge.training.config.ConfigContainer.validate | megatron-bridge 0.4 to 0.6 |
-| others | rules_asked.py |
+| others | other_validators.py |
 
-First the nearest allowed combination must be accepted, else a refusal would prove nothing.
+First the nearest allowed combination must be accepted; otherwise a refusal would prove nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.run.records import Refusal
-from harness.node.data_paths import rules_asked
+from harness.node.data_paths import other_validators
 from harness.node.data_paths.bridge.step import missing
 from harness.node.data_paths.lookup import Lack, either, module_lack
 from harness.node.data_paths.unpacked import UnpackedPath
@@ -35,7 +35,7 @@ class Case:
     validator: str = "Megatron-Bridge ConfigContainer.validate"
 
     def put(self, forbidden: bool, folder: Path) -> None:
-        """Puts the forbidden combination, or the allowed one beside it; what is refused raises."""
+        """Validates the forbidden combination, or the nearest allowed one; a refusal raises."""
         config = _config(self)
         if forbidden:
             self.change(config)
@@ -43,8 +43,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The same of another validator; `put` may write into the folder."""
+class OtherCase:
+    """A case of another validator; `put` may write into the folder."""
 
     put: Callable[[bool, Path], None]
     says: str
@@ -87,7 +87,7 @@ def _set_in_batch(config: Any) -> None:
     setattr(config.dataset, name, True)
 
 
-CASES: dict[str, Case | Asked] = {
+CASES: dict[str, Case | OtherCase] = {
     "offline-micro-batch-2": Case(_micro_batch_2, r"micro batch size should be 1"),
     "in-batch-micro-batch-1": Case(
         _in_batch_micro_batch_1, r"micro_batch_size should be greater than 1", in_batch=True
@@ -97,20 +97,20 @@ CASES: dict[str, Case | Asked] = {
     "cp-average-in-collective": Case(_average, r"average_in_collective must be False|average in collective", cp=2),
     "pad-cu-seqlens-free-rows": Case(_fixed_entries, r"pad_cu_seqlens.*pad_to_max_length"),
     "offline-and-in-batch": Case(_set_in_batch, r"mutually exclusive"),
-    "pad-cu-seqlens-no-metadata": Asked(
-        rules_asked.pad_cu_seqlens,
+    "pad-cu-seqlens-no-metadata": OtherCase(
+        other_validators.pad_cu_seqlens,
         r"metadata json file is required",
         "Megatron-Bridge GPTSFTPackedDataset",
         ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft"),
     ),
-    "in-batch-opt-out": Asked(
-        rules_asked.in_batch,
+    "in-batch-opt-out": OtherCase(
+        other_validators.in_batch,
         r"does not support in-batch packing",
         "Megatron-Bridge qwen3_omni_collate_fn",
         ("megatron.bridge.models.qwen_omni.data.collate_fn",),
     ),
-    "megatron-cp-seq-length": Asked(
-        rules_asked.megatron_arguments,
+    "megatron-cp-seq-length": OtherCase(
+        other_validators.megatron_arguments,
         r"multiple of 2 \* context-parallel-size",
         "Megatron-LM validate_args",
         ("megatron.training.arguments",),
@@ -119,7 +119,7 @@ CASES: dict[str, Case | Asked] = {
 
 
 class RulesPath(UnpackedPath):
-    """Asks the validators in the metadata leg; what it trains is the control."""
+    """Asks the validators in the metadata leg; its training is that of the control."""
 
     @staticmethod
     def unavailable(config: CellConfig) -> Lack:
@@ -134,7 +134,7 @@ class RulesPath(UnpackedPath):
         return replace(lack, reason=f"{case.validator} is not there: {lack.reason}")
 
     def refusal(self) -> Refusal:
-        """What upstream says to the allowed combination and to the forbidden one."""
+        """How upstream answers the allowed combination and the forbidden one."""
         case = CASES[self.context.config.forbidden]
         folder = self.context.folder
         allowed, _ = _ask(case, False, folder)
@@ -145,7 +145,7 @@ class RulesPath(UnpackedPath):
         )
 
 
-def _ask(case: Case | Asked, forbidden: bool, folder: Path) -> tuple[str | None, str | None]:
+def _ask(case: Case | OtherCase, forbidden: bool, folder: Path) -> tuple[str | None, str | None]:
     """(message, type) of the refusal; (None, None) when the configuration is accepted."""
     try:
         case.put(forbidden, folder)

@@ -7,8 +7,8 @@
 
 Documents enter one by one, padded, in the form of upstream's VarlenDataset: on tensor-parallel rank 0 of the first and
 last stage, each data-parallel replica a share of the step's documents in order. DpBalancedScheduler sends them to the
-replica that its packs fall to, and tells middle stages the metadata. No configuration of main knows the scheduler's
-fields yet, so the few that it reads are handed over by themselves.
+replica of their pack, and the metadata to middle stages. No configuration of main knows the scheduler's
+fields yet, so the few that it reads are passed directly.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SchedulerPath:
         return chosen
 
     def _scheduled(self, truth: StepTruth) -> list[Any]:
-        """Iterators per chunk; what upstream counts beside them is kept as it is, sums over all replicas."""
+        """Iterators per chunk; upstream's counts are stored unchanged; they are sums over all replicas."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)

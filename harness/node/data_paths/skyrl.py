@@ -57,7 +57,7 @@ class SkyrlPath:
         return iter(truth.micro_batches)
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """As forward_step of SkyRL's MegatronModelWrapper; what a stage does not use it does not get."""
+        """As forward_step of SkyRL's MegatronModelWrapper; a stage gets only what it uses."""
         assert iterator is not None
         micro: MicroTruth = next(iterator)
         batch = Batch()
@@ -109,7 +109,7 @@ class SkyrlPath:
         ]
 
     def _back(self, logits: Tensor, sequences: Tensor, mask: Tensor, params: Any) -> Tensor:
-        """Logits in the places that their tokens had in SkyRL's batch: [documents, seq_length, vocabulary share]."""
+        """Logits at the positions that their tokens had in SkyRL's batch: [documents, seq_length, vocabulary share]."""
         rows: Tensor
         if params is None:
             _, shortened, _ = self.packing.remove_left_padding(sequences, mask, _positions(mask))

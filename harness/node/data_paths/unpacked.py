@@ -1,4 +1,4 @@
-"""Control: one document per row, padded to seq_length, no packing. Every rank cuts its own part; nothing is sent."""
+"""One document per row, padded to seq_length, no packing. Every rank cuts its own part; nothing is sent."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.core.cell.timing import GpuState
+from harness.core.cell.timing import GpuState, Moment
 from harness.node.device.placement import Device
 
 # nvml.h: nvmlClocksEventReason*; GpuIdle (0x1) says that nothing runs, not that something slows it down.
@@ -35,7 +35,7 @@ def reasons_of(mask: int) -> list[str]:
     return [name for bit, name in REASONS.items() if mask & bit] + ([f"unknown {unknown:#x}"] if unknown else [])
 
 
-def gpu_state(device: Device, when: str) -> GpuState:
+def gpu_state(device: Device, when: Moment) -> GpuState:
     """The state of the GPU now; `when` as in GpuState. A device without an NVML says why."""
     try:
         import pynvml
@@ -83,7 +83,7 @@ def busiest(states: Sequence[GpuState]) -> list[GpuState]:
     return [replace(found, slowed_by=slowed)]
 
 
-def _read(nvml: Any, handle: Any, when: str) -> GpuState:
+def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
     """Every field by itself: machines differ in what they tell."""
     missing: list[str] = []
 

@@ -15,6 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
+from harness.core.run.states import Phase
 from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
@@ -100,7 +101,7 @@ class Passes:
             self.fault.on_gradients(self.chunks, self.context)
         self.backward = not forward_only
 
-    def progress(self, phase: str) -> None:
+    def progress(self, phase: Phase) -> None:
         """Tell that all micro-batches are through."""
         self.recorder.progress(self.position.leg, self.truth.step, len(self.truth.plans), phase)
 

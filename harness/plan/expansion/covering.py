@@ -1,7 +1,7 @@
 """Which rows of a table cover every t-tuple of values that some row has; the only file that imports covertable.
 
 A factor is a column, a row holds one code (an index of a value) per factor. The library builds rows value by value and
-asks whether what it has can still become a row of the table, so it never leaves the table and misses no tuple in it.
+asks whether a partial row can still become a row of the table, so it stays in the table and misses no tuple in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Part = tuple[tuple[int, int], ...]  # (factor, code) of some factors, by factor
 
 
 class Space:
-    """Answers which values of some factors stand together in a row of a table."""
+    """Answers which values of some factors occur together in a row of a table."""
 
     def __init__(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         """`sizes`: values of each factor, whether or not a row has them."""
@@ -64,7 +64,7 @@ def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequ
     known: dict[Part, bool] = {}
 
     def can_be_row(part: Mapping[int, int]) -> bool | None:
-        """Three-valued, as the library asks: false is final, none is not decided yet."""
+        """Three-valued, as the library expects: False is final, None means not yet decided."""
         key = tuple(sorted(part.items()))
         if key not in known:
             known[key] = space.first(key) is not None
@@ -81,7 +81,7 @@ def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequ
 
 
 class _ByText:
-    """The order in which tuples are covered: by a hash of what they say."""
+    """The order in which tuples are covered: by a hash of their text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts  # of all values of all factors, one factor after the other

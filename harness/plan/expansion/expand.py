@@ -1,4 +1,4 @@
-"""From a matrix to its cells: resolve every combination, apply constraints and rules, find the reference cells."""
+"""From a matrix to its cells: resolve every combination, apply constraints and rules, find the controls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from harness.core.cell.config import CellConfig, ShapeIdentity, cell_id
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
-from harness.plan.expansion.interleaving import in_turns
-from harness.plan.expansion.resolve import Resolver, axes_of, default_values, measuring, of_section, reference_config
+from harness.plan.expansion.interleaving import paired_in_turns
+from harness.plan.expansion.resolve import Resolver, axes_of, control_of, default_values, of_section, with_noise_legs
 from harness.plan.expansion.selection import Candidate, Forbidden, choose
 from harness.plan.matrix.axes import Row
 from harness.plan.matrix.constraints import ConstraintError
@@ -56,11 +56,11 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     allowed, selection = cells, None
     if matrix.covering and matrix.base:
         hint = "run every cell with select: full, or drop checks.throughput.slower_than"
-        problems.add(KEY, "a selection would leave out cells that others take turns with", hint=hint)
+        problems.add(KEY, "a selection would leave out cells that others are interleaved with", hint=hint)
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
     planned = _plan(cells, shown, known)
-    planned = in_turns(planned, matrix.base, problems) if matrix.base else planned
+    planned = paired_in_turns(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
     problems.raise_any()
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)
@@ -99,7 +99,7 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Shape:
-    """What cells of one shape have in common, worked out for the first of them."""
+    """What cells of one shape have in common, computed for the first of them."""
 
     def __init__(self, config: CellConfig) -> None:
         self.identity = ShapeIdentity.of(config)
@@ -115,7 +115,7 @@ def _judge_rows(
 ) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
     """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged.
 
-    `rules`: beside those of shapes.
+    `rules`: those that are not rules of shapes.
     """
     cells: dict[str, Candidate] = {}
     rejected: dict[str, RejectedCell] = {}
@@ -141,7 +141,8 @@ def _judge_rows(
 def _group(config: CellConfig) -> str:
     """Within one matrix, cells differ in model, train and documents only by their variant.
 
-    A stack is compared with itself: releases may compute other numbers, and a broken one must not accuse another.
+    A stack is compared with itself only: releases may compute different numbers, and a broken release must not make
+    another one fail.
     """
     device = "" if config.device == "auto" else config.device
     parts = (config.dtype, config.variant, device, "" if config.stack == DEFAULT else config.stack)
@@ -149,7 +150,7 @@ def _group(config: CellConfig) -> str:
 
 
 def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> list[PlannedCell]:
-    """The cells, each with its group's reference; a reference that the matrix lacks is added before its group."""
+    """The cells, each with its control; a control that the matrix lacks is added before its group."""
     groups: dict[str, list[Candidate]] = {}
     for cell in cells:
         groups.setdefault(_group(cell.config), []).append(cell)
@@ -157,19 +158,19 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
     for group, members in groups.items():
         known_ids = {cell.id for cell in members}
         controls: dict[CellConfig, Candidate] = {}
-        references = _references(members, controls)
+        control_ids = _control_ids(members, controls)
         added = list({cell.id: cell for cell in reversed(controls.values()) if cell.id not in known_ids}.values())[::-1]
-        references |= _references(added, controls)
-        held_against = set(references.values())
+        control_ids |= _control_ids(added, controls)
+        used = set(control_ids.values())
         for cell in [*added, *members]:
-            extra, reference = cell.id not in known_ids, references[cell.id]
+            extra, control = cell.id not in known_ids, control_ids[cell.id]
             result.append(
                 PlannedCell(
                     id=cell.id,
                     axes=axes_of(cell.config, shown),
-                    config=measuring(cell.config) if cell.id in held_against else cell.config,
+                    config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
-                    reference=None if reference == cell.id else reference,
+                    reference=None if control == cell.id else control,
                     role="reference" if extra else "cell",
                     xfail=None if extra else known.of(cell.id),
                     line=cell.line,
@@ -178,31 +179,31 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
     return result
 
 
-def alone(config: CellConfig) -> list[PlannedCell]:
-    """A cell that comes from no matrix, after the chain of its references."""
+def with_controls(config: CellConfig) -> list[PlannedCell]:
+    """A cell without a matrix, preceded by its control, the control of that one and so on."""
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
 
 
-def _references(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Id of each cell of a group -> id of its control. Those whose rows do not matter have one per attention."""
+def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
+    """Id of each cell of a group -> id of its control. Cells that do not depend on rows share one per attention."""
     common: dict[str, str] = {}
-    references: dict[str, str] = {}
+    found: dict[str, str] = {}
     for cell in cells:
         attention = cell.config.attention
         if cell.config.by_rows or attention in KERNELS:
-            references[cell.id] = _reference(cell.config, controls)
+            found[cell.id] = _control_id(cell.config, controls)
         else:
-            common[attention] = common.get(attention) or _reference(cell.config, controls)
-            references[cell.id] = common[attention]
-    return references
+            common[attention] = common.get(attention) or _control_id(cell.config, controls)
+            found[cell.id] = common[attention]
+    return found
 
 
-def _reference(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
-    """The id of a cell's control; it and its own control are added to `controls`, the last one first."""
-    control = reference_config(config)
+def _control_id(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
+    """The id of a cell's control, which is added to `controls` after its own control."""
+    control = control_of(config)
     if control not in controls:
         if control != config:
-            _reference(control, controls)
+            _control_id(control, controls)
         controls.setdefault(control, Candidate(cell_id(control), control, None))
     return controls[control].id
 
@@ -223,7 +224,7 @@ class _KnownFailures:
         return self._entries[matching[0]][0] if matching else None
 
     def check_used(self, allowed: list[Candidate], rejected: list[RejectedCell], problems: Problems) -> None:
-        """An entry that matches no cell excuses nothing: a typo, or a cell that is gone. Cells left out are cells."""
+        """Adds a problem for an entry that matches no cell, run or left out: a typo, or the cell no longer exists."""
         for number, (entry, pattern) in enumerate(self._entries):
             if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
                 only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)

@@ -1,4 +1,4 @@
-"""Cells of two stacks that take turns: each block of one runs next to a block of the other, on the same machine."""
+"""Interleaved cells of two stacks: each block of one runs next to a block of the other, on the same machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.plan.matrix.problems import Problems
 _KEY = ("checks", "throughput", "slower_than", "stack")
 
 
-def in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
-    """The cells, of which those that differ in nothing but the stack are paired; `base` is the stack compared with.
+def paired_in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
+    """The cells, with those that differ only in the stack paired; `base` is the stack to compare with.
 
-    Cells that the matrix wants timed take part; one whose partner is rejected has none. Adds a problem unless there are
-    two stacks, one of them the base.
+    Only timed cells are paired, and not those whose partner is rejected. Adds a problem unless there are two stacks,
+    one of them the base.
     """
     stacks = list(dict.fromkeys(cell.config.stack for cell in cells))
     if base not in stacks:
@@ -30,16 +30,16 @@ def in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> lis
         if cell.config.timing.turns:
             groups.setdefault(_pair(cell.config), []).append(cell)
     partners = {cell.id: members for members in groups.values() if len(members) == 2 for cell in members}
-    return [_paired(cell, partners[cell.id], base) if cell.id in partners else _alone(cell) for cell in cells]
+    return [_paired(cell, partners[cell.id], base) if cell.id in partners else _unpaired(cell) for cell in cells]
 
 
 def _pair(config: CellConfig) -> str:
-    """The name of what a cell is but for its stack."""
+    """A name of the cell without its stack: that of its pair."""
     name = cell_id(replace(config, stack=""))
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def _alone(cell: PlannedCell) -> PlannedCell:
+def _unpaired(cell: PlannedCell) -> PlannedCell:
     return replace(cell, config=replace(cell.config, timing=replace(cell.config.timing, turns="")))
 
 

@@ -54,7 +54,7 @@ def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Resolver:
-    """Turns the values of a combination into a CellConfig; shared parts are made once."""
+    """Turns the values of a combination into a CellConfig; parts that cells share are made once."""
 
     def __init__(self, matrix: Matrix, largest_cp: int) -> None:
         self.matrix = matrix
@@ -91,7 +91,7 @@ class Resolver:
         )
 
     def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that a rule of shapes may read, and the name of the variant."""
+        """The fields of CellConfig that a rule of shapes may read, and the variant's name."""
         model, train, documents, variant = self.base(values)
         return {
             "layout": self._layout(values),
@@ -104,7 +104,7 @@ class Resolver:
         }
 
     def check_models(self, rows: list[Row], problems: Problems) -> None:
-        """Models and training runs that axes make impossible in every layout."""
+        """Adds problems for models and training runs that no layout can run."""
         if not self._dotted:
             return
         bases = {(base[0], base[1], base[3]): None for base in (self.base(row.values) for row in rows)}
@@ -133,7 +133,7 @@ class Resolver:
         return self._bases[key]
 
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
-        """What the matrix asks for; rows of one document can only take turns."""
+        """What the matrix asks for. Cells with one document per row are timed against another stack only."""
         timing = self.matrix.timing if values["timed"] else NOT_TIMED
         alone = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
         return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
@@ -182,14 +182,14 @@ def _reader(name: str) -> Callable[[CellConfig], Any]:
     return (lambda config: shown(read(config))) if shown else read
 
 
-def reference_config(config: CellConfig) -> CellConfig:
+def control_of(config: CellConfig) -> CellConfig:
     """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
 
-    Where gradients depend on the rows, a cell with rows of the harness's own is held against one rank with the same
-    rows. That control is a cell like others: packed on one rank, it is held against the unpacked one in turn.
+    Where gradients depend on the rows, the control of a cell on one of the harness's own data paths has the same rows,
+    on one rank. That control is a cell like others: if it packs, it has an unpacked control in turn.
 
-    A control runs the attention of its cells, whose noise it measures; one of another kernel than the harness's own is
-    held against the same cell with the reference attention.
+    A control runs the attention of its cells, whose noise it measures. If that is not the harness's own kernel, its
+    control is the same cell with the reference attention.
     """
     control = _control(config)
     if control == config and config.attention in KERNELS:
@@ -228,14 +228,14 @@ def _control(config: CellConfig) -> CellConfig:
     )
 
 
-def measuring(config: CellConfig) -> CellConfig:
-    """A control that measures the noise of its dtype beside; bounds of fp32 are fixed."""
+def with_noise_legs(config: CellConfig) -> CellConfig:
+    """The control with the legs that measure the noise of its dtype; bounds of fp32 are fixed, so it needs none."""
     if config.dtype == "fp32" or NOISE in config.canaries or not config.fingerprints:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))
 
 
 def _row_layout(layout: Layout) -> Layout:
-    """What of a layout tells on rows: stages matter only when they are interleaved."""
+    """The part of a layout that decides the rows: stages matter only when they are interleaved."""
     stages = {"pp": layout.pp, "vpp": layout.vpp} if layout.vpp > 1 else {}
     return Layout(tp=layout.tp, cp=layout.cp, dp=layout.dp, sp=layout.sp, **stages)

@@ -1,4 +1,4 @@
-"""A covering selection of the cells that constraints and rules allow, and what it must never leave out."""
+"""A covering selection of the cells that constraints and rules allow, and the cells that it always keeps."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NOT_THERE = "no combination of the matrix has it, or a constraint drops all that
 
 
 class Candidate(NamedTuple):
-    """A cell that no rule forbids, before its reference is known."""
+    """A cell that no rule forbids, before its control is known."""
 
     id: str
     config: CellConfig
     line: int | None
-    included: bool = False  # an include row of its own
+    included: bool = False  # made by an include row
 
 
 class Forbidden(NamedTuple):
@@ -87,14 +87,14 @@ def _check_parts(space: Space, strength: int, problems: Problems) -> None:
 
 
 def _factors(axes: Axes) -> list[tuple[str, ...]]:
-    """Axes that vary together are one factor; one that only include rows set is a factor of its own."""
+    """Axes that vary together form one factor; an axis that only include rows set is a separate factor."""
     tied = [tuple(rows[0].values) for rows in axes.dimensions]
     single = dict.fromkeys(name for row in axes.include for name in row.values)
     return tied + [(name,) for name in single if not any(name in names for names in tied)]
 
 
 class _Table:
-    """Cells as rows of codes, one per factor with more than one value. Values are those that cells come to have."""
+    """Cells as rows of codes, one per factor with more than one value. Values are those that cells have."""
 
     def __init__(
         self, factors: Sequence[tuple[str, ...]], allowed: Sequence[CellConfig], forbidden: Sequence[CellConfig]
@@ -142,7 +142,7 @@ def _matcher(entry: str | Mapping[str, Any]) -> Callable[[CellConfig], bool]:
 
 
 def _asked(config: CellConfig, name: str, value: Any) -> Any:
-    """What `auto` stands for."""
+    """The value that `auto` means in this cell."""
     if value is None and name == "sp":
         return config.layout.tp > 1
     return "auto" if value is None and name == "pad_seq_to_mult" else value
@@ -160,7 +160,7 @@ def _both(config: CellConfig) -> bool:
     return config.layout.world_size >= 16 and _stages(config) and _odd(config)
 
 
-# The strongest first: its cell counts for the others too.
+# The strongest first: its cell satisfies the others too.
 _MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
     ("both on 16 ranks", _both),
     ("tp >= 2 with pp >= 4", _stages),
@@ -169,7 +169,7 @@ _MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
 
 
 def _must_cover(cells: Sequence[Candidate], kept: Iterable[int]) -> dict[str, list[int]]:
-    """Of every data path in every stack a cell where most known packing bugs show: the one of fewest ranks."""
+    """For every data path in every stack, the cell with the fewest ranks that exposes most known packing bugs."""
     chosen = set(kept)
     found: dict[str, list[int]] = {}
     for reason, holds in _MUST_COVER:
@@ -192,6 +192,6 @@ def _size(cell: Candidate) -> tuple[int, int, str]:
 
 @lru_cache(maxsize=256)
 def _has_odd(documents: DocumentsConfig, train: TrainConfig) -> bool:
-    """Whether a document of the first step has an odd length, which no even alignment leaves without padding."""
+    """Whether a document of the first step has an odd length, which any even alignment pads."""
     step = documents_of_step(documents, seed=train.seed, step=0, count=train.global_batch, seq_length=train.seq_length)
     return any(document.length % 2 for document in step)

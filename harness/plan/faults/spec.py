@@ -13,7 +13,7 @@ from harness.core.data_paths.own import REFERENCE
 from harness.core.outcomes import Lane, Outcome
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
-from harness.plan.expansion.resolve import measuring, reference_config
+from harness.plan.expansion.resolve import control_of, with_noise_legs
 
 # Six layers divide over 1, 2 and 3 stages and over 3 chunks on each of 2, so that every fault shares one model.
 MODEL = ModelConfig(layers=6)
@@ -93,7 +93,7 @@ class FaultSpec:
     @property
     def reference(self) -> CellConfig:
         """The control of both: the same documents on one rank, unpacked, or in the same rows where those matter."""
-        return measuring(reference_config(self._config(deadline_s=DEADLINE_S, fault=self.name)))
+        return with_noise_legs(control_of(self._config(deadline_s=DEADLINE_S, fault=self.name)))
 
 
 CLASSES = (

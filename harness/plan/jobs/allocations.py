@@ -17,15 +17,15 @@ FILL = 0.5  # share of its time limit that a job is filled to, since the estimat
 def plan_allocations(
     expansion: Expansion, cluster: ClusterProfile = LOCAL, launch: Launch | None = None
 ) -> tuple[Allocation, ...]:
-    """References first, then the biggest world sizes; one allocation per stack here, one array per shape on a cluster.
+    """Controls first, then the largest world sizes; one allocation per stack here, one array per shape on a cluster.
 
-    References come first because every other verdict needs them; big cells next, so that the small ones fill the
-    cores at the end. A shape is (nodes, ranks per node, stack).
+    Controls come first because every other verdict needs them; large cells next, so that small ones fill the cores at
+    the end. A shape is (nodes, ranks per node, stack).
     """
-    references = {cell.reference for cell in expansion.cells if cell.reference}
+    controls = {cell.reference for cell in expansion.cells if cell.reference}
     ordered = sorted(
         expansion.cells,
-        key=lambda cell: (cell.id not in references and cell.role != "reference", -cell.config.layout.world_size),
+        key=lambda cell: (cell.id not in controls and cell.role != "reference", -cell.config.layout.world_size),
     )
     if cluster.kind == "slurm":
         return tuple(_in_arrays(ordered, cluster, launch or Launch()))

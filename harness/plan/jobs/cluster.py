@@ -1,4 +1,4 @@
-"""The profile of a cluster: what a job may ask for, and how its file is written. Reads values, not files."""
+"""The profile of a cluster: what a job may request, and how its file is written. Works on values, not files."""
 
 from __future__ import annotations
 
@@ -125,20 +125,20 @@ class ClusterProfile:
         default_factory=dict, doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
     )
     signal: Signal | None = setting(None, doc="sbatch --signal.")
-    requeue: bool = setting(False, doc="Slurm may start a job again by itself.")
+    requeue: bool = setting(False, doc="Slurm may requeue a job.")
     container: Container | None = setting(None, doc="The container that agents run in.")
     env: dict[EnvName, EnvValue | None] = setting(
-        default_factory=dict, doc="Environment of the job; null takes a default away."
+        default_factory=dict, doc="Environment of the job; null removes a default."
     )
     setup: tuple[Line, ...] = setting((), doc="Shell lines before srun, on the first node.")
     sbatch_flags: tuple[Line, ...] = setting((), doc="More sbatch flags, --name=value each.")
     srun_flags: tuple[Line, ...] = setting((), doc="More srun flags, --name=value each.")
     run_dir: Line | None = setting(None, doc="Folder of run directories that every node sees.")
     python: Line | None = setting(None, doc="Interpreter on the nodes; absent: the launcher's own.")
-    template: Line = setting("default", doc="Name in sbatch_templates, or a path beside the profile.")
+    template: Line = setting("default", doc="Name in sbatch_templates, or a path relative to the profile.")
 
     def gpus_of(self, ranks_per_node: int) -> int:
-        """GPUs per node that a job with so many ranks per node is given, and pays for."""
+        """GPUs per node that a job with so many ranks per node is allocated and charged for."""
         return self.gpus_per_node if self.exclusive else min(self.gpus_per_node, ranks_per_node)
 
 
@@ -151,7 +151,7 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
     if values is None:
         problems.add((), "the profile is empty")
         problems.raise_any()
-    # Before anything prints a value: these messages must not show what they refuse.
+    # Before anything prints a value: messages must not show a secret.
     _check_secrets(values, problems)
     problems.raise_any()
     profile = problems.validate(ClusterProfile, values, ())
@@ -172,17 +172,15 @@ def _check_secrets(values: Any, problems: Problems) -> None:
     env = values.get("env")
     for name, value in env.items() if isinstance(env, Mapping) else ():
         if isinstance(name, str) and is_secret_name(name):
-            problems.add(
-                ("env", name), f"names a secret ({NAMES}), which must not stand in a job file", hint=SECRET_HINT
-            )
+            problems.add(("env", name), f"names a secret ({NAMES}), which must not be in a job file", hint=SECRET_HINT)
         elif isinstance(value, str) and holds_secret(value):
-            problems.add(("env", name), "holds a secret, which must not stand in a job file", hint=SECRET_HINT)
+            problems.add(("env", name), "holds a secret, which must not be in a job file", hint=SECRET_HINT)
     for key in ("setup", "sbatch_flags", "srun_flags", "sbatch-flags", "srun-flags"):
         entries = values.get(key)
         for number, line in enumerate(entries if isinstance(entries, list) else ()):
             # NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
             if isinstance(line, str) and holds_secret(line):
-                problems.add((key, number), "writes out a secret, by its name or by its looks", hint=SECRET_HINT)
+                problems.add((key, number), "holds a secret, by its name or its form", hint=SECRET_HINT)
 
 
 def _check_together(profile: ClusterProfile, given: set[str], written: set[str], problems: Problems) -> None:
@@ -196,10 +194,10 @@ def _check_together(profile: ClusterProfile, given: set[str], written: set[str],
         return
     ranks = profile.ranks_per_node if "ranks_per_node" in given else 0
     if not profile.gpus_per_node and not ranks:
-        problems.add((), "says neither gpus_per_node nor ranks_per_node", hint="a CPU cluster sets ranks_per_node")
+        problems.add((), "sets neither gpus_per_node nor ranks_per_node", hint="a CPU cluster sets ranks_per_node")
     if profile.gpus_per_node and ranks > profile.gpus_per_node:
         sizes = f"{ranks} ranks on {profile.gpus_per_node} GPUs"
-        problems.add(("ranks_per_node",), f"every rank needs a GPU of its own: {sizes}")
+        problems.add(("ranks_per_node",), f"every rank needs its own GPU: {sizes}")
     for name, value in profile.env.items():
         if value is not None and has_control(value):
             problems.add(("env", name), "must be one line of text, without control characters")
@@ -214,9 +212,9 @@ def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], probl
         if not _FLAG.fullmatch(flag):
             problems.add((key, number), "must be one flag with its value", found=flag, allowed="--name or --name=value")
         elif taken:
-            problems.add((key, number), f"--{taken} cannot stand here", found=flag, hint=own[taken])
+            problems.add((key, number), f"--{taken} cannot be set here", found=flag, hint=own[taken])
 
 
 def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:
-    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` when that is more and the ranks go round."""
+    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` when that is more and there are enough ranks."""
     return max(-(-world_size // cluster.ranks_per_node), min(nodes_per_cell, world_size))

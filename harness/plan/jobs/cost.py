@@ -14,7 +14,7 @@ from harness.plan.jobs.cluster import ClusterProfile
 # Fitted to matrices/smoke.yaml with megatron-core 0.19.2 on 2 cores without a GPU: 167 ranks in 56 to 69 s.
 IMPORT_S = 6.5  # torch and Megatron, once per agent
 RANK_CPU_S = 0.65  # fork, process groups, model, record: processor time of one rank outside its steps
-RANK_STEP_CPU_S = 0.02  # one rank, one step, beside its arithmetic: schedule and collectives
+RANK_STEP_CPU_S = 0.02  # one rank, one step, without its arithmetic: schedule and collectives
 CPU_FLOPS = 5e9  # small matrix products in fp32, one core
 # Assumed for cells on GPUs, not measured: CUDA contexts and NCCL communicators, kernel launches, small products.
 GPU_CELL_S = 15.0
@@ -117,7 +117,7 @@ def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: Clust
     What counts is the time limit, which Slurm enforces; the estimate is too rough to guard a budget.
     """
     if not cluster.gpus_per_node:
-        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so nothing would be held to it")
+        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so it would limit nothing")
     total = sum(cost.most_gpu_hours for cost in costs)
     if total <= most_gpu_hours:
         return
@@ -133,7 +133,7 @@ def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: Clust
 
 
 def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
-    """Estimated seconds of one cell in a job of `nodes` nodes that runs its cells in turn."""
+    """Estimated seconds of one cell in a job of `nodes` nodes that runs its cells one after the other."""
     world, steps = config.layout.world_size, config.train.steps
     if cluster.gpus_per_node:
         return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))

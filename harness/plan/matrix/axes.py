@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     values: dict[str, Any]
     line: int | None
-    included: bool = False  # a combination of its own, made by an include row
+    included: bool = False  # made by an include row that extends no combination
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Axes:
 
     @property
     def count(self) -> int:
-        """Combinations that the dimensions make, before any is made."""
+        """The number of combinations of the dimensions."""
         return math.prod(len(rows) for rows in self.dimensions) if self.dimensions else 0
 
     def combinations(self) -> Iterator[Row]:
         """All combinations, with GitHub's meaning of include and exclude.
 
         An include row extends every combination in which it overwrites no value of an axis of the matrix; a row
-        that extends none is a combination of its own.
+        that extends none becomes a new combination.
         """
         used: set[int] = set()
         for original, line in self._product():
@@ -142,7 +142,7 @@ def parse_axes(section: Any, problems: Problems) -> Axes:
 
 
 def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:
-    """An axis may stand in one dimension only."""
+    """An axis may be in one dimension only."""
     owner: dict[str, str] = {}
     for key, rows in zip(values, dimensions):
         for name in rows[0].values if rows else ():

@@ -23,12 +23,12 @@ _OPERATORS = {kind: DEFAULT_OPERATORS[kind] for kind in (*_ARITHMETIC, *_COMPARI
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 MOST_CHARACTERS = 1_000
 MOST_DEPTH = 50
-_KEPT = 2**16  # answers of one constraint
+_KEPT = 2**16  # results of one constraint that are cached
 TEXT_NAMES = frozenset(name for name, axis in axes().items() if axis.type is str)
 
 
 class ConstraintError(ValueError):
-    """What is wrong with an expression, and the column (from 1) where; 0 when it shows only in evaluation."""
+    """What is wrong with an expression, and the column (from 1) where; 0 when it is found in evaluation only."""
 
     def __init__(self, message: str, column: int = 0) -> None:
         super().__init__(f"column {column}: {message}" if column else message)
@@ -94,7 +94,7 @@ def _evaluation(text: str, tree: ast.expr, names: tuple[str, ...]) -> Callable[[
 
 
 class _DottedNames(ast.NodeTransformer):
-    """`train.seq_length` as one name: only names that were asked for are looked up, no attribute of anything."""
+    """`train.seq_length` as one name: only names of the expression are looked up, never an attribute."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(id=ast.unparse(node), ctx=ast.Load())

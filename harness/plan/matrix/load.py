@@ -36,7 +36,7 @@ _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it unde
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A matrix file without mistakes of form; what combinations it means is `expand`'s work."""
+    """A matrix file that was checked key by key; `expand` makes its combinations."""
 
     name: str
     file: str
@@ -51,7 +51,7 @@ class Matrix:
     canaries: tuple[str, ...]
     fingerprints: bool
     timing: TimingConfig
-    base: str  # the stack that cells of the other are timed against, in turns; empty for none
+    base: str  # the stack that cells of the other are timed against, interleaved; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     history: HistoryAsked | None = None  # earlier runs to compare times with
@@ -127,7 +127,7 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
 
 
 def _top(values: Any, problems: Problems) -> dict[str, Any]:
-    """The top-level keys; those that need no section of their own are checked."""
+    """The top-level keys; those that are not sections are checked."""
     if values is None:
         problems.add((), "the matrix file is empty")
         problems.raise_any()
@@ -144,7 +144,7 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
 
 
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
-    """Every name on the axis is a stack, and every stack is on the axis: else other code would be tested than meant."""
+    """Every name on the axis must be a stack, and every stack on the axis: otherwise the wrong code would be tested."""
     stacks = parse_stacks(section, problems, path_of)
     names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
     used: dict[str, int | None] = {}
@@ -192,7 +192,7 @@ def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
 def resolved(matrix: Matrix) -> dict[str, Any]:
     """Plain values for matrix.resolved.yaml: a matrix file with every default written out, which loads to the same.
 
-    Lengths that came from a file are written out too, so that the resolved file stands alone.
+    Lengths that came from a file are written out too, so that the resolved file needs no other file.
     """
     written = dict(matrix.values)
     result: dict[str, Any] = {"name": matrix.name}

@@ -1,4 +1,4 @@
-"""Collects everything that is wrong with a matrix file, each problem at its line and under the key the user wrote."""
+"""Collects everything that is wrong with a matrix file, each problem with its line and the key as the user wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From `select` of a matrix file to what it asks for."""
+"""Parses `select` of a matrix file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY: KeyPath = ("select",)
 
 @dataclass(frozen=True, kw_only=True)
 class Covering:
-    """What the matrix asks for. `keep` holds patterns over cell names, and values by axis name."""
+    """A covering selection. `keep` holds patterns over cell names, and values by axis name."""
 
     strength: int = PAIRS
     keep: tuple[str | Mapping[str, Any], ...] = ()

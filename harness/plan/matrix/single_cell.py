@@ -1,4 +1,4 @@
-"""One cell as a matrix file of its own, with the stack that it ran in. Pure."""
+"""A matrix file of one cell, with the stack that it ran in. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from harness.plan.schema.bounds import as_written
 from harness.plan.stacks.section import layers_of
 
 _PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name)
-_OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # these are written there, not as axes
+_OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # written in their sections, not as axes
 
 
 def one_cell(
     config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
 ) -> dict[str, Any]:
-    """Values of a matrix file whose only cell is this one; a mix of documents must be the cell's own.
+    """Values of a matrix file whose only cell is this one; a built-in mix of documents must fit the cell's cp.
 
-    `stack`: what the cell's stack is, None for the default one. What a file cannot say is left out: an injected fault.
+    `stack`: definition of the cell's stack, None for the default one. An injected fault is left out.
     """
     bounds = tolerances or ToleranceOverrides()
     written: dict[str, Any] = {
@@ -49,7 +49,7 @@ def one_cell(
 
 
 def pinned(stack: ReadyStack) -> Stack:
-    """The stack with its checkouts at the commits that their refs meant; a working tree has no other name."""
+    """The stack with refs of checkouts replaced by the commits that they resolved to; a working tree stays as it is."""
     found = [
         replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts
     ]
@@ -66,7 +66,7 @@ def _axes(config: CellConfig) -> dict[str, Any]:
 
 
 def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any]:
-    """What is timed in the cell alone: nothing is left of taking turns with another stack."""
+    """What is timed in the cell itself, without interleaving with another stack."""
     timing, values = config.timing, bounds.throughput
     found: dict[str, Any] = {"rounds": timing.rounds}
     found |= {"warmup": timing.warmup} if timing.warmup else {}

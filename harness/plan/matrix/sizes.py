@@ -1,4 +1,4 @@
-"""Bounds on what several keys of a matrix make together; those of one key stand at its field in the section."""
+"""Limits of what several keys of a matrix amount to together; the limits of one key are declared at its field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TESTS = 20_000_000  # of a combination against a row of include or exclude,
 
 
 def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
-    """What makes a cell too large whatever its layout is: (key, message with the arithmetic)."""
+    """What makes a cell too large in every layout: (key, message with the arithmetic)."""
     found = []
     dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
     weights = weights_per_token(dense)
@@ -30,7 +30,7 @@ def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str
 
 
 def check_tests(axes: Axes, constraints: int, xfail: int, problems: Problems) -> None:
-    """Every combination is held against every row, constraint and entry."""
+    """Limits the work: every combination is tested against every row, constraint and entry."""
     against = len(axes.include) + len(axes.exclude) + constraints + xfail
     tests = axes.count * against
     if tests > MOST_TESTS:

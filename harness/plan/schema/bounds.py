@@ -27,7 +27,7 @@ def _as_mapping(value: Any) -> Any:
 
 
 def _fits(bounds: dict[str, Any]) -> dict[str, Any]:
-    """What a bound cannot have is an error, not ignored."""
+    """Keys that a bound cannot have are errors, not ignored."""
     for name, bound in bounds.items():
         if name in UNSIGNED and bound.direction not in (None, "either"):
             raise ValueError(f"{name} is a distance of fingerprints, which has no sign: leave direction out")
@@ -41,7 +41,7 @@ def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
 
 
 def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
-    """As a matrix file would have it, in full where more than the value was said."""
+    """As in a matrix file: a number, or a mapping where more than the value was given."""
     return {
         name: bound.value
         if bound.unit is None and bound.direction is None

@@ -19,7 +19,7 @@ _DECLARED = (*SECTIONS.values(), *PARTS.values(), PackingOptions)
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a matrix file, long Megatron names included.
 
-    Dashes may stand for underscores in a matrix file; the schema lists the names with underscores only.
+    A matrix file may have dashes in place of underscores; the schema lists only the names with underscores.
     """
     schema = MatrixFile.model_json_schema()
     definitions = schema["$defs"]
@@ -66,7 +66,7 @@ def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_null_defaults(node: Any) -> None:
-    """`default: null` says nothing to an editor but offers a value that is refused."""
+    """Editors would offer `default: null` as a value, which is refused."""
     if isinstance(node, dict):
         if "default" in node and node["default"] is None:
             del node["default"]

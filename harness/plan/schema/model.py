@@ -1,4 +1,4 @@
-"""The `model:` section. `moe`, `mtp` and `mla` are mappings of their own, also as values of the axes `model.moe` ..."""
+"""The `model:` section. `moe`, `mtp` and `mla` are nested mappings, also as values of the axes `model.moe` ..."""
 
 from __future__ import annotations
 

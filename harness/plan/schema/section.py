@@ -1,4 +1,4 @@
-"""What all sections of a matrix or profile file share, and the pydantic model of a section that words declare."""
+"""What all sections of a matrix or profile file share, and pydantic models made from the dataclasses of sections."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def _model_of(kind: Any) -> type[Section]:
 
 
 def model_with(name: str, doc: str, keys: Iterable[Key], **more: Any) -> type[Section]:
-    """A model of declared keys; `more`: fields as pydantic's create_model takes them, which stand first."""
+    """A model of declared keys; `more`: fields as pydantic's create_model takes them; they come first."""
     fields = more | {key.name: (_field_type(key), _field(key)) for key in keys}
     model: type[Section] = create_model(name, __base__=Section, __doc__=doc, __module__=__name__, **fields)
     return model
 
 
 def made(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
-    """The dataclass of checked values; what a file leaves open has the dataclass's default."""
+    """The dataclass of checked values; what a file leaves out has the dataclass's default."""
     values = {name: _frozen(getattr(checked, name)) for name in type(checked).model_fields} | dict(parts or {})
     keys = keys_of(kind)
     return kind(
@@ -67,7 +67,7 @@ def _frozen(value: Any) -> Any:
 
 
 def parts_of(kind: type[Any]) -> dict[str, Any]:
-    """Keys that hold sections of their own, e.g. `moe` of a model."""
+    """Keys whose values are nested sections, e.g. `moe` of a model."""
     keys = {} if issubclass(kind, Section) else keys_of(kind)
     found = {name: next(filter(dataclasses.is_dataclass, union_of(key.type)), None) for name, key in keys.items()}
     return {name: part for name, part in found.items() if part}

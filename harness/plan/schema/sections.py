@@ -1,4 +1,4 @@
-"""The sections of a matrix file. Most are dataclasses, of which section.py makes the models; the rest stand here.
+"""The sections of a matrix file. Most are dataclasses, from which section.py makes models; the others are models.
 
 Every description ends up in the JSON Schema (`harness schema`) and in the tables of docs/matrix.md.
 """
@@ -33,7 +33,7 @@ def _documents(name: str, doc: str, mode: Any, default: Any = ...) -> type[Secti
 
 AdversarialDocuments = _documents(
     "AdversarialDocuments",
-    "The built-in mix of lengths in which most known packing bugs show; `uncut` leaves out the truncated one.",
+    "The built-in mix of lengths that exposes most known packing bugs; `uncut` leaves out the truncated one.",
     Literal[MIXES],
     MIXES[0],
 )
@@ -44,7 +44,7 @@ DistributionDocuments = _documents(
 )
 FileDocuments = _documents(
     "FileDocuments",
-    "Lengths from a CSV file or from the matrix itself, taken in order and round again.",
+    "Lengths from a CSV file or from the matrix itself, taken in order and repeated.",
     Literal["file"],
 )
 DOCUMENT_MODES: dict[str, type[Section]] = {
@@ -62,11 +62,15 @@ class Launch:
         None, doc="Ranks that run at once; absent: as the cores allow.", ge=1, le=65_536
     )
     deadline_s: float = setting(
-        120.0, doc="Seconds after which a cell that has not ended is stopped and named a hang.", gt=0, le=604_800
+        120.0, doc="Seconds after which a cell that has not ended is stopped and reported as a hang.", gt=0, le=604_800
     )
     max_ranks: int = setting(64, doc="A cell that needs more ranks is rejected.", ge=1, le=65_536)
     cells_per_allocation: int | None = setting(
-        None, doc="Cells that one job runs in turn; auto: as many as fit its time limit.", ge=1, le=2**20, auto=True
+        None,
+        doc="Cells that one job runs one after the other; auto: as many as fit its time limit.",
+        ge=1,
+        le=2**20,
+        auto=True,
     )
     throttle: int = setting(64, doc="Jobs of one array that may run at once.", ge=1, le=65_536)
     time_limit_min: int | None = setting(
@@ -147,7 +151,7 @@ class MatrixFile(Section):
         json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
     )
     cluster: Cluster = Field(
-        default="local", description="Where cells run: a cluster profile by name, or its path beside this file."
+        default="local", description="Where cells run: a cluster profile by name, or its path relative to this file."
     )
     launch: model_of(Launch) = Field(default_factory=Launch)  # type: ignore[valid-type]
     checks: ChecksSection = Field(default_factory=ChecksSection)

@@ -1,4 +1,4 @@
-"""`checks.throughput` of a matrix file: what is timed and judged. What it does not name is measured and shown only."""
+"""`checks.throughput` of a matrix file: what is timed and judged. Other times are measured and shown only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_DOCUMENTS = 1024
 LEAST_RUNS = 5  # fewer are no baseline: harness/judge/stats/baseline.py
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
-MOST_FACTOR = 1_000  # slower is not measured, it is a hang
+MOST_FACTOR = 1_000  # slower than that is a hang
 _Bound = Annotated[float, Field(gt=1, le=MOST_FACTOR, allow_inf_nan=False)]
 _MOST_TOKENS = 2**20
 
@@ -36,7 +36,7 @@ PeakTflops = Annotated[
 
 
 def _dividing(values: list[int]) -> list[int]:
-    """So that packs of the same length hold them all, in documents of equal length."""
+    """Packs of the same length must hold each number of documents, in equal lengths."""
     if values != sorted(set(values)):
         raise ValueError("must rise")
     if any(values[-1] % value for value in values):
@@ -79,7 +79,7 @@ class PackedSlowerSection(Section):
 
 
 class SlowerThanSection(Section):
-    """Every cell against the same cell in a base stack; the two take turns."""
+    """Every cell against the same cell in a base stack, interleaved."""
 
     stack: str = Field(min_length=1, description="The base: the other stack of the axis `stack`.")
     bound: _Bound = Field(
@@ -125,7 +125,7 @@ class ThroughputSection(Section):
         SlowerThanSection | None,
         BeforeValidator(_named),
         WithJsonSchema({"anyOf": [{"type": "string"}, SlowerThanSection.model_json_schema()]}),
-    ] = Field(default=None, description="The stack that the other one is timed against, in turns.")
+    ] = Field(default=None, description="The stack that the other one is timed against, interleaved.")
     history: Annotated[HistorySection | None, BeforeValidator(_switch), _switched(HistorySection)] = Field(
         default=None, description="Earlier green runs that a step is timed against."
     )
@@ -136,7 +136,7 @@ class ThroughputSection(Section):
         default=None, description="Rounds before those that are recorded; absent: 1 on a CPU, 3 on a GPU."
     )
     full_rows: bool = Field(
-        default=False, description="Time rows of one document of full length too, and show packed rows beside them."
+        default=False, description="Time rows of one document of full length too, and show packed rows next to them."
     )
     peak_tflops: PeakTflops = Field(
         default_factory=dict,
@@ -144,7 +144,7 @@ class ThroughputSection(Section):
     )
 
     def timing(self) -> TimingConfig:
-        """What cells of the matrix time; expansion/interleaving.py names their pairs."""
+        """What is timed in cells of the matrix; expansion/interleaving.py names their pairs."""
         documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
         return TimingConfig(
             documents=documents,

@@ -1,6 +1,6 @@
 """How one cell can be made smaller, one dimension at a time: fewer ranks, documents, layers, tokens, steps, options.
 
-Pure. A reduction never makes anything larger; what depends on the reduced dimension follows it downwards.
+Pure. A reduction never makes anything larger; what depends on the reduced dimension is reduced with it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from harness.core.cell.layout import Layout
 from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 
-FEW_DOCUMENTS = 8  # up to so many, each is left out on its own; of more, eighths
+FEW_DOCUMENTS = 8  # up to so many documents, each is left out singly; of more, eighths
 _SHORTEST_ROW = 4  # as train.seq_length allows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """Something of a cell that can be less."""
+    """A part of a cell that can be reduced."""
 
     name: str
     value: Callable[[CellConfig], Any]
-    smaller: Callable[[CellConfig], Iterable[CellConfig]]  # the smallest first; without what must follow
-    count: Callable[[CellConfig], int] | None = None  # None: it is there or not
+    smaller: Callable[[CellConfig], Iterable[CellConfig]]  # the smallest first, not yet normalized
+    count: Callable[[CellConfig], int] | None = None  # None: it is on or off
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """A cell with less of one dimension."""
+    """A cell that is smaller in one dimension."""
 
     dimension: Dimension
     to: Any  # its value there
     config: CellConfig
 
 
-def settled(config: CellConfig) -> CellConfig | None:
-    """The cell with all that must follow from the rest of it; None when there is none (fewer layers than stages)."""
+def normalized(config: CellConfig) -> CellConfig | None:
+    """The cell with dependent values adjusted; None where that is impossible (fewer layers than stages)."""
     layout = config.layout
     layout = replace(layout, vpp=1) if layout.pp == 1 else layout
     layout = replace(layout, sp=False) if layout.tp == 1 else layout
@@ -60,10 +60,10 @@ def settled(config: CellConfig) -> CellConfig | None:
 
 
 def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None) -> Iterator[Reduction]:
-    """Every cell that has less of one dimension: dimension by dimension, the smallest first."""
+    """Every cell that is smaller in one dimension: dimension by dimension, the smallest first."""
     for dimension in DIMENSIONS if dimensions is None else dimensions:
         for made in dimension.smaller(config):
-            less = settled(made)
+            less = normalized(made)
             if less is not None and less != config:
                 yield Reduction(dimension=dimension, to=dimension.value(less), config=less)
 
@@ -71,7 +71,7 @@ def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None
 def changes(before: CellConfig, after: CellConfig) -> tuple[str, ...]:
     """What differs between two cells, in words: "pp 4 -> 3", "layers 4 -> 3"."""
     pairs = {item.name: (item.value(before), item.value(after)) for item in DIMENSIONS}
-    del pairs["lengths"]  # documents tell them
+    del pairs["lengths"]  # shown with the documents
     return tuple(f"{name} {shown(old)} -> {shown(new)}" for name, (old, new) in pairs.items() if old != new)
 
 
@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 
 def size_of(config: CellConfig) -> tuple[float, ...]:
-    """What makes one cell smaller than another, the most telling first."""
+    """Sort key of a cell's size, the most important part first."""
     layout, train, model = config.layout, config.train, config.model
     documents = config.documents_of(0)
     extras = sum(item.count is None and item.value(config) != item.value(_PLAIN) for item in DIMENSIONS)
@@ -100,7 +100,7 @@ def size_of(config: CellConfig) -> tuple[float, ...]:
 
 
 def _fewer(value: int, least: int = 1) -> list[int]:
-    """The least, half, and one less."""
+    """The least, half, and one fewer."""
     return sorted({number for number in (least, value // 2, value - 1) if least <= number < value})
 
 
@@ -148,7 +148,7 @@ def _without(part: str) -> Dimension:
 
 
 def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
-    """Experts without what is around them."""
+    """Experts without auxiliary loss, padding mask or another dispatcher."""
     moe = config.model.moe
     if part != "moe" or moe is None:
         return []
@@ -187,7 +187,7 @@ def _with_lengths(config: CellConfig, lengths: Iterable[int]) -> CellConfig:
 
 
 def listed(config: CellConfig) -> CellConfig:
-    """The cell with the documents of step 0 written down as a list of lengths; without masks and copies."""
+    """The cell with the documents of step 0 as a list of lengths, without masks and copies."""
     return _with_lengths(config, _lengths(config))
 
 
@@ -197,7 +197,7 @@ def _is_listed(config: CellConfig) -> bool:
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:
-    """A half, a quarter, all but a few. Documents that are made by a rule are first written down."""
+    """A half, a quarter, all but a few. Those of a mix or distribution are first replaced by a list of lengths."""
     lengths = _lengths(config)
     if not _is_listed(config):
         yield listed(config)
@@ -225,7 +225,7 @@ def _shorter_documents(config: CellConfig) -> Iterator[CellConfig]:
 
 
 def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
-    """Rows a quarter or half as long, and documents with them; one that overflowed its row overflows it as before."""
+    """Rows a quarter or half as long, and documents with them; what overflowed its row still does, by as much."""
     row = config.train.seq_length
     for part in (4, 2):
         shorter = row // part
@@ -240,7 +240,7 @@ def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
         yield made
 
 
-# What seldom matters stands first: the first to matter ends the rungs of a round (search.py).
+# What seldom matters comes first: the first dimension that matters ends the rungs of a round (search.py).
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
         name="steps",

@@ -1,8 +1,8 @@
 """Which smaller cells to try next, and which of them to go on from: delta debugging over the dimensions of a cell.
 
-Pure: `search` asks and is told. A round first tries rungs, each with one dimension more at its least than the one
-before, so that all that does not matter goes at once; then every single reduction too, so that the end is minimal: no
-single reduction of it shows the same finding.
+Pure: `search` yields cells and is sent answers. A round first tries rungs: each reduces one dimension more to its least
+than the one before, so that everything that does not matter goes at once. Later rounds also try every single reduction,
+so that the result is minimal: no single reduction of it reproduces the finding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from harness.plan.shrink.reductions import (
     Reduction,
     changes,
     listed,
+    normalized,
     reductions,
-    settled,
     shown,
     size_of,
 )
@@ -34,7 +34,7 @@ SHORTEST_DEADLINE_S = 30.0  # of a cell that is tried
 class Kind(str, Enum):
     SAME = "same"  # fails with the same finding
     PASSES = "passes"
-    DIFFERS = "differs"  # fails, but otherwise
+    DIFFERS = "differs"  # fails, but with another finding
     UNUSABLE = "unusable"  # rejected, or could not be judged
 
 
@@ -66,22 +66,22 @@ class Needed:
 
 @dataclass(frozen=True, kw_only=True)
 class Smallest:
-    """How far a cell could be made smaller. `config` None: the finding did not come again at all."""
+    """How far a cell could be made smaller. `config` None: the finding did not reproduce at all."""
 
     config: CellConfig | None
     steps: tuple[Step, ...]
     needs: tuple[Needed, ...]
     rounds: int
     tried: int  # cells that were run
-    minimal: bool  # False: the rounds were used up
+    minimal: bool  # False: the limit of rounds was reached
 
 
 Asked = tuple[CellConfig, ...]
 Answers = Mapping[CellConfig, Answer]
 
 
-def bare(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
-    """The cell with what its finding needs of canaries and timing, and no longer a deadline than it should take.
+def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
+    """The cell with only the canaries and timing that its finding needs, and a shorter deadline.
 
     `took_s`: seconds that the cell ran; one that hung ran to its deadline, and smaller ones hang sooner.
     """
@@ -95,10 +95,10 @@ def bare(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
 
 
 def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Smallest]:
-    """Yields the cells of a round, is sent an answer for each, and returns the end. Deterministic."""
+    """Yields the cells of a round, is sent an answer for each, and returns the smallest cell. Deterministic."""
     known: dict[CellConfig, Answer] = {}
     steps: list[Step] = []
-    starts = [made for made in map(settled, (start, listed(start))) if made is not None]
+    starts = [made for made in map(normalized, (start, listed(start))) if made is not None]
     current = starts[0]
     rounds, tried = 0, 0
     while rounds < most_rounds:
@@ -122,7 +122,7 @@ def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Sma
 
 
 def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Asked:
-    """The cells to try. Singles are left to later rounds, when the cell is cheaper. Rejected ones are answered here."""
+    """The cells to try. Single reductions wait for later rounds, when the cell is cheaper. Answers rejected cells."""
     wanted = [*starts, *_rungs(current, known), *(() if starts else _singles(current))]
     return tuple(config for config in dict.fromkeys(wanted) if _open(config, known))
 
@@ -141,7 +141,7 @@ def _singles(current: CellConfig) -> Iterator[CellConfig]:
 
 
 def _rungs(current: CellConfig, known: dict[CellConfig, Answer]) -> Iterator[CellConfig]:
-    """Each with one dimension more as small as it can be, so far as that is not known to lose the finding alone."""
+    """Each has one dimension more at its least, unless that reduction by itself is known to lose the finding."""
     lost = {
         (item.dimension.name, item.to)
         for item in reductions(current)

@@ -1,4 +1,4 @@
-"""A shrink in words: what each round took away, what is left, and what cannot be taken away."""
+"""A shrink as text: what each round removed, what is left, and what cannot be removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.plan.shrink.search import Smallest
 def smallest_text(smallest: Smallest, matrix: str) -> str:
     """For the terminal. `matrix`: path of smallest.yaml."""
     if smallest.config is None:
-        return "the finding did not come again, in the same cell alone: it may be flaky, or need the cells beside it"
+        return "the finding did not reproduce in the same cell alone: it may be flaky, or need cells that ran beside it"
     lines = [f"round {step.round}: {', '.join(step.changes)}" for step in smallest.steps]
     lines += [f"smallest: {described(smallest.config)}", *needs_lines(smallest)]
     lines += [f"{smallest.tried} cells tried in {smallest.rounds} rounds", f"reproduce: harness run {matrix}"]
@@ -27,9 +27,9 @@ def described(config: CellConfig) -> str:
 
 
 def needs_lines(smallest: Smallest) -> list[str]:
-    """What is necessary: first all that could be judged in one line, then what no rule lets be smaller."""
+    """What is necessary: first, in one line, everything that was judged; then what rules do not allow to be smaller."""
     if not smallest.minimal:
-        return ["it may not be the smallest: the rounds were used up"]
+        return ["it may not be the smallest: the limit of rounds was reached"]
     judged = [need for need in smallest.needs if need.judged]
     lines = [f"needs {' and '.join(need.text for need in judged)}: {'; '.join(need.without for need in judged)}"]
     return (lines if judged else []) + [f"{need.text}: {need.without}" for need in smallest.needs if not need.judged]
@@ -41,7 +41,9 @@ def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
     lines += [f"{finding.lane.value}, {finding.check}: {' '.join(finding.message.split())}"]
     lines += needs_lines(smallest)
     if smallest.config is not None and smallest.config.fault:
-        lines.append(f"The fault {smallest.config.fault} was injected, which a matrix cannot say: this file passes.")
+        lines.append(
+            f"The fault {smallest.config.fault} was injected, which a matrix cannot express: this file passes."
+        )
     return lines
 
 

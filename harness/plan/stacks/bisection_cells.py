@@ -1,4 +1,4 @@
-"""The cells of a bisection: those whose stack holds what is searched, at the points of its history. Pure."""
+"""The cells of a bisection: those whose stack holds the subject, at points of the subject's history. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Subject:
 
     name: str  # a key of PROJECTS, or a normalised distribution
     repository: str = ""  # of a project; empty for releases
-    setup: str = ""  # command that is run once in each worktree; empty: as the stack says
+    setup: str = ""  # command to run once in each worktree; empty: that of the stack
 
     @property
     def of_releases(self) -> bool:
         return not self.repository
 
     def is_in(self, stack: Stack) -> bool:
-        """Whether the stack holds it at some point of its history, and nothing but that: no commits reverted there."""
+        """Whether the stack holds the subject at a point of its history, without reverted commits."""
         if self.of_releases:
             return any(distribution(item) == self.name for item in (*stack.packages, *stack.no_deps))
         return any(item.package == self.name and not item.revert for item in stack.checkouts)
@@ -54,15 +54,15 @@ class Subject:
             for item in requirements
         )
 
-    def alone(self) -> Stack:
-        """A stack of nothing else, at no point yet."""
+    def only_stack(self) -> Stack:
+        """A stack of the subject alone, not yet at a point."""
         if self.of_releases:
             return Stack(name=self.name, packages=(self.name,))
         return Stack(name=self.name, checkouts=(Checkout(package=self.name, repository=self.repository, ref="HEAD"),))
 
 
 def project_of(has: Callable[[str], bool]) -> str | None:
-    """The project whose modules a tree holds; `has` tells whether it has a file or folder. None when it is unknown."""
+    """The project whose modules a tree holds; `has`: whether it has a file or folder. None when it is unknown."""
     for name, project in PROJECTS.items():
         places = [folder + "/" if folder else "" for folder in project.folders]
         first = project.modules[0].replace(".", "/")
@@ -72,9 +72,9 @@ def project_of(has: Callable[[str], bool]) -> str | None:
 
 
 def for_bisection(values: Any, subject: Subject) -> Any:
-    """A matrix file's values without what holds for its own stacks only: known failures, a stack to be timed against.
+    """A matrix file's values without what applies to its own stacks only: known failures, a stack to time against.
 
-    Where it defines no stacks, all its cells get one that holds the subject.
+    If it defines no stacks, all its cells get one that holds the subject.
     """
     if not isinstance(values, Mapping):
         return values
@@ -84,7 +84,7 @@ def for_bisection(values: Any, subject: Subject) -> Any:
         kept = {key: value for key, value in throughput.items() if key != "slower_than"}
         changed["checks"] = {**changed["checks"], "throughput": kept}
     if not changed.get("stacks") and isinstance(changed.get("matrix"), Mapping):
-        stack = subject.alone()
+        stack = subject.only_stack()
         changed["stacks"] = {stack.name: layers_of(stack)}
         changed["matrix"] = _on_stack(changed["matrix"], stack.name)
     return changed
@@ -98,7 +98,7 @@ def _at(values: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
 
 
 def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The `matrix:` section with every combination in one stack; include rows may be combinations of their own."""
+    """The `matrix:` section with every combination in one stack; include rows may make further combinations."""
     rows = section.get("include", [])
     dimensions = {key: value for key, value in section.items() if key not in ("include", "exclude")}
     changed = {"stack": name, **section} if dimensions and "stack" not in dimensions else dict(section)
@@ -110,7 +110,7 @@ def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 def without_twins(
     cells: Sequence[PlannedCell], stacks: Mapping[str, Stack], subject: Subject
 ) -> tuple[PlannedCell, ...]:
-    """The cells less those that are the same as one before once their stacks are at the same point."""
+    """The cells without those that equal an earlier one once their stacks are at the same point."""
     seen: dict[tuple[str, str], PlannedCell] = {}
     for cell in cells:
         stack = subject.at(stacks[cell.config.stack], "")
@@ -119,8 +119,7 @@ def without_twins(
 
 
 def named_at(stacks: Mapping[str, Stack], subject: Subject, label: str) -> dict[str, Stack]:
-    """Stacks at a point, with names that tell it: `label` after the subject where that is clear, else after the old
-    name."""
+    """Stacks at a point, named after the subject if there is only one, else after the old name, with `label`."""
     found = {}
     for name, stack in stacks.items():
         new = f"{subject.name if len(stacks) == 1 else name}"[: NAME_LENGTH - len(label) - 1]
@@ -138,7 +137,7 @@ def pinned_release(text: str, package: str) -> str:
 def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str, PlannedCell]:
     """The cells in other stacks, by their old ids; `stacks`: by the name of the stack that each comes from.
 
-    References go with their cells.
+    Controls move with their cells.
     """
     configs = {}
     for cell in cells:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Project:
     modules: tuple[str, ...]  # those that a checkout of it must provide
     folders: tuple[str, ...]  # of the checkout, put on the module search path
-    # What importing it for runs needs beside torch, added to the packages of the stack. Not the Megatron that a project
-    # uses, nor Transformer Engine for Megatron-Bridge: which release of them is meant, a lower layer says.
+    # What runs need to import it, in addition to torch: added to the packages of the stack. Neither the Megatron that a
+    # project uses nor Transformer Engine for Megatron-Bridge: a lower layer says which release of them to take.
     needs: tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
 """The `stacks:` section: layers of software under test, checked and merged into one Stack each. Pure.
 
-A stack is one layer or a list of layers, the upper first. At most one kind of base: packages (an environment is made
-of them), an interpreter (an environment that is there) or a container; any number of checkouts lie over it.
+A stack is one layer or a list of layers, the upper first. It has at most one kind of base: packages (an environment is
+made of them), an interpreter (an existing environment) or a container. Any number of checkouts go on top of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _ref(value: str) -> str:
 
 def _repository(value: str) -> str:
     if re.match(r"[A-Za-z0-9.+-]+::", value):
-        raise ValueError("names a helper program of git, which would run it; allowed: a path, a URL or host:path")
+        raise ValueError("names a git helper program, which git would run; allowed: a path, a URL or host:path")
     if value.startswith("-") or not value.isprintable():
         raise ValueError("must be a path, a URL or host:path, without control characters, and not begin with '-'")
     return value
@@ -67,18 +67,20 @@ class StackLayer(Section):
     """One layer of a stack: packages, a checkout, an interpreter or a container."""
 
     packages: Annotated[list[Requirement], Field(min_length=1)] | None = Field(
-        default=None, description="Requirements; an environment is made of them and kept."
+        default=None, description="Requirements; an environment is made of them and cached."
     )
-    no_deps: bool = Field(default=False, description="Install these packages without what they depend on.")
+    no_deps: bool = Field(default=False, description="Install these packages without their dependencies.")
     python: Text | None = Field(
-        default=None, description='Beside packages a version like "3.12"; alone the interpreter of an environment.'
+        default=None, description='With packages, a version like "3.12"; alone, the interpreter of an environment.'
     )
-    checkout: Repository | None = Field(default=None, description="Git repository: a path beside this file, or a URL.")
+    checkout: Repository | None = Field(
+        default=None, description="Git repository: a path relative to this file, or a URL."
+    )
     ref: Ref | None = Field(
         default=None, description="Commit, tag or branch of the checkout; absent: its working tree as it is."
     )
     revert: Annotated[list[Ref], Field(min_length=1)] | None = Field(
-        default=None, description="Commits that are taken back there (git revert), in this order."
+        default=None, description="Commits to revert there (git revert), in this order."
     )
     setup: Text | None = Field(
         default=None, description="Command run once in the checkout's worktree, with the stack's Python first on PATH."
@@ -128,41 +130,41 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
     if not kinds:
         problems.add(at, "names no software", hint="give packages, checkout, python or container")
     elif len(kinds) > 1:
-        problems.add(at, f"{' and '.join(kinds)} are layers of their own", hint="write a list, the upper layer first")
+        problems.add(at, f"{' and '.join(kinds)} are separate layers", hint="write a list, the upper layer first")
     if layer.checkout is not None:
         if layer.package is None:
-            problems.add((*at, "package"), "is required beside checkout", allowed=", ".join(PROJECTS))
+            problems.add((*at, "package"), "is required with checkout", allowed=", ".join(PROJECTS))
         if layer.ref is None and is_url(layer.checkout):
-            problems.add((*at, "ref"), "is required beside a URL", allowed="a commit, tag or branch")
+            problems.add((*at, "ref"), "is required with a URL", allowed="a commit, tag or branch")
         for key in ("revert", "setup"):
             if layer.ref is None and getattr(layer, key) is not None:
-                problems.add(
-                    (*at, key), "has a meaning only beside ref", hint="a working tree is taken as it lies there"
-                )
+                problems.add((*at, key), "has a meaning only with ref", hint="a working tree is used as it is")
     else:
         for key in ("ref", "revert", "setup", "package"):
             if getattr(layer, key) is not None:
-                problems.add((*at, key), "has a meaning only beside checkout")
+                problems.add((*at, key), "has a meaning only with checkout")
     if layer.no_deps and layer.packages is None:
-        problems.add((*at, "no_deps"), "has a meaning only beside packages")
+        problems.add((*at, "no_deps"), "has a meaning only with packages")
     _check_secrets(layer, at, problems)
     _check_python(layer, (*at, "python"), problems)
     return len(problems.found) == before
 
 
 def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
-    """Many read run directories and job files, which hold the definition."""
+    """Others can read run directories and job files, which hold the definition."""
     for name, value in layer.env.items():
         if is_secret_name(name):
-            problems.add((*at, "env", name), f"names a secret ({NAMES}); many read run directories", hint=_INHERITED)
+            problems.add(
+                (*at, "env", name), f"names a secret ({NAMES}); others can read run directories", hint=_INHERITED
+            )
         elif holds_secret(value):
-            problems.add((*at, "env", name), "holds a secret; many read run directories", hint=_INHERITED)
+            problems.add((*at, "env", name), "holds a secret; others can read run directories", hint=_INHERITED)
         elif not value.isprintable():
             problems.add((*at, "env", name), "must be one line of text, without control characters")
     for key in ("checkout", "ref", "setup", "python", "container", "packages"):
         given = getattr(layer, key)
         if any(map(holds_secret, [given] if isinstance(given, str) else given or ())):
-            problems.add((*at, key), "holds credentials; many read run directories", hint=_KEPT_BY_GIT)
+            problems.add((*at, key), "holds credentials; others can read run directories", hint=_KEPT_BY_GIT)
 
 
 def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
@@ -171,12 +173,12 @@ def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
     if layer.packages is not None and layer.python not in PYTHONS:
         problems.add(
             at,
-            "must be a version of Python beside packages",
+            "must be a version of Python when packages are given",
             found=repr(layer.python),
             allowed=", ".join(sorted(PYTHONS)),
         )
     if layer.packages is None and re.fullmatch(r"[\d.]+", layer.python):
-        problems.add(at, "a version belongs beside packages; alone it is an interpreter", found=repr(layer.python))
+        problems.add(at, "a version needs packages; without them python is an interpreter", found=repr(layer.python))
 
 
 def _merged(
@@ -285,7 +287,7 @@ def distribution(requirement: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRequest:
-    """An environment to be made. What it is kept by: the same request is the same environment."""
+    """An environment to make, and its cache key: equal requests are the same environment."""
 
     pythons: tuple[str, ...]  # versions, the preferred first
     packages: tuple[str, ...]
@@ -296,7 +298,7 @@ def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | N
     """What to make for a stack; None when it brings its own environment (an interpreter or a container).
 
     The environment gets torch, the packages and what they import, and nothing of the harness. `torch`: the version
-    that the harness has, taken where the stack names none, so that stacks differ in what they name only.
+    that the harness has, used where the stack names none, so that stacks differ only in what they name.
     """
     if stack.interpreter or stack.container:
         return None
@@ -311,7 +313,7 @@ def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | N
 
 
 def _pythons_for(stack: Stack) -> tuple[str, ...]:
-    """megatron-core 0.17 and later, and Megatron-LM of that time, need Python 3.12; older wheels take what is there."""
+    """megatron-core 0.17 and later, and Megatron-LM of that time, need Python 3.12; older wheels take any version."""
     wanted = [item for item in (*stack.packages, *stack.no_deps) if distribution(item) == "megatron-core"]
     pins = [re.search(r"==\s*0\.(\d+)", item) for item in wanted]
     old = [pin for pin in pins if pin and int(pin[1]) < 17]

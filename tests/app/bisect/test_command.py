@@ -122,7 +122,7 @@ def test_a_working_tree_with_changes_says_so(bisected: Bisected, tmp_path: Path)
     (clone / "README.md").write_text("changed\n")
     try:
         done = harness("run", working_tree_matrix(bisected, tmp_path), "--dry-run", cwd=tmp_path)
-        assert "megatron-lm as it lies there" in done.stdout
+        assert "megatron-lm working tree" in done.stdout
     finally:
         git(clone, "checkout", "--", "README.md")
 

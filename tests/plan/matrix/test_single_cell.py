@@ -17,7 +17,7 @@ from harness.core.tolerances import Override, ToleranceOverrides
 from harness.infra.inputs.yaml_file import dump
 from harness.plan.expansion.expand import expand
 from harness.plan.matrix.single_cell import one_cell, pinned
-from harness.plan.shrink.reductions import settled
+from harness.plan.shrink.reductions import normalized
 from tests.plan.helpers import matrix_of
 
 PLAIN = CellConfig(layout=Layout(), data_path="reference", documents=DocumentsConfig(mode="file", lengths=(3, 70)))
@@ -55,7 +55,7 @@ CELLS = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_cell_comes_back_from_its_file(name: str) -> None:
-    config = settled(CELLS[name])
+    config = normalized(CELLS[name])
     assert config is not None
     bounds = ToleranceOverrides(numerics={"step_loss": Override(value=0.5, unit="absolute")})
     matrix = matrix_of(one_cell(config, name="smallest", tolerances=bounds))

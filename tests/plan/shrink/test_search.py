@@ -16,8 +16,8 @@ from harness.core.cell.timing import TimingConfig
 from harness.core.outcomes import Finding, Lane
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.plan.rules.table import rejections
-from harness.plan.shrink.reductions import changes, reductions, settled, size_of
-from harness.plan.shrink.search import Answer, Answers, Asked, Kind, Smallest, bare, search
+from harness.plan.shrink.reductions import changes, normalized, reductions, size_of
+from harness.plan.shrink.search import Answer, Answers, Asked, Kind, Smallest, minimal_cell, search
 from harness.plan.shrink.text import described, needs_lines, smallest_text
 
 Predicate = Callable[[CellConfig], bool]
@@ -105,8 +105,8 @@ def test_a_finding_that_does_not_come_again_ends_the_search() -> None:
     smallest, ran = shrunk(BIG, lambda config: False)
     assert smallest.config is None
     assert smallest.rounds == 1
-    assert settled(BIG) in ran
-    assert "did not come again" in smallest_text(smallest, "smallest.yaml")
+    assert normalized(BIG) in ran
+    assert "did not reproduce" in smallest_text(smallest, "smallest.yaml")
 
 
 def test_the_rounds_can_be_limited() -> None:
@@ -132,7 +132,7 @@ def test_a_smaller_cell_that_cannot_be_judged_is_not_smaller() -> None:
 
 
 def test_changes_are_told_in_words() -> None:
-    before = settled(replace(BIG, layout=Layout(pp=4)))
+    before = normalized(replace(BIG, layout=Layout(pp=4)))
     assert before is not None
     (after,) = [item.config for item in reductions(before) if item.dimension.name == "pp" and item.to == 3]
     assert changes(before, after) == ("layers 4 -> 3", "pp 4 -> 3")
@@ -152,20 +152,20 @@ def test_only_the_canary_that_found_it_is_kept(
     lane: Lane, check: str, where: dict[str, str], canaries: tuple[str, ...]
 ) -> None:
     finding = Finding(lane=lane, check=check, message="", where=where)
-    assert bare(replace(BIG, canaries=CANARIES), finding, 1.0).canaries == canaries
+    assert minimal_cell(replace(BIG, canaries=CANARIES), finding, 1.0).canaries == canaries
 
 
 def test_timing_is_kept_only_for_a_finding_of_its_lane() -> None:
     timed = replace(BIG, timing=TimingConfig(documents=(4, 16), turns="pair"))
     slow, wrong = (Finding(lane=lane, check="c", message="") for lane in (Lane.THROUGHPUT, Lane.NUMERICS))
-    assert bare(timed, slow, 1.0).timing == TimingConfig(documents=(4, 16))
-    assert bare(timed, wrong, 1.0).timing == TimingConfig()
+    assert minimal_cell(timed, slow, 1.0).timing == TimingConfig(documents=(4, 16))
+    assert minimal_cell(timed, wrong, 1.0).timing == TimingConfig()
 
 
 @pytest.mark.parametrize(("took", "deadline"), [(1.0, 30.0), (20.0, 80.0), (100.0, 120.0), (120.5, 60.0)])
 def test_a_cell_that_is_tried_has_the_deadline_of_one_that_ends(took: float, deadline: float) -> None:
     finding = Finding(lane=Lane.NUMERICS, check="ended", message="")
-    assert bare(BIG, finding, took).deadline_s == deadline
+    assert minimal_cell(BIG, finding, took).deadline_s == deadline
 
 
 def test_rows_get_shorter_with_their_documents() -> None:

@@ -6,7 +6,7 @@
 | 0.6 | enable_in_batch_packing | collators: data.collators.sequence.prepare_sequence_batch | gpt_step |
 
 Upstream's collators make right-padded rows with a mask; here these are a micro-batch's documents, without images.
-Up to 0.5 only vlm_step packs in batch: it tells padded offsets only, gives tokens to every stage, and leaves the split
+Up to 0.5 only vlm_step packs in batch: it passes padded offsets only, gives tokens to every stage, and leaves the split
 over context ranks to the model. The multiple that documents are padded to is the one that vlm_step computes, and that
 ConfigContainer.validate of 0.6 sets as in_batch_packing_pad_to_multiple_of.
 """
@@ -99,7 +99,7 @@ def _collator_policy() -> Any:
 
 
 def _dataset(context: RankContext) -> Any:
-    """A dataset configuration of upstream with in-batch packing on: the training step asks it, nothing is loaded."""
+    """A dataset configuration of upstream with in-batch packing on: the training step reads it, no data is loaded."""
     given: dict[str, Any] = {"seq_length": context.config.train.seq_length, "hf_processor_path": "none"}
     try:
         from megatron.bridge.data.builders.mock_vlm_sft import MockVLMSFTDatasetConfig

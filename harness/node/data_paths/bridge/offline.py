@@ -7,7 +7,7 @@
 
 Documents are handed over as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as
 upstream has it. Upstream shuffles before it packs: here the shuffle puts the longest first and keeps the order of
-equally long documents, so that the plan can say which document lies where. Up to 0.5 upstream pads a document's
+equally long documents, so that the plan knows the place of each document. Up to 0.5 upstream pads a document's
 tokens, one more than its labels, to pad_seq_to_mult; the plan is that of 0.6. Where documents are padded, upstream
 counts the last token in unless it is the end of sentence: so not with documents that are cut.
 """

@@ -77,7 +77,7 @@ class BridgeStep:
 
 
 class _Model:
-    """Stands where the model stands and keeps its arguments. Process groups are Megatron's own."""
+    """A stub of the model that records its arguments. Process groups are Megatron's own."""
 
     def __init__(self, config: Any, vp_stage: int | None) -> None:
         from megatron.core.process_groups_config import ProcessGroupCollection

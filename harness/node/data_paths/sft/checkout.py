@@ -1,8 +1,8 @@
 """`sft` with a Megatron-LM checkout first on the path: its own pretrain_gpt.forward_step, with its get_batch.
 
-forward_step is given a stand-in for the model that keeps what the model would be called with; the probe then calls the
-real model with just that. So all wiring between the iterator and PackedSeqParams is upstream's, in any checkout from
-core_v0.16.1 to main of 2026-08. What differs between them is what they ask for beside the iterator:
+forward_step is called with a stub of the model that records its arguments; the probe then calls the real model with
+them. So all wiring between the iterator and PackedSeqParams is upstream's, in any checkout from
+core_v0.16.1 to main of 2026-08. They differ in what they need besides the iterator:
 
 | asked for | answered with |
 |---|---|
@@ -72,7 +72,7 @@ class Checkout:
 
 
 class _Called:
-    """Stands in for the model in forward_step and keeps its arguments; the signature is GPTModel.forward's."""
+    """A stub of the model that records the arguments of forward_step; the signature is that of GPTModel.forward."""
 
     tokens: Tensor | None
     position_ids: Tensor | None
@@ -90,7 +90,7 @@ def set_arguments(config: CellConfig) -> None:
     """Upstream's global arguments and timers for the cell, parsed and validated by upstream."""
     arguments: Any = importlib.import_module("megatron.training.arguments")
     variables: Any = importlib.import_module("megatron.training.global_vars")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # what validate_args wants to see with tp or cp
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by validate_args with tp or cp
     with _command_line(_flags(config)), redirect_stdout(sys.stderr):
         args = arguments.parse_args()
         arguments.validate_args(args, {})
@@ -111,7 +111,7 @@ def _command_line(flags: list[str]) -> Iterator[None]:
 
 
 def _flags(config: CellConfig) -> list[str]:
-    """The cell as pretrain_gpt.py's command line. Of the model only what validate_args wants to know."""
+    """The cell as pretrain_gpt.py's command line. Of the model only what validate_args needs."""
     model, train, layout = config.model, config.train, config.layout
     values: dict[str, Any] = {
         "num-layers": model.layers,

@@ -1,7 +1,7 @@
 """`sft` with a megatron-core wheel: its batch functions in the order of the release's own pretrain_gpt.
 
-A wheel does not hold pretrain_gpt.py; what stands here between upstream's functions is that release's get_batch and the
-part of its forward_step that makes PackedSeqParams, faults included.
+A wheel does not contain pretrain_gpt.py. The code here between upstream's functions is that release's get_batch and the
+part of its forward_step that makes PackedSeqParams, with its faults.
 
 | release | known by | get_batch |
 |---|---|---|
@@ -137,7 +137,7 @@ class Wheel:
         return {name: value for name, value in wanted.items() if name in known}
 
     def _params(self, cu_seqlens: Any, padded: Any, longest: Any) -> PackedSeqParams | None:
-        """Padded offsets stand in for the real ones where there are any, as upstream's forward_step has it."""
+        """Padded offsets replace the real ones where there are any, as in upstream's forward_step."""
         if cu_seqlens is None:
             return None
         squeezes = hasattr(core, "flatten_batch_for_packed_sequences")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.core.cell.benchmark_workloads import load_config, slope_config
 from harness.core.cell.config import CellConfig
-from harness.core.cell.timing import Timed, rotary_tokens
+from harness.core.cell.timing import Moment, Timed, rotary_tokens
 from harness.node.data_paths.base import Adapter, Batch
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.gpu_state import busiest, gpu_state, sampled
@@ -112,7 +112,7 @@ class TimingLeg:
                 Timed(load=load.name, documents=load.documents, round=number, seconds=read()) for load, read in readings
             ]
 
-    def _note_gpu(self, when: str) -> None:
+    def _note_gpu(self, when: Moment) -> None:
         if self.context.device.kind == "cuda":
             self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
 

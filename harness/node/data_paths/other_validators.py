@@ -1,4 +1,4 @@
-"""Forbidden combinations that upstream refuses elsewhere than in ConfigContainer.validate.
+"""Forbidden combinations that validators other than ConfigContainer.validate refuse.
 
 | case | validator | releases |
 |---|---|---|
@@ -85,7 +85,7 @@ def megatron_arguments(forbidden: bool, folder: Path) -> None:
 
 @contextmanager
 def _command_line(words: list[str], ranks: int) -> Iterator[None]:
-    """As the first of so many ranks would be started."""
+    """The command line and environment of the first of so many ranks."""
     kept = list(sys.argv), dict(os.environ)
     sys.argv[1:] = words
     os.environ.update(RANK="0", WORLD_SIZE=str(ranks))
@@ -99,7 +99,7 @@ def _command_line(words: list[str], ranks: int) -> Iterator[None]:
 
 @contextmanager
 def _architecture(arguments: Any) -> Iterator[None]:
-    """Without a GPU validate_args cannot ask for its architecture: it is told of a Blackwell one."""
+    """Without a GPU validate_args cannot query the architecture, so it gets that of Blackwell."""
     kept = arguments.get_device_arch_version
     if not torch.cuda.is_available():
         arguments.get_device_arch_version = lambda: 10

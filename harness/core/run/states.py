@@ -1,0 +1,11 @@
+"""The words in run files for how ranks and cells ended, and for where a rank is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
+ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: it left no record
+CellStatus = Literal["completed", "failed", "rejected", "error"]
+Phase = Literal["setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done"]  # start: of a step
+CellRole = Literal["cell", "reference"]  # reference: a control that the harness added to the matrix
