@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.run.records import CellResult
 from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
 
 
@@ -111,3 +112,11 @@ def test_a_wrong_shape_is_named_with_its_place(value: Any, where: str) -> None:
 def test_what_is_no_json_is_a_value_error_whatever_it_is(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested|number|float|Expecting|Exceeds"):
         loads(text)
+
+
+def test_a_word_that_is_none_of_a_literal_type_is_refused_with_its_field() -> None:
+    result = CellResult(cell="c", attempt=1, status="completed")
+    assert from_jsonable(CellResult, to_jsonable(result)) == result
+    for status in ("finished", ["completed"], None):
+        with pytest.raises(TypeError, match=r"CellResult\.status"):
+            from_jsonable(CellResult, {"cell": "c", "attempt": 1, "status": status})

@@ -74,7 +74,7 @@ def test_a_run_stopped_by_a_full_disk_is_finished_by_resume_once_there_is_room(c
     output, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 3, output
     assert f"harness: cannot write {cluster.directory}/" in output
-    assert "No space left on device; make room on its disk" in output
+    assert "No space left on device; free some space on its disk" in output
     assert "Traceback" not in output
     lab.wait_for(lambda: lab.output("squeue", "-h") == "", 240, "the agent's end")
     job = cluster.jobs()[cluster.allocation(HANGS)]

@@ -15,11 +15,12 @@ harness/node/probe/model/attention_kinds.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.core.cell.axis_values import ATTENTIONS, KERNELS, TE_KINDS
 from harness.core.cell.config import CellConfig
+from harness.core.packing.arithmetic import PackedParams
 
 __all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
 
@@ -101,21 +102,28 @@ def kernel_padding(config: CellConfig) -> str | None:
 
 def first_padded(config: CellConfig) -> str:
     """The first micro-batch whose metadata have offsets of real tokens that differ from those of slots; empty: none."""
-    style = config.style
-    if not style.packed or not style.real_lengths:
+    if not config.style.real_lengths:
         return ""
-    for step in range(config.train.steps):
-        try:
-            batches = [batch for replica in config.micro_batches(step) for batch in replica]
-        except ValueError:  # no rows for this layout: another rule says so
-            return ""
-        for number, batch in enumerate(batches):
-            params = batch.params()
-            if params is None or params.cu_seqlens_q_padded in (None, params.cu_seqlens_q):
-                continue
+    for step, number, params in _packed_micro_batches(config):
+        if params.cu_seqlens_q_padded not in (None, params.cu_seqlens_q):
             real, slots = params.cu_seqlens_q[-1], (params.cu_seqlens_q_padded or (0,))[-1]
             return f"micro-batch {number} of step {step} holds {real} real tokens in {slots} slots"
     return ""
+
+
+def _packed_micro_batches(config: CellConfig) -> Iterator[tuple[int, int, PackedParams]]:
+    """(step, number in the step, metadata) of every packed micro-batch.
+
+    Ends at a step without rows for this layout, which another rule rejects.
+    """
+    for step in range(config.train.steps if config.style.packed else 0):
+        try:
+            batches = [batch for replica in config.micro_batches(step) for batch in replica]
+        except ValueError:
+            return
+        for number, batch in enumerate(batches):
+            if (params := batch.params()) is not None:
+                yield step, number, params
 
 
 def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool) -> str | None:
@@ -149,22 +157,14 @@ def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | N
     if config.attention not in ("te", "te-fused") or capability != (9, 0) or not config.style.packed:
         return None
     heads = config.model.heads // config.layout.tp
-    for step in range(config.train.steps):
-        try:
-            batches = [batch for replica in config.micro_batches(step) for batch in replica]
-        except ValueError:  # no rows for this layout: another rule says so
-            return None
-        for number, batch in enumerate(batches):
-            params = batch.params()
-            if params is None or params.cu_seqlens_q is None or params.max_seqlen_q is None:
-                continue
-            documents, longest = len(params.cu_seqlens_q) - 1, params.max_seqlen_q
-            if (scores := documents * heads * longest**2) >= MOST_SCORES:
-                counted = f"{documents} documents x {heads} heads x {longest}^2 = {scores} >= 2^30"
-                return (
-                    f"micro-batch {number} of step {step}: {counted}, from which cuDNN on sm90 has no deterministic "
-                    "kernel for packed rows; shorten documents, or set NVTE_ALLOW_NONDETERMINISTIC_ALGO=1"
-                )
+    for step, number, params in _packed_micro_batches(config):
+        documents, longest = len(params.cu_seqlens_q) - 1, params.max_seqlen_q
+        if (scores := documents * heads * longest**2) >= MOST_SCORES:
+            counted = f"{documents} documents x {heads} heads x {longest}^2 = {scores} >= 2^30"
+            return (
+                f"micro-batch {number} of step {step}: {counted}, from which cuDNN on sm90 has no deterministic "
+                "kernel for packed rows; shorten documents, or set NVTE_ALLOW_NONDETERMINISTIC_ALGO=1"
+            )
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 from harness.core.serialization import dumps
+from harness.core.text.counts import counted
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cost import Cost, JobCost, estimate
 
@@ -29,7 +30,7 @@ def plan_text(
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
-    lines = [f"{_count(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
+    lines = [f"{counted(cost.cells, 'cell')} to run, {cost.rejected} rejected, {cost.excluded} excluded"]
     lines += ["", "Selected", *_indent(_selection_lines(expansion.selection))] if expansion.selection else []
     lines += ["", "Cells", *_indent(_cell_table(expansion.cells[:limit]))]
     lines += _more(len(expansion.cells), limit)
@@ -38,7 +39,7 @@ def plan_text(
         lines += _more(len(expansion.rejected), limit)
     if expansion.excluded:
         lines += ["", "Excluded by a constraint"]
-        lines += [f"  {_count(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
+        lines += [f"  {counted(count, 'combination')} by {text}" for text, count in expansion.excluded.items()]
     lines += ["", "Stacks", *_indent(list(stacks))] if stacks else []
     lines += ["", *_cost_lines(cost), *(_job_lines(jobs) if jobs else [_time_line(cost)])]
     return "\n".join(lines)
@@ -126,9 +127,9 @@ def _cell_table(cells: Sequence[PlannedCell]) -> list[str]:
 def _note(cell: PlannedCell) -> str:
     notes = []
     if cell.role == "reference":
-        notes.append("reference, added")
+        notes.append("control, added")
     elif cell.reference is None:
-        notes.append("reference")
+        notes.append("control")
     if cell.xfail:
         until = f" until {cell.xfail.expires}" if cell.xfail.expires else ""
         notes.append(f"known failure{until}: {cell.xfail.reason}")
@@ -138,11 +139,11 @@ def _note(cell: PlannedCell) -> str:
 def _selection_lines(selection: Selection) -> list[str]:
     """What is covered, what is left out, what is always kept, and why t-tuples are in no cell."""
     kept = [
-        f"always kept: {_count(cells, 'cell') if cells else 'no such cell'}, {why}"
+        f"always kept: {counted(cells, 'cell') if cells else 'no such cell'}, {why}"
         for why, cells in selection.kept.items()
     ]
     gone = [f"not possible: {count}, {reason}" for reason, count in selection.impossible.items()]
-    left = f"left out: {_count(selection.left_out, 'cell')} (select: full runs every cell)"
+    left = f"left out: {counted(selection.left_out, 'cell')} (select: full runs every cell)"
     return [selection.text, left, *kept, *gone]
 
 
@@ -157,8 +158,8 @@ def _rejected_lines(rejected: Sequence[RejectedCell]) -> list[str]:
 
 def _cost_lines(cost: Cost) -> list[str]:
     return [
-        f"Total: {_count(cost.cells, 'cell')}, {_count(cost.ranks, 'rank process', 'rank processes')} "
-        f"(biggest cell {cost.largest_world}), {_count(cost.rank_steps, 'rank-step')}",
+        f"Total: {counted(cost.cells, 'cell')}, {counted(cost.ranks, 'rank process', 'rank processes')} "
+        f"(biggest cell {cost.largest_world}), {counted(cost.rank_steps, 'rank-step')}",
     ]
 
 
@@ -175,7 +176,7 @@ def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
     else:
         unit, most, about = "node-hours", sum(job.most_node_hours for job in jobs), sum(job.node_hours for job in jobs)
     return [
-        f"Submits: {_count(len(jobs), 'array')}, {_count(sum(job.jobs for job in jobs), 'job')}",
+        f"Submits: {counted(len(jobs), 'array')}, {counted(sum(job.jobs for job in jobs), 'job')}",
         *_indent(_aligned(rows)),
         f"Cost: {most:.4g} {unit} if every job runs into its time limit; about {about:.2g} by a rough estimate",
     ]
@@ -185,10 +186,6 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
 def _value(value: Any) -> str:

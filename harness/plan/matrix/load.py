@@ -28,6 +28,7 @@ from harness.plan.schema.bounds import as_written, overrides_of
 from harness.plan.schema.documents import LengthsReader, parse_documents
 from harness.plan.schema.model import parse_model
 from harness.plan.schema.sections import ChecksSection, Launch, MatrixFile
+from harness.plan.schema.throughput import as_written as throughput_as_written
 from harness.plan.stacks.section import PathOf, layers_of, parse_stacks
 
 CONSTRAINT_NAMES = (*AXES, "world_size", *DOTTED)
@@ -216,20 +217,11 @@ def resolved(matrix: Matrix) -> dict[str, Any]:
 
 
 def _resolved_throughput(matrix: Matrix) -> dict[str, Any]:
-    bounds, timing = matrix.tolerances.throughput, matrix.timing
-    result: dict[str, Any] = {"rounds": timing.rounds}
-    result |= {"warmup": timing.warmup} if timing.warmup else {}
-    result |= {"full_rows": True} if timing.full_rows else {}
+    bounds = matrix.tolerances.throughput
+    result = throughput_as_written(matrix.timing, bounds)
     result |= {"peak_tflops": dict(matrix.peak_tflops)} if matrix.peak_tflops else {}
-    if "segment_slope" in bounds:
-        names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
-        result["segment_slope"] = {key: bounds[name] for key, name in names.items()}
-        result["segment_slope"]["documents"] = list(timing.documents)
-        result["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
     if matrix.base:
         result["slower_than"] = {"stack": matrix.base, "bound": bounds["slower_than"]}
-    if "packed_slower" in bounds:
-        result["packed_slower"] = {"bound": bounds["packed_slower"]}
     if matrix.history:
         since = {"since": matrix.history.since} if matrix.history.since else {}
         result["history"] = {"runs": matrix.history.runs, "slower": bounds["slower_than_history"], **since}

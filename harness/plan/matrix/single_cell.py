@@ -15,6 +15,7 @@ from harness.core.setting import keys_of
 from harness.core.stack import ReadyStack, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.plan.schema.bounds import as_written
+from harness.plan.schema.throughput import as_written as throughput_as_written
 from harness.plan.stacks.section import layers_of
 
 _PLAIN = CellConfig(layout=Layout(), data_path=REFERENCE.name)
@@ -44,7 +45,9 @@ def one_cell(
     written["checks"] = {"canaries": list(config.canaries)}
     written["checks"] |= {} if config.fingerprints else {"fingerprints": False}
     written["checks"] |= {"numerics": as_written(bounds.numerics)} if bounds.numerics else {}
-    written["checks"] |= {"throughput": _throughput(config, bounds)} if config.timing != NOT_TIMED else {}
+    written["checks"] |= (
+        {"throughput": throughput_as_written(config.timing, bounds.throughput)} if config.timing != NOT_TIMED else {}
+    )
     return written
 
 
@@ -63,20 +66,3 @@ def _axes(config: CellConfig) -> dict[str, Any]:
         for name, axis in axes().items()
         if name not in _OWN_SECTION and ((value := axis.of(config)) != axis.of(plain) or axis.setting.always)
     }
-
-
-def _throughput(config: CellConfig, bounds: ToleranceOverrides) -> dict[str, Any]:
-    """What is timed in the cell itself, without interleaving with another stack."""
-    timing, values = config.timing, bounds.throughput
-    found: dict[str, Any] = {"rounds": timing.rounds}
-    found |= {"warmup": timing.warmup} if timing.warmup else {}
-    found |= {"full_rows": True} if timing.full_rows else {}
-    if timing.documents:
-        slopes = {"bound": values.get("segment_slope"), "rotary_bound": values.get("rotary_slope")}
-        found["segment_slope"] = {key: value for key, value in slopes.items() if value is not None}
-        found["segment_slope"]["documents"] = list(timing.documents)
-        found["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
-    if timing.unpacked:
-        bound = values.get("packed_slower")
-        found["packed_slower"] = True if bound is None else {"bound": bound}
-    return found

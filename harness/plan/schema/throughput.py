@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any
 
@@ -171,3 +172,21 @@ class ThroughputSection(Section):
     def base(self) -> str:
         """The stack to compare with; empty for none."""
         return self.slower_than.stack if self.slower_than else ""
+
+
+def as_written(timing: TimingConfig, bounds: Mapping[str, float]) -> dict[str, Any]:
+    """The section as a matrix file has it, without comparisons with another stack or with earlier runs.
+
+    `bounds`: those that a file has; what is timed without one gets the default.
+    """
+    written: dict[str, Any] = {"rounds": timing.rounds}
+    written |= {"warmup": timing.warmup} if timing.warmup else {}
+    written |= {"full_rows": True} if timing.full_rows else {}
+    if timing.documents:
+        names = {"bound": "segment_slope", "rotary_bound": "rotary_slope"}
+        written["segment_slope"] = {key: bounds[name] for key, name in names.items() if name in bounds}
+        written["segment_slope"]["documents"] = list(timing.documents)
+        written["segment_slope"] |= {"tokens": timing.tokens} if timing.tokens else {}
+    if timing.unpacked:
+        written["packed_slower"] = {"bound": bounds["packed_slower"]} if "packed_slower" in bounds else True
+    return written

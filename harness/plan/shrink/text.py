@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.config import CellConfig, cell_name
 from harness.core.outcomes import Finding
+from harness.core.text.counts import counted
 from harness.plan.shrink.search import Smallest
 
 
@@ -21,9 +22,9 @@ def described(config: CellConfig) -> str:
     """E.g. "tp2-pp3-cp1-sft: 6 ranks, 3 layers, 1 document (lengths 5), rows of 64, 1 step"."""
     documents = config.documents_of(0)
     lengths = ", ".join(str(document.original_length) for document in documents)
-    parts = [_count(config.layout.world_size, "rank"), _count(config.model.layers, "layer")]
-    parts += [f"{_count(len(documents), 'document')} (lengths {lengths})", f"rows of {config.train.seq_length}"]
-    return f"{cell_name(config)}: {', '.join([*parts, _count(config.train.steps, 'step')])}"
+    parts = [counted(config.layout.world_size, "rank"), counted(config.model.layers, "layer")]
+    parts += [f"{counted(len(documents), 'document')} (lengths {lengths})", f"rows of {config.train.seq_length}"]
+    return f"{cell_name(config)}: {', '.join([*parts, counted(config.train.steps, 'step')])}"
 
 
 def needs_lines(smallest: Smallest) -> list[str]:
@@ -45,7 +46,3 @@ def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
             f"The fault {smallest.config.fault} was injected, which a matrix cannot express: this file passes."
         )
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -40,7 +40,7 @@ def test_without_room_the_log_stays_as_it_was(tmp_path: Path, monkeypatch: pytes
     has_secret = log_secrets._has_secret(log, ["hunter2-hunter2"])
     monkeypatch.setattr(log_secrets, "_has_secret", lambda *_: has_secret)
     monkeypatch.setattr(log_secrets, "_clean", full)
-    with pytest.raises(DiskFullError, match="make room on its disk"):
+    with pytest.raises(DiskFullError, match="free some space on its disk"):
         without_secrets_in(log, ["hunter2-hunter2"])
     assert log.read_text() == "hunter2-hunter2\n"
     assert list(tmp_path.iterdir()) == [log]

@@ -17,7 +17,7 @@ from harness.core.run.run_dir import needs_room, safe_name, write_atomic
 
 def test_a_full_disk_is_told_with_the_file() -> None:
     path = Path("/dev/full")
-    text = "cannot write /dev/full: No space left on device; make room on its disk"
+    text = "cannot write /dev/full: No space left on device; free some space on its disk"
     with pytest.raises(DiskFullError, match=text), needs_room(path), path.open("wb", buffering=0) as stream:
         stream.write(b"any")
 

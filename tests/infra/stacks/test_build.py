@@ -148,7 +148,7 @@ def test_every_part_of_a_request_is_in_its_key() -> None:
 
 def test_without_uv_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
-    with pytest.raises(InputError, match=r"uv is not there.*pip install uv"):
+    with pytest.raises(InputError, match=r"uv was not found.*pip install uv"):
         stack_build.find_uv()
 
 

@@ -146,7 +146,7 @@ def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_mad
         f"stacks.ref: {source} has no commit, tag or branch 'gone'",
         f"stacks.back: {source} has no commit 'gone' to revert",
         "stacks.place: no git repository at /nowhere",
-        "stacks.wheel: uv is not there, and stacks of packages are made with it",
+        "stacks.wheel: uv was not found, and stacks of packages need it",
     ]
     assert not kept.exists()
 

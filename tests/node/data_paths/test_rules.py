@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.core.data_paths.table import FORBIDDEN
-from harness.node.data_paths import rules_asked
+from harness.node.data_paths import other_validators
 from harness.node.data_paths.rules import CASES, Asked, _ask
 
 
@@ -31,7 +31,7 @@ def test_the_allowed_and_the_forbidden_combination_are_put_and_a_refusal_is_told
 def test_a_command_line_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = list(sys.argv)
-    with rules_asked._command_line(["--seq-length", "64"], ranks=2):
+    with other_validators._command_line(["--seq-length", "64"], ranks=2):
         assert (sys.argv[1:], os.environ["WORLD_SIZE"]) == (["--seq-length", "64"], "2")
     assert sys.argv == before
     assert "WORLD_SIZE" not in os.environ
@@ -40,6 +40,6 @@ def test_a_command_line_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_the_validator_is_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = SimpleNamespace(get_device_arch_version=lambda: 9)
-    with rules_asked._architecture(arguments):
+    with other_validators._architecture(arguments):
         assert arguments.get_device_arch_version() == 10
     assert arguments.get_device_arch_version() == 9

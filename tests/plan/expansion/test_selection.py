@@ -198,7 +198,7 @@ def test_a_selection_would_part_cells_that_take_turns() -> None:
     stacks = {name: {"packages": [f"megatron-core==0.{name == 'new':d}"]} for name in ("old", "new")}
     checks = {"throughput": {"slower_than": "old"}}
     (problem,) = problems_of(matrix=axes, stacks=stacks, checks=checks, select="covering")
-    assert "leave out cells that others take turns with" in str(problem)
+    assert "leave out cells that others are interleaved with" in str(problem)
 
 
 def test_the_resolved_matrix_selects_the_same() -> None:

@@ -55,7 +55,7 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({"kind": "slurm", "ranks_per_node": 1}, "name: is required"),
         ({**LAB, "kind": "pbs"}, "kind: unknown value (found 'pbs'; allowed: 'local' or 'slurm')"),
         ({**LAB, "partion": "x"}, "did you mean 'partition'?"),
-        ({"name": "x", "kind": "slurm"}, "says neither gpus_per_node nor ranks_per_node"),
+        ({"name": "x", "kind": "slurm"}, "sets neither gpus_per_node nor ranks_per_node"),
         ({"name": "x", "kind": "local", "nodes": 2}, "nodes: has no meaning for kind: local"),
         ({**LAB, "account": "a\nb"}, "account: must be one line of text"),
         ({**LAB, "account": ""}, "account: must be one line of text"),
@@ -79,10 +79,10 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({**LAB, "sbatch_flags": ["--switches 1"]}, "must be one flag with its value"),
         (
             {**LAB, "sbatch_flags": ["--array=0-9"]},
-            "--array cannot stand here (found --array=0-9; the harness sets it)",
+            "--array cannot be set here (found --array=0-9; the harness sets it)",
         ),
-        ({**LAB, "sbatch_flags": ["--part=x"]}, "--partition cannot stand here (found --part=x; write partition)"),
-        ({**LAB, "srun_flags": ["--kill-on-bad-exit=0"]}, "--kill-on-bad-exit cannot stand here"),
+        ({**LAB, "sbatch_flags": ["--part=x"]}, "--partition cannot be set here (found --part=x; write partition)"),
+        ({**LAB, "srun_flags": ["--kill-on-bad-exit=0"]}, "--kill-on-bad-exit cannot be set here"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(values: Any, expected: str) -> None:

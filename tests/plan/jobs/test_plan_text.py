@@ -17,7 +17,7 @@ def test_the_text_shows_cells_rejections_exclusions_and_cost() -> None:
     assert lines[0] == "4 cells to run, 2 rejected, 2 excluded"
     assert lines[3].split() == ["id", "tp", "pp", "cp", "packing", "ranks"]  # vpp does not vary
     reference = next(line for line in lines if "tp1-pp1-cp1-unpacked" in line)
-    assert reference.split()[1:] == ["1", "1", "1", "unpacked", "1", "reference"]
+    assert reference.split()[1:] == ["1", "1", "1", "unpacked", "1", "control"]
     assert "known failure until 2030-01-01: known" in text
     assert "layout.layers-by-pp: model.layers 4 is not divisible by pp 3 x vpp 1 = 3: 4 = 1 * 3 + 1" in text
     assert "source: Megatron-LM TransformerConfig" in text

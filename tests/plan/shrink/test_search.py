@@ -113,7 +113,7 @@ def test_the_rounds_can_be_limited() -> None:
     smallest, _ = shrunk(BIG, lambda config: config.layout.pp >= 3, most_rounds=1)
     assert smallest.config is not None
     assert not smallest.minimal
-    assert needs_lines(smallest) == ["it may not be the smallest: the rounds were used up"]
+    assert needs_lines(smallest) == ["it may not be the smallest: the limit of rounds was reached"]
 
 
 def test_a_smaller_cell_that_cannot_be_judged_is_not_smaller() -> None:
