@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from harness.core.stack import HEADS
+
 CODE = "code"  # the code under test
 HARNESS = "harness"
 KERNEL = "kernel"  # a replacement of a kernel that the harness brings: it may refuse what the real one accepts
@@ -15,12 +17,8 @@ UNOWNED = "unowned"  # torch, the standard library, other packages: they raise w
 
 # Top-level modules of the code under test.
 CODE_PACKAGES = (
-    "megatron",
-    "skyrl",
-    "skyrl_train",
-    "transformer_engine",
-    "pretrain_gpt",
-    "gpt_builders",
+    *dict.fromkeys(head.partition(".")[0] for head in HEADS if head != "torch"),
+    "gpt_builders",  # further modules of Megatron-LM
     "model_provider",
 )
 _FAULTS = "harness/node/faults/"  # injected faults play the part of upstream code

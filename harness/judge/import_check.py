@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from harness.core.run.records import ImportProof, RankRecord, proofs_of
+from harness.core.run.import_proofs import proofs_of
+from harness.core.run.records import ImportProof, RankRecord
 from harness.core.stack import ModuleHome, ReadyStack
 from harness.judge.locations import counted
 

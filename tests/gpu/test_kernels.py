@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.core.cell.attention import KERNELS, TE_KINDS
 from harness.core.packing.styles import align_up
-from harness.node.data_paths.reference import HAS_PAD_BETWEEN_SEQS
+from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.attention_kinds import attention_fields, core_attention, installed
 
@@ -54,7 +54,7 @@ def packed(multiple: int) -> tuple[PackedSeqParams, list[int]]:
     slots = [align_up(length, multiple) for length in LENGTHS]
     real = offsets(list(LENGTHS))
     padded = real if slots == list(LENGTHS) else offsets(slots)
-    more: dict[str, Any] = {"pad_between_seqs": True} if HAS_PAD_BETWEEN_SEQS and padded is not real else {}
+    more: dict[str, Any] = {"pad_between_seqs": True} if SETS_PAD_BETWEEN_SEQS and padded is not real else {}
     params = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=real,

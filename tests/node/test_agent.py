@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from harness.core.run.records import proofs_of
+from harness.core.run.import_proofs import proofs_of
 from tests.node.conftest import Ran, config, run_cells
 
 pytestmark = pytest.mark.train

@@ -5,7 +5,6 @@ The rank record is the evidence: flushed before each micro-batch's forward and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.core.cell.layout import Coordinates
@@ -246,7 +245,7 @@ class RankRecord:
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)  # submodules, see `proofs_of`
+    modules: dict[str, str] = field(default_factory=dict)  # submodules: import_proofs.py
     stand_ins: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
@@ -271,24 +270,6 @@ class RankRecord:
     peak_reserved_bytes: int | None = None  # on a GPU: what torch's allocator held for them
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
-
-
-def proofs_of(record: RankRecord) -> Iterator[ImportProof]:
-    """Every import that the record proves.
-
-    `modules` maps a top module to the names of its submodules whose files are where their names say, separated by
-    spaces; "a.b" is the file a/b.py next to it and "a.b/" the file a/b/__init__.py.
-    """
-    yield from record.imports
-    heads = {proof.module: proof for proof in record.imports}
-    for head, names in record.modules.items():
-        proof = heads[head]
-        folder = proof.path.rpartition("/")[0]
-        for name in names.split():
-            plain = name.removesuffix("/")
-            end = ".py" if plain == name else "/__init__.py"
-            path = f"{folder}/{plain.replace('.', '/')}{end}"
-            yield ImportProof(module=f"{head}.{plain}", version=proof.version, path=path)
 
 
 @dataclass(kw_only=True)

@@ -27,7 +27,7 @@ _LAST = ("labels", "loss_mask")
 _DTYPES = {"loss_mask": torch.float32, "padding_mask": torch.bool}
 _FIELDS_OF_PARAMS = inspect.signature(PackedSeqParams).parameters
 _SAMPLES = "tokens_per_sample" in _FIELDS_OF_PARAMS  # from 0.19
-HAS_PAD_BETWEEN_SEQS = "pad_between_seqs" in _FIELDS_OF_PARAMS  # from 0.19
+SETS_PAD_BETWEEN_SEQS = "pad_between_seqs" in _FIELDS_OF_PARAMS  # from 0.19
 
 
 class ReferencePath:
@@ -108,7 +108,7 @@ def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqPar
         padded = real  # Transformer Engine takes its fast path only when both are the same object
     longest = int((padded[1:] - padded[:-1]).max())
     # Otherwise Transformer Engine guesses, wrongly up to 2.16.
-    more: dict[str, Any] = {"pad_between_seqs": True} if HAS_PAD_BETWEEN_SEQS and padded is not real else {}
+    more: dict[str, Any] = {"pad_between_seqs": True} if SETS_PAD_BETWEEN_SEQS and padded is not real else {}
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=real,

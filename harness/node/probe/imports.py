@@ -52,7 +52,7 @@ def import_proof() -> list[ImportProof]:
 
 
 def modules_beside() -> dict[str, str]:
-    """The others, a few hundred, in the short form of core/run/records.proofs_of: for the last record of a rank."""
+    """The others, a few hundred, in the short form of core/run/import_proofs.py: for the last record of a rank."""
     named = _files()
     found: dict[str, list[str]] = {}
     for name in named:

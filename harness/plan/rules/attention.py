@@ -11,7 +11,7 @@ from harness.core.stack import DEFAULT, Stack
 from harness.plan.rules.rule import Rule
 
 _PINNED = re.compile(r"transformer[-_]engine(?:[-_](?:torch|cu\d+))?(?:\[[^\]]*\])?==(\d+(?:\.\d+)*)")
-_HAS_PAD_BETWEEN_SEQS = (0, 19)  # megatron-core from which PackedSeqParams has pad_between_seqs
+_SETS_PAD_BETWEEN_SEQS = (0, 19)  # first megatron-core whose PackedSeqParams has pad_between_seqs
 _CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 
@@ -42,8 +42,8 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
         engine, core = _pinned(_PINNED, packages), _pinned(_CORE, packages)
         if engine is None:
             return None
-        explicit = config.path.sets_pad_between_seqs and core is not None and core[:2] >= _HAS_PAD_BETWEEN_SEQS
-        return te_auto_padding(engine, config, explicit)
+        padding_set = config.path.sets_pad_between_seqs and core is not None and core[:2] >= _SETS_PAD_BETWEEN_SEQS
+        return te_auto_padding(engine, config, padding_set)
 
     return Rule(*TE_PADDING, predicate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.node.data_paths.reference import HAS_PAD_BETWEEN_SEQS, _packed_seq_params
+from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS, _packed_seq_params
 
 
 def test_without_padding_both_offsets_are_one_tensor_and_nothing_is_said_of_padding() -> None:
@@ -19,4 +19,4 @@ def test_padding_is_told_where_the_release_can_be_told() -> None:
     assert params.cu_seqlens_q.tolist() == [0, 3, 8]
     assert params.cu_seqlens_q_padded.tolist() == [0, 4, 10]
     assert (params.max_seqlen_q, type(params.max_seqlen_q)) == (6, int)
-    assert getattr(params, "pad_between_seqs", None) is (True if HAS_PAD_BETWEEN_SEQS else None)
+    assert getattr(params, "pad_between_seqs", None) is (True if SETS_PAD_BETWEEN_SEQS else None)

@@ -32,7 +32,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.hardware.devices import DevicePlacement, ring_needs_p2p
 from harness.core.hardware.environment import is_deterministic_te
 from harness.core.outcomes import Missing, Rejection
-from harness.node.data_paths.reference import HAS_PAD_BETWEEN_SEQS
+from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.varlen import VarlenAttention
 
@@ -75,7 +75,7 @@ def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> R
     if engine is None or installed("transformer-engine-torch") is None:
         reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
         return Missing(reason=f"{reason}; {_HOW}")
-    explicit = config.path.sets_pad_between_seqs and HAS_PAD_BETWEEN_SEQS
+    explicit = config.path.sets_pad_between_seqs and SETS_PAD_BETWEEN_SEQS
     if wrong := te_auto_padding(_numbers(engine), config, explicit):
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
     bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)

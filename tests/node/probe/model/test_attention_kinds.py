@@ -69,7 +69,8 @@ def test_auto_passes_over_a_kernel_that_something_speaks_against(stack: dict[str
     assert resolved(cell(model=ModelConfig(mla=MlaConfig())), GPU).attention == "reference"
     stack["transformer-engine"] = "2.16.0"
     assert resolved(cell(), GPU).attention == "te"
-    assert resolved(cell(options=PADDED), GPU).attention == ("te" if attention_kinds.HAS_PAD_BETWEEN_SEQS else "varlen")
+    chosen = "te" if attention_kinds.SETS_PAD_BETWEEN_SEQS else "varlen"
+    assert resolved(cell(options=PADDED), GPU).attention == chosen
 
 
 @pytest.mark.parametrize("kind", ["te", "te-flash", "te-fused", "varlen"])
@@ -102,10 +103,10 @@ def test_an_engine_that_overlooks_padding_is_rejected_unless_the_path_tells_it(
     stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.update(ENGINE | {"transformer-engine": "2.16.0+post"})
-    monkeypatch.setattr(attention_kinds, "HAS_PAD_BETWEEN_SEQS", False)
+    monkeypatch.setattr(attention_kinds, "SETS_PAD_BETWEEN_SEQS", False)
     assert rule(cell("te", options=PADDED)) == "attention.te-padding"
     assert rule(cell("te")) is None
-    monkeypatch.setattr(attention_kinds, "HAS_PAD_BETWEEN_SEQS", True)
+    monkeypatch.setattr(attention_kinds, "SETS_PAD_BETWEEN_SEQS", True)
     assert rule(cell("te", options=PADDED)) is None
 
 
@@ -121,7 +122,7 @@ def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_
     stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.update(ENGINE)
-    monkeypatch.setattr(attention_kinds, "HAS_PAD_BETWEEN_SEQS", True)
+    monkeypatch.setattr(attention_kinds, "SETS_PAD_BETWEEN_SEQS", True)
     for name in ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", WITHOUT):
         monkeypatch.delenv(name, raising=False)
     long = replace(
