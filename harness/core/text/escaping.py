@@ -1,9 +1,8 @@
-"""Texts that others wrote, made safe for one format each. Pure; every output of the harness uses these and no others.
+"""Untrusted text, escaped for each output format. Pure; every output of the harness uses these functions.
 
-A text may come from a matrix, a log, an exception, a commit or a damaged file. Its reader must see what it says and
-must not be steered by it: no markup, link, mention, formula, control sequence or command of a CI system comes alive.
-What a format cannot hold is shown as an escape such as \\x1b. jinja2 escapes templates
-of pages, on top of `visible`.
+A text may come from a matrix, a log, an exception, a commit or a damaged file. It must be readable and must have no
+effect: no markup, link, mention, formula, control sequence or command of a CI system is interpreted. Characters that a
+format cannot hold are shown as escapes such as \\x1b. Templates of pages are escaped by jinja2, on top of `visible`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import html
 import re
 
-# C0 without tab and line feed, DEL, C1; what changes the direction of text or is not seen at all; lone surrogates and
-# the two characters that XML cannot hold.
+# C0 without tab and line feed, DEL, C1; invisible characters and those that change the direction of text; lone
+# surrogates and the two characters that XML cannot hold.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -32,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  #
 
 
 def visible(text: str) -> str:
-    """The text with every character that is not seen as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
+    """The text with every invisible character as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
 
     Safe for a terminal, for the text of an XML document, and, escaped as such, for HTML.
     """
@@ -66,12 +65,12 @@ def markdown_text(text: str, most: int | None = None) -> str:
 
 
 def markdown_code(text: str, most: int | None = None) -> str:
-    """A code span of one line. A pipe would end a table cell even there, so it stands between two spans."""
+    """A code span of one line. A pipe would end a table cell even in code, so it goes between two spans."""
     return "\\|".join(_span(part) for part in one_line(text, most).split("|"))
 
 
 def markdown_fence(text: str, language: str = "") -> list[str]:
-    """The lines of a fenced block that nothing in the text can close."""
+    """The lines of a fenced block that no text can close."""
     lines = visible(text.replace("\r\n", "\n")).split("\n")
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -79,13 +78,13 @@ def markdown_fence(text: str, language: str = "") -> list[str]:
 
 
 def ci_log(text: str) -> str:
-    """Lines that no CI system takes for a command of its own."""
+    """Lines that no CI system interprets as a command."""
     text = _SECTION.sub(r"\1 :", _COMMAND_INSIDE.sub("# ", text))
     return _COMMAND_START.sub(r"\1: ", text)
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; a text that a spreadsheet would compute begins with an apostrophe."""
+    """A value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
     if not isinstance(value, str):
         return value
     risky = value.lstrip(" ").startswith(_FORMULA) and not _is_number(value)
@@ -96,7 +95,7 @@ def chat_text(text: str, most: int | None = None) -> str:
     """One line for Slack and Mattermost: no markup of links or pictures, no mention, no code block."""
     line = one_line(text, most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
     line = re.sub(r"\](?=[(\[:])", "] ", line).replace("![", "! [")
-    return line.replace("@", "@\u2060")  # a word joiner: seen as nothing, and no name goes on behind it
+    return line.replace("@", "@\u2060")  # a word joiner: invisible, and it ends the name before it
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -110,13 +109,13 @@ def _escaped(word: str) -> str:
 
 
 def _as_code(word: str) -> str:
-    """The word as code, but for the brackets and stops around it."""
+    """The word as code, without the brackets and punctuation around it."""
     before, inside, after = _AROUND.fullmatch(word).groups()  # type: ignore[union-attr]  # fits every text
     return f"{_escaped(before)}{markdown_code(inside)}{_escaped(after)}"
 
 
 def _span(text: str) -> str:
-    """With more backticks around it than it has anywhere inside; a space on either side is not shown."""
+    """A code span with more backticks than any run inside the text; renderers drop the space on either side."""
     if not text.strip():
         return text
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,4 +1,4 @@
-"""Secrets in texts: what looks like one, and a text without them. Pure.
+"""Secrets in texts: detection and redaction. Pure.
 
 A secret is known by its name (a variable DB_PASSWORD, a header Authorization, a query parameter signature), by its
 shape (a GitHub token, a JSON web token, a private key), by its place (user and password of a URL, the path of a chat
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
-_LEAST_VALUE = 8  # characters of a value of the environment; a shorter one occurs by chance
+_LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
 # A part of a name ("DB_PASSWD" has two) that ends so is secret. Plurals of TOKEN and KEY are counts and lists of names.
 _ENDINGS = (
@@ -28,7 +28,7 @@ _NOT_SECRET = frozenset(("BYPASS", "COMPASS", "PWD", "OLDPWD", "MONKEY"))
 _PLAIN_NAME = re.compile(
     r"(?i:passw|passphrase|secret|credential|cookie|^(?:token|auth|authorization|apikey)$)|[_.-]|[a-z][A-Z]"
 )
-_PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # of queries, beside the names above
+_PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # of queries, in addition to the names above
 
 _BREAK = r"\s\"'<>\\"  # where a value ends in any of the formats
 _USERINFO = re.compile(rf"://(?P<user>[^{_BREAK}/]*)@|://(?P<odd>[^{_BREAK}/:@]*:(?!\d+/)[^{_BREAK}]{{1,200}})@")
@@ -88,7 +88,7 @@ def is_secret_name(name: str) -> bool:
 def redacted(text: str, values: Iterable[str] = ()) -> str:
     """The text with every secret in it replaced by ***; the same text when it has none.
 
-    `values`: texts that are secret wherever they stand, as `secret_values` finds them in an environment.
+    `values`: texts that are secret wherever they occur, as `secret_values` finds them in an environment.
     """
     for value in values:
         text = text.replace(value, HIDDEN)
@@ -147,7 +147,7 @@ def _walked(value: Any, known: tuple[str, ...]) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is str:  # short ones, such as states of ranks, come again and again
+    if kind is str:  # short ones, such as states of ranks, are frequent
         text = _short(value, known) if len(value) < _SHORT else redacted(value, known)
         return value if text == value else text
     if isinstance(value, Mapping):
@@ -171,7 +171,7 @@ def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is meant as one of a secret: `token=5` is a place in a document, and tiktoken is a package."""
+    """Whether a name is really that of a secret: `token=5` is a position in a document, and tiktoken is a package."""
     return name.isupper() or _PLAIN_NAME.search(name) is not None
 
 

@@ -153,7 +153,7 @@ def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
 
 
 def _paths(worktrees: dict[str, Path]) -> tuple[str, ...]:
-    """What the checkouts put on the module search path, the upper layer first."""
+    """The checkouts' folders on the module search path, the upper layer first."""
     return tuple(
         str(tree / folder) if folder else str(tree)
         for project, tree in worktrees.items()
@@ -188,7 +188,9 @@ def torch_version() -> str:
 
 
 def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
-    """Import once what runs import, with bytecode caching on, which some machines switch off: half of an import's time.
+    """Import everything that runs import once, with bytecode caching on, which some machines switch off.
+
+    That halves the time of later imports.
 
     Once for every combination of environment and checkouts, with `once` for the environment alone. A failure is not
     reported here: the agent's import fails too, and its reason is in the cells' results.

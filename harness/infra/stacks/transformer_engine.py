@@ -1,9 +1,9 @@
-"""Transformer Engine's PyTorch extension, built without a GPU and kept: some stacks only need to import it.
+"""Transformer Engine's PyTorch extension, built without a GPU and cached: some stacks only need to import it.
 
-The package index holds its sources only; everything the compiler needs comes from the index too (nvidia-*), no CUDA
-toolkit. There is no CUDA source in it: the time goes into torch's headers, parsed for each of 31 files. Compiled as one
-file without optimisation it takes 80 s of processor time instead of 20 minutes. What is built imports; on a CPU
-its kernels are never run.
+The package index has its sources only. What the compiler needs comes from the index too (nvidia-*), not from a CUDA
+toolkit. The extension has no CUDA source: compilation spends its time on torch's headers, parsed for each of 31 files.
+Compiled as one file without optimisation it takes 80 s of processor time instead of 20 minutes. The result can be
+imported; on a CPU its kernels never run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_wanted(requirement: str) -> bool:
 
 
 def wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:
-    """The built wheel for the environment of `python`, made unless it is kept; torch must be installed there.
+    """The built wheel for the environment of `python`, built unless it is cached; torch must be installed there.
 
     NotBuildableError with the end of the compiler's output when it cannot be built.
     """
@@ -74,7 +74,7 @@ def _build(requirement: str, python: Path, place: Path, install: Install) -> Non
     runtime = _ask(python, "import importlib.metadata as m; print(m.version('nvidia-cuda-runtime'))")
     install([*TOOLS, f"nvidia-cuda-crt=={'.'.join(runtime.split('.')[:2])}.*"])
     nvidia = Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])")) / "nvidia"
-    for left in place.glob("work.*"):  # by a maker that was killed
+    for left in place.glob("work.*"):  # by a process that was killed
         shutil.rmtree(left)
     work = place / f"work.{os.getpid()}"
     work.mkdir(parents=True)
@@ -87,7 +87,7 @@ def _build(requirement: str, python: Path, place: Path, install: Install) -> Non
         "CUDA_HOME": str(nvidia / "cu13"),
         "CPATH": ":".join(map(str, [*includes, nvidia / "cu13" / "include" / "cccl"])),
         "NVTE_FRAMEWORK": "pytorch",
-        "NVTE_PYTORCH_FORCE_BUILD": "TRUE",  # else it first asks for a wheel elsewhere
+        "NVTE_PYTORCH_FORCE_BUILD": "TRUE",  # otherwise it first looks for a wheel elsewhere
         "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
     }
     argv = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

@@ -1,15 +1,15 @@
-"""SkyRL's Megatron backend: preprocess_packed_seqs, and its way back to log-probabilities per document, unmodified.
+"""SkyRL's Megatron backend: preprocess_packed_seqs, and its inverse to log-probabilities per document, unmodified.
 
-| package | module | switch | way back |
+| package | module | switch | inverse |
 |---|---|---|---|
 | skyrl-train 0.3 | skyrl_train.distributed.megatron | use_sample_packing | postprocess_packed_seqs, then logits |
 | skyrl 0.1, 0.2 | skyrl.backends.skyrl_train.distributed.megatron | use_sample_packing | the same |
 | skyrl 0.3, 0.4 | the same | remove_microbatch_padding | packed logits, with the mask |
 
 Documents come as in SkyRL's trainer: one per row, padded left (prompts) and right (responses), with a mask. Every
-rank reads; nothing is sent. SkyRL trains on log-probabilities, so labels and masks take the way of the tokens here.
+rank reads; nothing is sent. SkyRL trains on log-probabilities, so here labels and masks are packed like tokens.
 With the switch off, remove_left_padding moves documents to the left of rows as long as the longest, and
-recover_left_padding moves logits back; the mask it makes for attention is not needed by a causal one.
+recover_left_padding moves logits back; causal attention does not need the mask that it makes.
 """
 
 from __future__ import annotations

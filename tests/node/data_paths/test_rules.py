@@ -10,7 +10,7 @@ import torch
 
 from harness.core.data_paths.table import FORBIDDEN
 from harness.node.data_paths import other_validators
-from harness.node.data_paths.rules import CASES, Asked, _ask
+from harness.node.data_paths.rules import CASES, OtherCase, _ask
 
 
 def test_every_case_of_the_axis_has_a_combination() -> None:
@@ -23,7 +23,7 @@ def test_the_allowed_and_the_forbidden_combination_are_put_and_a_refusal_is_told
         if forbidden:
             sys.exit("no such row")
 
-    case = Asked(put, "row", "a validator", ())
+    case = OtherCase(put, "row", "a validator", ())
     assert _ask(case, False, tmp_path) == (None, None)
     assert _ask(case, True, tmp_path) == ("no such row", "SystemExit")
 

@@ -5,11 +5,11 @@
 | 0.4, 0.5 | finetuning_dataset.FinetuningDatasetBuilder | FinetuningDatasetConfig: packed_sequence_specs |
 | 0.6 | gpt_sft.GPTSFTDatasetBuilder | GPTSFTDatasetConfig: enable_offline_packing, offline_packing_specs |
 
-Documents are handed over as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as
-upstream has it. Upstream shuffles before it packs: here the shuffle puts the longest first and keeps the order of
+Documents are passed as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as in
+upstream. Upstream shuffles before it packs: here the shuffle puts the longest first and keeps the order of
 equally long documents, so that the plan knows the place of each document. Up to 0.5 upstream pads a document's
 tokens, one more than its labels, to pad_seq_to_mult; the plan is that of 0.6. Where documents are padded, upstream
-counts the last token in unless it is the end of sentence: so not with documents that are cut.
+counts the last token unless it is the end of sentence, so documents must not be truncated.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class BridgeOfflinePath:
 
 
 class Numbers:
-    """A tokenizer whose text is token ids; what upstream's datasets ask of one. Upstream pads with eos_id."""
+    """A tokenizer whose text is token ids, as upstream's datasets need it. Upstream pads with eos_id."""
 
     eos_id = eod = bos_id = END
     legacy = space_sensitive = False

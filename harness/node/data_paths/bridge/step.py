@@ -1,7 +1,7 @@
-"""Megatron-Bridge's training step up to the model: forward_step, called with a model that only looks.
+"""Megatron-Bridge's training step up to the model: forward_step, called with a stub of the model.
 
-So get_batch, the split over context-parallel ranks and packed_seq_utils are upstream's, in upstream's order, and what
-the model would get is what they made of it. The same call fits releases 0.4 to 0.6.
+So get_batch, the split over context-parallel ranks and packed_seq_utils are upstream's, in upstream's order; the stub
+records what the model would get. The same call fits releases 0.4 to 0.6.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def dataset_config(context: RankContext, root: str, specs: Any = None, **dataset
 
 
 class BridgeStep:
-    """forward_step of one rank. `dataset` is upstream's dataset configuration, which it consults."""
+    """forward_step of one rank. `dataset` is upstream's dataset configuration, which it reads."""
 
     def __init__(self, context: RankContext, dataset: Any, module: str = "gpt_step") -> None:
         self.context = context

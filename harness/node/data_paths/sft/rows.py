@@ -1,7 +1,7 @@
-"""Documents enter `sft` through upstream's own SFTDataset, so that its truncation, padding and masks are under test.
+"""Documents enter `sft` through upstream's own SFTDataset, so its truncation, padding and masks are under test.
 
 One row of the packing plan is one line of the fine-tuning data: its documents are the conversations of the line, and
-their tokens come from a tokenizer of ours. SFTDataset and torch's DataLoader do the rest, as in Megatron's training
+their tokens come from the harness's tokenizer. SFTDataset and torch's DataLoader do the rest, as in Megatron's training
 loop. The dataset is the same file in Megatron-LM checkouts (core_v0.16 to main of 2026-08) and wheels (from 0.17).
 """
 
@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 
 class DocumentTokenizer:
-    """What SFTDataset asks of a tokenizer (megatron.core.tokenizers' SFTTokenizer): a conversation to its tokens.
+    """What SFTDataset needs of a tokenizer (megatron.core.tokenizers' SFTTokenizer): a conversation to its tokens.
 
     A conversation is one system message whose content is the index of a document in the step.
     """
@@ -89,7 +89,7 @@ def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
 
 
 def _dataset_config(config: CellConfig, tokenizer: DocumentTokenizer) -> GPTDatasetConfig:
-    """As pretrain_gpt.core_gpt_dataset_config_from_args; fields a release does not know are left out."""
+    """As pretrain_gpt.core_gpt_dataset_config_from_args; fields that a release does not have are left out."""
     wanted: dict[str, Any] = {
         "random_seed": config.train.seed,
         "sequence_length": config.train.seq_length,
