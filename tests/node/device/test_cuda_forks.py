@@ -43,7 +43,7 @@ def loaded(package):
 
 def refused(package):
     late = staticmethod(lambda config: importlib.import_module(package) and None)
-    refusals.DATA_PATHS["late"] = type("Late", (), {"unavailable": late})
+    refusals.ADAPTERS["late"] = type("Late", (), {"unavailable": late})
     return str(refusals.refusal(CellConfig(layout=Layout(), data_path="late"), 1))
 
 def case(function, package, gpus):
