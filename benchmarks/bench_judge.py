@@ -85,7 +85,7 @@ def _report(run: RunDir) -> tuple[float, float, int, int]:
 def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
     """Write the big run; number of rank records of the big cells, and bytes of all records."""
     plan = read_plan(small)
-    reference, cell = plan.expansion.references_first
+    reference, cell = plan.expansion.controls_first
     control = _planned(reference, _big(reference.config, Layout()), None, "")
     write_json(run.attempt(control.id).config, control.config)
     written = _write(run, control.id, _reference_records(_read(small, reference.id)), _read_result(small, reference.id))

@@ -201,7 +201,7 @@ def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, ke
     git(features, "commit", "--quiet", "--all", "-m", "third")
     worktrees = git(features, "worktree", "list")
     first = git(features, "rev-parse", "old")[:12]
-    told = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; revert first"
+    told = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; first revert"
     with pytest.raises(NotRevertibleError, match=told):
         reverted_tree(checkout_of(features, "main", "one", "old"))
     assert git(features, "worktree", "list") == worktrees
@@ -211,7 +211,7 @@ def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, ke
 @pytest.mark.usefixtures("kept")
 def test_a_revert_that_changes_nothing_is_no_evidence(features: Path) -> None:
     assert (reverted_tree(checkout_of(features, "undone", "undone")) / "two.py").exists()
-    with pytest.raises(NotRevertibleError, match="changes nothing: a later commit has taken it back"):
+    with pytest.raises(NotRevertibleError, match="changes nothing: a later commit has reverted it already"):
         reverted_tree(checkout_of(features, "undone", "two"))
 
 
