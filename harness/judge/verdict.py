@@ -101,7 +101,7 @@ def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
     findings: list[Finding] = []
     for check in CHECKS:
         if with_reference or not check.needs_reference:
-            findings += check.function(evidence)
+            findings += check.findings(evidence)
     return with_known(evidence, led_by_root(findings))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries import determinism, isolation, order, padding, repetition, rewriting, truncation
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata import (
     completeness,
     micro_batch_count,
@@ -40,12 +41,31 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 
 class Check(NamedTuple):
-    """`function` returns the findings of one cell; `needs_reference`: it compares with the reference cell."""
+    """One row, the only place that says a check's name and lane.
+
+    `function` returns the findings of one cell. `needs_reference`: it compares with the reference cell.
+    """
 
     name: str
     lane: Lane
-    function: Callable[[CellEvidence], list[Finding]]
+    function: Callable[[CellEvidence], list[CheckFinding]]
     needs_reference: bool = False
+
+    def findings(self, evidence: CellEvidence) -> list[Finding]:
+        """What the check finds in one cell, with its name and lane."""
+        return [
+            Finding(
+                lane=self.lane,
+                check=self.name,
+                message=found.message,
+                severity=found.severity,
+                fault_class=found.fault_class,
+                where=found.where,
+                measured=found.measured,
+                bound=found.bound,
+            )
+            for found in self.function(evidence)
+        ]
 
 
 CHECKS: tuple[Check, ...] = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from harness.core.outcomes import Finding, Lane, Severity
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.baseline import Comparison, Sample, compare, hardware_text
 from harness.judge.stats.paired import PairedRatio, paired_ratio
@@ -85,16 +84,6 @@ def against_history(evidence: CellEvidence) -> Comparison | None:
     """None where nothing was timed, the matrix does not ask, or there are too few earlier runs."""
     seconds = compared_seconds(evidence)
     return None if seconds is None else compare(seconds, samples_before(evidence))
-
-
-def not_timed(evidence: CellEvidence, check: str, names: Iterable[str]) -> list[Finding]:
-    """A warning when loads that the matrix asks for could not be timed: then the check says nothing."""
-    untimed = {name: why for record in evidence.records.values() for name, why in record.untimed.items()}
-    reasons = dict.fromkeys(untimed[name] for name in names if name in untimed)
-    return [
-        Finding(lane=Lane.THROUGHPUT, check=check, severity=Severity.WARNING, message=f"not timed: {why}")
-        for why in reasons
-    ]
 
 
 def documents_of(times: Iterable[Load], name: str) -> list[int]:

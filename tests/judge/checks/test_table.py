@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.outcomes import LaneVerdict, Outcome
+from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.judge.checks.table import CHECKS
 from tests.judge.simulator import config_of, evidence_for, judge
 from tests.sample_report import sample_report
@@ -41,10 +42,17 @@ def test_the_reference_cell_is_judged_by_the_checks_that_need_no_reference() -> 
     assert [finding.check for finding in verdict.findings] == ["token_count"]
 
 
-def test_every_check_is_documented_and_has_tests(root: Path) -> None:
-    text = (root / "docs" / "checks.md").read_text()
+def test_the_page_lists_the_checks_of_the_table_in_its_order(root: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (root / "docs" / "checks.md").read_text(), re.M)
+    lanes = {lane.value for lane in Lane}
+    assert [row for row in rows if row[1] in lanes] == [(check.name, check.lane.value) for check in CHECKS]
+
+
+def test_every_check_has_a_file_of_its_name_and_tests(root: Path) -> None:
+    files = {path.stem: path for path in (root / "harness/judge/checks").glob("*/*.py")}
+    assert files.keys() - {"__init__", "shared"} == {check.name for check in CHECKS}
     for check in CHECKS:
-        assert f"| `{check.name}` | {check.lane.value} |" in text
+        assert check.function.__module__.endswith(f".{check.name}")
         assert len(list((root / "tests/judge/checks").glob(f"*/test_{check.name}.py"))) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import ImportProof, SeenParams
-from harness.judge.checks.numerics import aux_loss
+from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES, parse, with_known
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.report.build import build_report
@@ -122,7 +122,8 @@ def aux_weight(evidence: CellEvidence, release: str, factor: float, *, per_token
     """What is named where gradients of the auxiliary loss are off by a factor; its wording is that of either mode."""
     for record in evidence.records.values():
         record.aux_scale = factor
-    (found,) = aux_loss.check(evidence)
+    [row] = [check for check in CHECKS if check.name == "aux_loss"]
+    (found,) = row.findings(evidence)
     options = replace(evidence.cell.config.options, calculate_per_token_loss=per_token)
     cell = replace(evidence.cell, config=replace(evidence.cell.config, options=options))
     ran(evidence, release)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import Fingerprint
 from harness.core.tolerances import Bound
 from harness.judge.checks.canaries.shared import moved, same_kernels
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
@@ -18,7 +18,7 @@ from harness.judge.stats.distance import fingerprint_distance as apart
 _Difference = tuple[str, dict[str, Any], float, Bound]
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("determinism")
     if leg is None or not evidence.fingerprinted:
         return []
@@ -27,9 +27,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         return []
     what, where, off, bound = differences[0]
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="determinism",
+        CheckFinding(
             fault_class=fault_classes.DETERMINISM,
             message=f"{what} is another when step 0 runs again with the same weights and documents, off by {off:.3g} > "
             f"{bound_text(bound)}; {len(differences)} values differ",

@@ -5,8 +5,8 @@ Two legs change one document per micro-batch each, the first and one in the midd
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries.shared import change_text, moved, same_kernels
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
@@ -17,7 +17,7 @@ LEGS = ("isolation", "isolation-middle")
 SURE = 4  # tokens from which on a changed document cannot have been given the same tokens by chance
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     for name in LEGS:
         leg = evidence.legs.get(name)
         findings = (_leaked(evidence, leg) or _unmoved(evidence, leg)) if leg else []
@@ -26,7 +26,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return []
 
 
-def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     bound = same_kernels(evidence, evidence.tolerances.document_loss)
     victims = moved(evidence, leg, bound, spared=leg.leg.changed)
     if not victims:
@@ -37,9 +37,7 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
     culprit = near[0] if near else min(leg.leg.changed)
     where = "of its micro-batch" if near else "of another micro-batch"
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="isolation",
+        CheckFinding(
             fault_class=fault_classes.LEAK,
             message=f"document {culprit} leaks into document {victim}: only the tokens of the former were changed, and "
             f"of the latter, document {seat.number} {where} (micro-batch {seat.micro_batch} of replica {seat.dp}), "
@@ -58,7 +56,7 @@ def _together(leg: LegEvidence, one: int, other: int) -> bool:
     return (here.dp, here.micro_batch) == (there.dp, there.micro_batch)
 
 
-def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """Changed documents whose loss is what it was: what the model computed on is not what the data path was given."""
     documents = {item.index: item for item in leg.leg.documents}
     sure = [name for name in leg.seats if name in leg.leg.changed and documents[name].length >= SURE]
@@ -74,9 +72,7 @@ def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
     if not stuck:
         return []
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="isolation",
+        CheckFinding(
             fault_class=fault_classes.TOKEN_CONTENT,
             message=f"{counted('document', stuck)} got other tokens, but the loss is bit by bit what it was: the model "
             "did not get them",

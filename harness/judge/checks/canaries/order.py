@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries.shared import change_text, moved
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import bound_text, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg, bound = evidence.legs.get("order"), evidence.tolerances.document_loss
     wrong = moved(evidence, leg, bound) if leg else {}
     if leg is None or not wrong:
@@ -18,9 +18,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     seat, home = leg.seats[document], evidence.homes[0][document]
     later = all(leg.seats[item].number for item in wrong)
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="order",
+        CheckFinding(
             fault_class=fault_classes.LEAK if later else fault_classes.UNKNOWN,
             message=f"documents came in the reverse order, and of document {document}, before in micro-batch "
             f"{home.micro_batch} and now number {seat.number} of micro-batch {seat.micro_batch} (replica {seat.dp}), "

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.judge.checks.canaries.shared import change_text, moved, same_kernels
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.stats.distance import bound_text, exactly, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("padding")
     return (_moved(evidence, leg) or _counted(evidence, leg)) if leg else []
 
 
-def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     bound = same_kernels(evidence, evidence.tolerances.document_loss)
     wrong = moved(evidence, leg, bound)
     if not wrong:
@@ -23,9 +23,7 @@ def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
     document, off = next(iter(wrong.items()))
     seat = leg.seats[document]
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="padding",
+        CheckFinding(
             fault_class=fault_classes.PADDING,
             message=f"only the token ids of padding slots were changed, and of document {document}, number "
             f"{seat.number} of micro-batch {seat.micro_batch} (replica {seat.dp}), "
@@ -38,14 +36,12 @@ def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
     ]
 
 
-def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     right = sum(batch.loss_tokens for replica in leg.plan for batch in replica)
     if leg.token_count == right:
         return []
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="padding",
+        CheckFinding(
             fault_class=fault_classes.PADDING,
             message=f"only the token ids of padding slots were changed, and now {leg.token_count} tokens count in the "
             f"loss, expected {right}: what is padding is told by its token id",

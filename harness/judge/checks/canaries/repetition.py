@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("repetition")
     if leg is None:
         return []
@@ -31,13 +31,11 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 def _finding(
     evidence: CellEvidence, leg: LegEvidence, original: int, wrong: list[int], off: dict[int, float]
-) -> Finding:
+) -> CheckFinding:
     bound, copy = evidence.tolerances.repeated_document, wrong[0]
     seat = leg.seats[copy]
     inside = len(leg.plan[seat.dp][seat.micro_batch].placed)
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="repetition",
+    return CheckFinding(
         fault_class=fault_classes.LEAK if seat.number else fault_classes.UNKNOWN,
         message=f"all documents are copies of one, but the loss sum of copy {copy}, number {seat.number} of {inside} "
         f"in micro-batch {seat.micro_batch} of replica {seat.dp}, is {leg.losses[copy].loss_sum:.9g}, that of copy "

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import Fingerprint
 from harness.core.tolerances import Bound
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.diagnosis.localise import activations_off
 from harness.judge.diagnosis.ratios import factors_of, ratio_name, scale_of
@@ -35,7 +35,7 @@ class _Module:
     backward: dict[str, float] = field(default_factory=dict)  # parameter or "input" -> distance
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("rewriting")
     right = evidence.reference.legs.get("rewriting") if evidence.reference else None
     if leg is None or right is None:
@@ -134,7 +134,7 @@ def _stage(evidence: CellEvidence, number: int) -> int:
     return evidence.layout.stage_of_layer(layers, number)
 
 
-def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inherited: list[str]) -> Finding:
+def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inherited: list[str]) -> CheckFinding:
     first, layers = modules[0], evidence.cell.config.model.layers
     off: Iterable[tuple[int | str, float]] = first.forward.items()
     if direction == "backward":
@@ -151,9 +151,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
     more: dict[str, Any] = {"document": what} if direction == "forward" else {"parameter": what}
     more |= {"parameters": list(first.backward)} if direction == "backward" else {}
     layer = {"layer": first.number} if 0 < first.number <= layers else {}
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="rewriting",
+    return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
         message=f"faulty in {direction}: {listed(names)}; with {given} these still differ from the reference, "
         f"{names[0]} in {subject} by {value:.3g} > {bound_text(bound)}; {rest}",
@@ -165,13 +163,11 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
     )
 
 
-def _reduction(evidence: CellEvidence, modules: list[_Module], ratio: str | None) -> Finding:
+def _reduction(evidence: CellEvidence, modules: list[_Module], ratio: str | None) -> CheckFinding:
     """The gradients of all modules are wrong though every forward is right: what all share is wrong."""
     bound = evidence.tolerances.parameter_gradient
     value = next(iter(modules[0].backward.values()))
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="rewriting",
+    return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
         message=f"no module is faulty by itself: the gradients of all are off{f' by {ratio}' if ratio else ''}, so "
         "their reduction or weighting is wrong",

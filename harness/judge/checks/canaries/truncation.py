@@ -5,9 +5,9 @@ Packed params must be those of the documents as they were cut.
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.packing.arithmetic import PackedParams
 from harness.core.run.records import BatchSeen, TensorSeen
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.checks.metadata.tokens_placed import FIELDS
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -16,7 +16,7 @@ from harness.judge.evidence.packed_params import Wrong, form_problems, value_pro
 from harness.judge.stats.distance import exactly
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("truncation")
     if leg is None:
         return []
@@ -34,7 +34,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return [_finding(leg, rank, micro_batch, name, seen, ranks)]
 
 
-def _params(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _params(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """The first field of the packed params, by rank and micro-batch, that is not as the packing of the leg wants it."""
     style = leg.config.style
     for rank in sorted(leg.seen):
@@ -56,11 +56,9 @@ def _truth(leg: LegEvidence, rank: int, batch: BatchSeen) -> PackedParams | None
     return planned[batch.micro_batch].params() if 0 <= batch.micro_batch < len(planned) else None
 
 
-def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: Wrong) -> Finding:
+def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: Wrong) -> CheckFinding:
     name = f"{wrong.field} of {wrong.tensor}" if wrong.tensor else wrong.field
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="truncation",
+    return CheckFinding(
         fault_class=fault_classes.TRUNCATION,
         message=f"with documents that are too long, {name} on rank {rank} is {wrong.measured} in micro-batch "
         f"{micro_batch}, expected {wrong.expected}",
@@ -70,16 +68,16 @@ def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: Wrong)
     )
 
 
-def _finding(leg: LegEvidence, rank: int, micro_batch: int, field: str, seen: TensorSeen, ranks: list[int]) -> Finding:
+def _finding(
+    leg: LegEvidence, rank: int, micro_batch: int, field: str, seen: TensorSeen, ranks: list[int]
+) -> CheckFinding:
     where = leg.at_rank(rank, micro_batch=micro_batch, field=field, ranks=ranks)
     detail = f"its shape is {seen.shape}"
     if seen.first:
         document, token, right, found = seen.first
         where |= {"document": document, "token": token}
         detail = f"token {token} of document {document} is {found}, expected {right}"
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="truncation",
+    return CheckFinding(
         fault_class=fault_classes.TRUNCATION,
         message=f"with documents that are too long, {seen.mismatches} slots of {field} on rank {rank} differ from the "
         f"plan in micro-batch {micro_batch}: {detail}",

@@ -7,7 +7,8 @@ ERROR, not FAIL.
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.outcomes import Severity
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
@@ -17,7 +18,7 @@ from harness.judge.locations import counted, where_of
 _NOT_THE_CODE = {table.HARNESS: fault_classes.HARNESS, table.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     cause = evidence.cause
     if cause is None:
         return []
@@ -28,9 +29,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
     progress = ending.progress
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="completeness",
+        CheckFinding(
             severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
             fault_class=crash if cause.blames_code else _NOT_THE_CODE.get(cause.domain, fault_classes.UNKNOWN),
             message=f"{cause.message}{others}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import RankRecord
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import counted, where_of
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
@@ -22,9 +22,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     step, rank, record, found, expected = min(wrong, key=lambda item: item[:2])
     ranks = sorted({item[1] for item in wrong})
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="micro_batch_count",
+        CheckFinding(
             fault_class=fault_classes.MICRO_BATCHES,
             message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
             f"wrong on {counted('rank', ranks)}{_replicas(evidence, step)}",

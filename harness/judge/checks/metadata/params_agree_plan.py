@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import SeenParams
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence, Truth
 from harness.judge.evidence.packed_params import (
@@ -31,7 +31,7 @@ class _Seen(NamedTuple):
     params: SeenParams
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong: dict[tuple[str, ...], list[_Seen]] = {}
     for item in evidence.params_seen:
         problems = problems_of(item)
@@ -44,7 +44,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return [_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
 
 
-def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> Finding:
+def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> CheckFinding:
     places = [item.place for item in wrong]
     first, where = fold(places)
     seen = next(item for item in wrong if item.place == first)
@@ -52,9 +52,7 @@ def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> Finding:
     stale = _other_micro_batch(evidence, first, problem)
     notes = [f"these are the values of micro-batch {stale}"] if stale is not None else _notes(evidence, seen)
     fault_class = fault_classes.STALE if stale is not None else _fault_class(seen, missing_class(evidence, places))
-    return Finding(
-        lane=Lane.METADATA,
-        check="params_agree_plan",
+    return CheckFinding(
         fault_class=fault_class,
         message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
         f"{reach(where)}{''.join('; ' + note for note in notes)}",

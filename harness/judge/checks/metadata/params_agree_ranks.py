@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import SeenParams
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence, ParamsSeen
 from harness.judge.evidence.packed_params import form_problems, problems_of
 from harness.judge.locations import RankLocation, fold, listed, reach
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     groups: dict[int, list[ParamsSeen]] = {}
     for item in evidence.params_seen:
         if not problems_of(item) and not form_problems(item.params, evidence.cell.config.style, item.device):
@@ -29,9 +29,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     first, where = fold([place for place, _ in odd])
     fields = next(fields for place, fields in odd if place == first)
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="params_agree_ranks",
+        CheckFinding(
             fault_class=fault_classes.RANKS_DIFFER,
             message=f"{listed(fields)} at {first} differs from the other ranks of the replica{reach(where)}",
             where={**where, "field": fields[0]},

@@ -5,7 +5,7 @@ Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.packed_params import Wrong, form_problems
@@ -14,7 +14,7 @@ from harness.judge.locations import RankLocation, fold, reach
 _NAMES = {"max_seqlen_type": "type of max_seqlen"}
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not evidence.packed:
         return _unpacked(evidence)
     wrong: dict[str, list[tuple[RankLocation, Wrong]]] = {}
@@ -24,15 +24,13 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return [_finding(field, places) for field, places in wrong.items()]
 
 
-def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> Finding:
+def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> CheckFinding:
     first, where = fold([place for place, _ in wrong])
     problem = next(problem for place, problem in wrong if place == first)
     name = f"{field} of {problem.tensor}" if problem.tensor else _NAMES.get(field, field)
     more = sorted({item.tensor for place, item in wrong if place == first} - {problem.tensor, ""})
     name += f" (and of {', '.join(more)})" if more else ""
-    return Finding(
-        lane=Lane.METADATA,
-        check="params_form",
+    return CheckFinding(
         fault_class=fault_classes.FORM,
         message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{reach(where)}",
         where={**where, "field": field, **({"tensor": problem.tensor} if problem.tensor else {})},
@@ -41,15 +39,13 @@ def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> Finding:
     )
 
 
-def _unpacked(evidence: CellEvidence) -> list[Finding]:
+def _unpacked(evidence: CellEvidence) -> list[CheckFinding]:
     places = [observation.place for observation in evidence.observations if observation.params is not None]
     if not places:
         return []
     first, where = fold(places)
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="params_form",
+        CheckFinding(
             fault_class=fault_classes.PARAMS_UNPACKED,
             message=f"packed params in an unpacked run at {first}{reach(where)}",
             where=where,

@@ -6,14 +6,15 @@ for q and for kv (DotProductAttention.forward); it never compares those of q wit
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.outcomes import Severity
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.packed_params import copied_padding, problems_of
 from harness.judge.locations import fold, reach
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     places = [
         place
         for item in evidence.params_seen
@@ -24,9 +25,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         return []
     first, where = fold(places)
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="params_identity",
+        CheckFinding(
             severity=Severity.WARNING,
             fault_class=fault_classes.NOT_THE_SAME,
             message=f"cu_seqlens_padded equals cu_seqlens but is another tensor, and pad_between_seqs is not set: "

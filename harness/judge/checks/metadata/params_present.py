@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import missing_class
@@ -13,7 +13,7 @@ from harness.judge.locations import RankLocation, fold, reach
 _Key = tuple[int, str, int, int, int, int | None]  # rank, leg, step, micro-batch, chunk, layer
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not evidence.packed:
         return []
     present: set[_Key] = set()
@@ -30,9 +30,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     places = [RankLocation(key[0], evidence.layout.coordinates(key[0]), *key[1:]) for key in missing]
     first, where = fold(places)
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="params_present",
+        CheckFinding(
             fault_class=missing_class(evidence, places),
             message=f"no packed params at {first}{reach(where)}",
             where=where,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import Refusal
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     forbidden = evidence.cell.config.forbidden
     refusals = [record.refusal for record in evidence.records.values() if record.refusal is not None]
     if not forbidden or not refusals:
@@ -18,9 +18,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     if not problem:
         return []
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="refused",
+        CheckFinding(
             fault_class=fault_classes.NOT_REFUSED,
             message=problem,
             where={"forbidden": forbidden},

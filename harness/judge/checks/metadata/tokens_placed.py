@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.outcomes import Severity
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BatchSeen, TensorSeen
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import Ending
@@ -25,7 +26,7 @@ class _Wrong:
     seen: TensorSeen | None
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     missing: list[_Wrong] = []
     content: list[_Wrong] = []
     extra: list[_Wrong] = []
@@ -97,12 +98,10 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
     ]
 
 
-def _folded(wrong: list[_Wrong], severity: Severity, verb: str, bound: str) -> Finding:
+def _folded(wrong: list[_Wrong], severity: Severity, verb: str, bound: str) -> CheckFinding:
     first, where = fold([item.place for item in wrong])
     fields = [field for field in FIELDS if any(item.field == field for item in wrong)]
-    return Finding(
-        lane=Lane.METADATA,
-        check="tokens_placed",
+    return CheckFinding(
         severity=severity,
         fault_class=fault_classes.TOKEN_CONTENT,
         message=f"{listed(fields)} {verb} at {first}{reach(where)}",
@@ -112,7 +111,7 @@ def _folded(wrong: list[_Wrong], severity: Severity, verb: str, bound: str) -> F
     )
 
 
-def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Finding:
+def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> CheckFinding:
     wrong = [item for item in content if item.field == field]
     first, where = fold([item.place for item in wrong])
     seen = next(item.seen for item in wrong if item.place == first)
@@ -128,9 +127,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Findi
         detail = f": {whose} {named[1]} is {named[3]}, expected {named[2]}"
     else:
         detail = f": its shape is {seen.shape}"
-    return Finding(
-        lane=Lane.METADATA,
-        check="tokens_placed",
+    return CheckFinding(
         fault_class=_fault_class(evidence, first, named),
         message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{lies.text}{reach(where)}",
         where=lies.keys | where,  # the rank that saw it goes before the one that should hold it

@@ -6,9 +6,9 @@ may change. Data paths that count nothing have nothing to compare.
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.packing.workload import Workload, workloads
 from harness.core.run.records import RankRecord, WorkloadSeen
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -22,7 +22,7 @@ NAMES = {
 _EXACT = 1e-9
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not any(record.workloads for record in evidence.records.values()):
         return []
     steps = [[[truth.batch for truth in replica] for replica in step] for step in evidence.plan]
@@ -30,7 +30,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return [finding for field in NAMES for finding in _of_field(evidence, field, truths)]
 
 
-def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) -> list[Finding]:
+def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) -> list[CheckFinding]:
     wrong: list[tuple[RankRecord, WorkloadSeen, float, float]] = []
     for rank in sorted(evidence.records):
         record = evidence.records[rank]
@@ -43,9 +43,7 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
     record, seen, found, expected = wrong[0]
     ranks = sorted({item[0].rank for item in wrong})
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="workload",
+        CheckFinding(
             fault_class=fault_classes.WORKLOAD,
             message=f"{NAMES[field]} of step {seen.step} is {found:g} on rank {record.rank} ({record.place}), expected "
             f"{expected:g}{_note(evidence, seen.step, field, found, expected)}; wrong on {counted('rank', ranks)}",

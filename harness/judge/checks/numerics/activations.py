@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.diagnosis.document_patterns import documents_pattern
 from harness.judge.diagnosis.localise import LayerOff, first_layer_off, first_token_off, token_boundaries
@@ -12,14 +12,14 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import bound_text, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None or not evidence.fingerprinted:
         return []
     found = first_layer_off(evidence, evidence.reference)
     return [] if found is None else [_finding(evidence, evidence.reference, found)]
 
 
-def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -> Finding:
+def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -> CheckFinding:
     bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.layers
     layer, wrong, off = found
     document = wrong[0]
@@ -34,9 +34,7 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
     after = f"layer {layer} on stage {stage}" if layer else "the embedding on stage 0"
     at = f" from token {token} on" if token is not None else ""
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="activations",
+    return CheckFinding(
         fault_class=_fault_class(evidence, found),
         message=f"activations first differ after {after}: document {document}{at} {value}; "
         f"{len(wrong)} of {len(off)} documents differ there{lies.text}",

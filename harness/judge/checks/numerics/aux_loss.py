@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.core.cell.model import MoeConfig
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -13,7 +13,7 @@ from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux
 from harness.judge.stats.distance import beyond, bound_text, distance
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     moe = evidence.cell.config.model.moe
     if moe is None or not moe.balanced or not evidence.first_step_whole:
         return []
@@ -21,7 +21,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return _values(evidence, moe, wholes) or _weights(evidence, moe, wholes)
 
 
-def _values(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[Finding]:
+def _values(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[CheckFinding]:
     bound = evidence.tolerances.aux_loss
     for router in wholes:
         right = own_aux_loss(moe, counted_rows(router, moe.padding_mask))
@@ -36,9 +36,7 @@ def _values(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -
             f"{right:.9g}, off by {off:.3g} > {bound_text(bound)}"
         )
         return [
-            Finding(
-                lane=Lane.NUMERICS,
-                check="aux_loss",
+            CheckFinding(
                 fault_class=fault_classes.ROUTER,
                 message=f"{message}; {why}" if why else message,
                 where=_where(router) | {"micro_batch": router.micro_batch, "dp": router.dp},
@@ -63,7 +61,7 @@ def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: f
     return next((why for why, value in other.items() if not beyond(distance(found, value, bound), bound)), "")
 
 
-def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[Finding]:
+def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[CheckFinding]:
     """Sums over the micro-batches of a layer, since a wrong factor is the same in all."""
     bound = evidence.tolerances.aux_loss
     layers: dict[int, tuple[RouterWhole, float, float]] = {}
@@ -80,9 +78,7 @@ def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) 
     name = ratio_name(ratio, factors_of(evidence, 0), evidence.tolerances.ratio_screen)
     off = distance(found, right, bound)
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="aux_loss",
+        CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.GRADIENT_REDUCTION,
             message=f"gradients of {moe.aux_loss} in layer {router.layer}: weighted sum {found:.9g}, own arithmetic "
             f"{right:.9g}, off by {off:.3g} > {bound_text(bound)}; the ratio is {name or f'{ratio:.4g}'}; "

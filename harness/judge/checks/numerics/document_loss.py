@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import DocumentLoss
 from harness.core.tolerances import Bound, looser
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.diagnosis.boundaries import Boundaries
 from harness.judge.diagnosis.document_patterns import documents_pattern
@@ -18,7 +18,7 @@ from harness.judge.stats.distance import beyond, bound_text, distance, stated
 _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None:
         return []
     for step in evidence.finished_steps:
@@ -60,7 +60,7 @@ def _off(evidence: CellEvidence, reference: CellEvidence, step: int, bound: Boun
 
 def _finding(
     evidence: CellEvidence, reference: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
-) -> Finding:
+) -> CheckFinding:
     document = wrong[0]
     found, right = _losses(evidence, reference, step)[document]
     home = evidence.homes[step].get(document)
@@ -75,9 +75,7 @@ def _finding(
         where |= {"dp": home.dp, "micro_batch": home.micro_batch}
     at = f", from token {token} on" if token is not None else ""
     named = f"; the ratio is {ratio} on all" if ratio else ""
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="document_loss",
+    return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
         message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, reference {right:.9g}, off by "
         f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ{lies.text}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
@@ -11,7 +11,7 @@ from harness.judge.locations import counted, where_of
 from harness.judge.stats.distance import exactly
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     cause = evidence.cause
     if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
         return []
@@ -25,9 +25,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         fault_class = fault_classes.OUT_OF_MEMORY
         message = f"{memory_text(evidence.records[ending.rank])}: {message}"
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="ended",
+        CheckFinding(
             fault_class=fault_class,
             message=f"{message}{others}",
             where=where_of(

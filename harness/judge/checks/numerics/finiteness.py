@@ -5,14 +5,14 @@ Asked of every rank by itself: a sum over ranks, or the copy of another rank, wo
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import counted
 from harness.judge.stats.distance import exactly
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bad = [(odd, rank) for rank, found in evidence.scans.items() for odd in found.not_finite]
     if not bad:
         return []
@@ -20,9 +20,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ranks = sorted({item[1] for item in bad})
     more = f"; {len(bad) - 1} further values on {counted('rank', ranks)} are not finite" if len(bad) > 1 else ""
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="finiteness",
+        CheckFinding(
             fault_class=fault_classes.NON_FINITE,
             message=f"{first.what} is {first.value} on rank {rank}{more}",
             where=first.where | {"ranks": ranks},

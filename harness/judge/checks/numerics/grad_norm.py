@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, exactly, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None:
         return []
     wrong = []
@@ -38,9 +38,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     measured = distance(found, right, bound)
     named = f"; the ratio is {ratio}" if ratio else f"; the ratio is {found / right:.4g}" if right else ""
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="grad_norm",
+        CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
             message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, {whose} {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
@@ -51,10 +49,8 @@ def check(evidence: CellEvidence) -> list[Finding]:
     ]
 
 
-def _missing(step: int) -> Finding:
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="grad_norm",
+def _missing(step: int) -> CheckFinding:
+    return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
         message=f"no rank recorded a gradient norm in step {step}",
         where={"step": step},

@@ -5,9 +5,9 @@ At depth d a document of n labels has n - d that count, since the last d have no
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance
@@ -15,7 +15,7 @@ from harness.judge.stats.distance import beyond, bound_text, distance
 _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     mtp = evidence.cell.config.model.mtp
     if mtp is None or not evidence.first_step_whole:
         return []
@@ -59,13 +59,11 @@ def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
 
 def _tokens_finding(
     evidence: CellEvidence, depth: int, found: dict[int, DocumentLoss], wrong: dict[int, int]
-) -> Finding:
+) -> CheckFinding:
     document = min(wrong, key=lambda item: (item == PAD, item))
     count, right = found.get(document, _NONE).tokens, wrong[document]
     whose = "slots of no document" if document == PAD else f"tokens of document {document}"
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="mtp_loss",
+    return CheckFinding(
         fault_class=fault_classes.PREDICTION,
         message=f"{count} {whose} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
         where=_where(evidence, depth, document, sorted(wrong)),
@@ -76,7 +74,7 @@ def _tokens_finding(
 
 def _against(
     evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
-) -> list[Finding]:
+) -> list[CheckFinding]:
     bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
     off = {
         document: distance(part.loss_sum, right.get(document, _NONE).loss_sum, bound)
@@ -92,9 +90,7 @@ def _against(
         f"{len(wrong)} of {len(off)} documents differ"
     )
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="mtp_loss",
+        CheckFinding(
             fault_class=fault_classes.PREDICTION,
             message=message,
             where=_where(evidence, depth, document, wrong),

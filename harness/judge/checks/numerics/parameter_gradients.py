@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.diagnosis.localise import shards_off
 from harness.judge.diagnosis.ratios import factors_of, ratio_name, scale_of
@@ -14,7 +14,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None or not evidence.same_rows or not evidence.fingerprinted:
         return []
     measured, expected = evidence.gradients, evidence.reference.gradients
@@ -37,7 +37,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return [_finding(evidence, evidence.reference, wrong, off)]
 
 
-def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], off: dict[str, float]) -> Finding:
+def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
     measured, expected, bound = evidence.gradients, reference.gradients, evidence.tolerances.parameter_gradient
     name = wrong[0]
     ratio = _common_ratio(evidence, wrong, measured, expected)
@@ -47,9 +47,7 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], 
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
     named = f"; the ratio is {ratio} on all that differ" if ratio else ""
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="parameter_gradients",
+    return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
         message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{lies.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
@@ -58,11 +56,9 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], 
     )
 
 
-def _unmatched(extra: list[str]) -> Finding:
+def _unmatched(extra: list[str]) -> CheckFinding:
     message = f"gradient of {extra[0]}, which the reference does not have" if extra else "no gradients to compare with"
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="parameter_gradients",
+    return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
         message=message,
         where={"parameter": extra[0], "step": 0} if extra else {"step": 0},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis.document_patterns import documents_pattern
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     for step in evidence.finished_steps:
         losses = evidence.document_losses[step]
         bound = evidence.bound("repeated_document", step)
@@ -29,14 +29,12 @@ def _copies(evidence: CellEvidence, step: int) -> list[tuple[int, int]]:
     return [(item.index, item.copy_of) for item in documents if item.copy_of is not None]
 
 
-def _finding(evidence: CellEvidence, step: int, copy: int, original: int) -> Finding:
+def _finding(evidence: CellEvidence, step: int, copy: int, original: int) -> CheckFinding:
     bound = evidence.bound("repeated_document", step)
     losses = evidence.document_losses[step]
     found, right = losses[copy].loss_sum, losses[original].loss_sum
     measured = distance(found, right, bound)
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="repeated_document",
+    return CheckFinding(
         fault_class=documents_pattern(evidence, [copy], step),
         message=f"document {copy} repeats document {original}, but in step {step} their loss sums are {found:.9g} and "
         f"{right:.9g}, off by {measured:.3g} > {bound_text(bound)}",

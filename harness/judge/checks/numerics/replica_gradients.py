@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import Fingerprint, RankRecord
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import counted, where_of
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.tolerances.parameter_gradient
     first: dict[tuple[str, int, int], tuple[int, Fingerprint]] = {}
     wrong: list[tuple[str, RankRecord, int, float]] = []
@@ -29,9 +29,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     names = list(dict.fromkeys(item[0] for item in wrong))
     ranks = sorted({item[1].rank for item in wrong})
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="replica_gradients",
+        CheckFinding(
             fault_class=fault_classes.GRADIENT_REDUCTION,
             message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
             f"by {off:.3g} > {bound_text(bound)}; in all {counted('parameter', names)} on {counted('rank', ranks)}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import RouterWhole, both, routers
 from harness.judge.locations import listed
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     reference = evidence.reference
     if reference is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
         return []
@@ -35,12 +35,10 @@ def _per_layer(wholes: list[RouterWhole]) -> dict[int, tuple[int, list[int]]]:
     return layers
 
 
-def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -> Finding:
+def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -> CheckFinding:
     experts = [n for n, pair in enumerate(zip(measured, expected)) if pair[0] != pair[1]]
     found = listed(measured) if measured else "not recorded"
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="router_tokens",
+    return CheckFinding(
         fault_class=fault_classes.ROUTER,
         message=f"real tokens per expert in layer {layer}: {found}; reference {listed(expected)}",
         where={"stage": stage, "layer": layer, "step": 0, "experts": experts},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, distance, stated
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
     for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
@@ -31,9 +31,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     measured = math.nan if found is None else distance(found, right, bound)
     named = f"; the ratio is {ratio}" if ratio else ""
     return [
-        Finding(
-            lane=Lane.NUMERICS,
-            check="step_loss",
+        CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
             message=f"loss sum of step {step} on rank {rank}: {_text(found)}, reference {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import DocumentLoss
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -13,7 +13,7 @@ from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.stats.distance import exactly
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     for step in evidence.finished_steps:
         findings = _documents(evidence, step) + _step(evidence, step)
         if findings:
@@ -22,7 +22,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
     return next((findings for leg in legs if (findings := _leg(evidence, leg))), [])
 
 
-def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
+def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     """Documents of a canary leg; tokens that no document owns are the canary's own affair."""
     for item in leg.leg.documents:
         right, seen = 0 if item.masked else item.length, leg.losses.get(item.index)
@@ -35,7 +35,7 @@ def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[Finding]:
     return []
 
 
-def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
+def _documents(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     losses = evidence.document_losses[step]
     expected = {
         item.document.index: 0 if item.document.masked else item.document.length
@@ -62,7 +62,7 @@ def _documents(evidence: CellEvidence, step: int) -> list[Finding]:
     return [_finding(f"{name}: {found}, expected {right} by the packing plan{more}", fault_class, where, found, right)]
 
 
-def _step(evidence: CellEvidence, step: int) -> list[Finding]:
+def _step(evidence: CellEvidence, step: int) -> list[CheckFinding]:
     right = sum(truth.batch.loss_tokens for replica in evidence.plan[step] for truth in replica)
     seen = [(record.rank, item.token_count) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
     for rank, found in [item for item in seen if item[1] is not None] or seen[:1]:
@@ -78,10 +78,8 @@ def _fault_class(evidence: CellEvidence, step: int, found: int | None, right: in
     return f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.TOKEN_COUNT
 
 
-def _finding(message: str, fault_class: str, where: dict[str, Any], found: int | None, right: int) -> Finding:
-    return Finding(
-        lane=Lane.NUMERICS,
-        check="token_count",
+def _finding(message: str, fault_class: str, where: dict[str, Any], found: int | None, right: int) -> CheckFinding:
+    return CheckFinding(
         fault_class=fault_class,
         message=message,
         where=where,

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import statistics
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.throughput.shared import not_timed
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.timings import not_timed, ratio_of, times_of
+from harness.judge.evidence.timings import ratio_of, times_of
 from harness.judge.stats.distance import bound_text
 from harness.judge.stats.paired import ratio_text
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound, times = evidence.tolerances.packed_slower, times_of(evidence)
     packed, unpacked = ("packed", 0), ("unpacked", 0)
     ratio = ratio_of(times, packed, unpacked)
     if ratio is None or not ratio.above(bound.value):
-        return not_timed(evidence, "packed_slower", ("packed", "unpacked"))
+        return not_timed(evidence, ("packed", "unpacked"))
     tokens = sum(document.length for document in evidence.cell.config.documents_of(0))
     rates = [tokens / statistics.median(times[load].values()) for load in (packed, unpacked)]
     return [
-        Finding(
-            lane=Lane.THROUGHPUT,
-            check="packed_slower",
+        CheckFinding(
             fault_class=fault_classes.PACKED_SLOWER,
             message=f"packed, the same {tokens} real tokens take {ratio_text(ratio)} as long as one document per row, "
             f"bound {bound_text(bound)}; real tokens per second: {rates[0]:.4g} packed, {rates[1]:.4g} unpacked",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import statistics
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.tolerances import Bound
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.throughput.shared import not_timed
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.timings import Load, documents_of, not_timed, ratio_of, times_of
+from harness.judge.evidence.timings import Load, documents_of, ratio_of, times_of
 from harness.judge.stats.distance import bound_text
 from harness.judge.stats.paired import PairedRatio, ratio_text
 
@@ -21,10 +22,10 @@ PARTS = {
 }
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bounds = {"rotary": evidence.tolerances.rotary_slope, "step": evidence.tolerances.segment_slope}
     times = times_of(evidence)
-    findings = not_timed(evidence, "segment_slope", bounds)
+    findings = not_timed(evidence, bounds)
     for part, bound in bounds.items():
         documents = documents_of(times, part)
         ratio = ratio_of(times, (part, documents[-1]), (part, documents[0])) if len(documents) > 1 else None
@@ -35,12 +36,10 @@ def check(evidence: CellEvidence) -> list[Finding]:
 
 def _finding(
     part: str, documents: list[int], times: dict[Load, dict[int, float]], ratio: PairedRatio, bound: Bound
-) -> Finding:
+) -> CheckFinding:
     medians = [statistics.median(times[part, count].values()) for count in documents]
     curve = ", ".join(f"{count}: {1000 * seconds:.3g} ms" for count, seconds in zip(documents, medians))
-    return Finding(
-        lane=Lane.THROUGHPUT,
-        check="segment_slope",
+    return CheckFinding(
         fault_class=fault_classes.SEGMENT_LOOP,
         message=f"{PARTS[part]} takes {ratio_text(ratio)} as long with {documents[-1]} documents in a pack as with "
         f"{documents[0]} in one of the same length, bound {bound_text(bound)}; documents: time {curve}",

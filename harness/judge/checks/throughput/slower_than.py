@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import statistics
 
-from harness.core.outcomes import Finding, Lane
+from harness.judge.checks.finding import CheckFinding
+from harness.judge.checks.throughput.shared import not_timed
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.timings import not_timed, turns_of
+from harness.judge.evidence.timings import turns_of
 from harness.judge.stats.distance import bound_text
 from harness.judge.stats.paired import paired_ratio, ratio_text
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.tolerances.slower_than
     ours, theirs = turns_of(evidence)
     ratio = paired_ratio(ours, theirs)
     if ratio is None or evidence.base is None or not ratio.above(bound.value):
-        return not_timed(evidence, "slower_than", ("turn",))
+        return not_timed(evidence, ("turn",))
     base = evidence.base.cell.config.stack
     medians = [1000 * statistics.median(times) for times in (ours, theirs)]
     return [
-        Finding(
-            lane=Lane.THROUGHPUT,
-            check="slower_than",
+        CheckFinding(
             fault_class=fault_classes.SLOWER_STACK,
             message=f"forward and backward of a step take {ratio_text(ratio)} as long as in stack {base}, in turns, "
             f"bound {bound_text(bound)}; {medians[0]:.3g} ms, in {base} {medians[1]:.3g} ms",

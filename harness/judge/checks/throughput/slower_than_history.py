@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane, Severity
+from harness.core.outcomes import Severity
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import against_history, on_gpu, packed_pass, samples_before
 from harness.judge.stats.baseline import LEAST_RUNS, Comparison
 from harness.judge.stats.distance import bound_text
 
-NAME = "slower_than_history"
 _LISTED = 3  # run ids in a message; the report's baseline.json has them all
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.tolerances.slower_than_history
     compared = against_history(evidence)
     if compared is None:
@@ -28,9 +28,7 @@ def check(evidence: CellEvidence) -> list[Finding]:
         f"longer than in each of {_origin(compared)}"
     )
     return [
-        Finding(
-            lane=Lane.THROUGHPUT,
-            check=NAME,
+        CheckFinding(
             fault_class=fault_classes.SLOWER_THAN_BEFORE,
             message=text,
             where={"leg": leg},
@@ -50,13 +48,13 @@ def _origin(compared: Comparison) -> str:
     return f"{found}, of {', '.join(versions[:_LISTED])}{other}" if versions else found
 
 
-def _no_baseline(evidence: CellEvidence) -> list[Finding]:
+def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
     """A warning while there are too few green runs: then nothing is said about this one."""
     if evidence.before is None:
         return []
     if on_gpu(evidence) and packed_pass(evidence) is None:
         text = "on a GPU earlier runs are compared by the timing leg, which this cell has not run: set packed_slower"
-        return [Finding(lane=Lane.THROUGHPUT, check=NAME, severity=Severity.WARNING, message=text)]
+        return [CheckFinding(severity=Severity.WARNING, message=text)]
     found = len(samples_before(evidence))
     text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"
-    return [Finding(lane=Lane.THROUGHPUT, check=NAME, severity=Severity.WARNING, message=text)]
+    return [CheckFinding(severity=Severity.WARNING, message=text)]
