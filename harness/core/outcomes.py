@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from harness.core.str_enum import StrEnum
 
-class Lane(str, Enum):
+
+class Lane(StrEnum):
     """Three independent verdicts: timing noise can never hide or fake a numeric result."""
 
     METADATA = "metadata"
@@ -17,20 +18,20 @@ class Lane(str, Enum):
     THROUGHPUT = "throughput"
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """Only `ERROR` fails a lane."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
-class LaneVerdict(str, Enum):
+class LaneVerdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     SKIP = "skip"  # not judged: no evidence (it never ran, or the lane does not apply)
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """What became of a cell."""
 
     PASS = "PASS"
@@ -40,6 +41,16 @@ class Outcome(str, Enum):
     REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
     ERROR = "ERROR"  # infrastructure: could not decide
     FLAKY = "FLAKY"  # passed only on a retry
+
+
+class KnownFailure(StrEnum):
+    """How a cell with an xfail entry came out."""
+
+    NONE = ""  # it has no entry, or ended undecided
+    EXPECTED = "expected"  # failed as the entry says
+    EXPIRED = "expired"  # failed after the entry's last day
+    ELSEWHERE = "elsewhere"  # failed, but not as the entry says
+    PASSES = "passes"
 
 
 @dataclass(frozen=True, kw_only=True)

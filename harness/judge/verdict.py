@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Severity
+from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.run_plan import XFail
 from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import with_known
@@ -24,7 +24,7 @@ class CellVerdict(NamedTuple):
     findings: list[Finding]  # most telling first
     reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an expired xfail; else empty
     usable: bool = True  # False: the records are absent, or not to be read
-    known: str = ""  # of a cell that the matrix expects to fail: expected | expired | elsewhere | passes
+    known: KnownFailure = KnownFailure.NONE
 
 
 def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | None = None) -> CellVerdict:
@@ -147,16 +147,18 @@ def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
     known = f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason
     if verdict.outcome is Outcome.FAIL:
         if xfail.expires and xfail.expires < today:
-            return verdict._replace(known="expired", reason=f"the xfail entry expired on {xfail.expires}: {known}")
+            return verdict._replace(
+                known=KnownFailure.EXPIRED, reason=f"the xfail entry expired on {xfail.expires}: {known}"
+            )
         other = _elsewhere(xfail, verdict)
         if other:
             reason = f"fails, but not as the xfail entry states: {other}; expected: {known}"
-            return verdict._replace(known="elsewhere", reason=reason)
-        return verdict._replace(outcome=Outcome.XFAIL, known="expected", reason=known)
+            return verdict._replace(known=KnownFailure.ELSEWHERE, reason=reason)
+        return verdict._replace(outcome=Outcome.XFAIL, known=KnownFailure.EXPECTED, reason=known)
     if verdict.outcome is Outcome.PASS:
         outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
         reason = f"passed, though the matrix expects a failure: {known}"
-        return verdict._replace(outcome=outcome, known="passes", reason=reason)
+        return verdict._replace(outcome=outcome, known=KnownFailure.PASSES, reason=reason)
     return verdict
 
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from harness.core.errors import HarnessError, InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.infra.file_system import is_network
-from harness.infra.history.queries import Query
+from harness.infra.history.queries import UNDECIDED, Query
 from harness.infra.history.schema import MIGRATIONS
 from harness.judge.history.rows import CellRow, RunRow
 
@@ -126,16 +126,16 @@ class History:
 _END_OF_TIME = "9999"
 _TABLES = {"runs", "series", "cells", "findings", "metrics"}
 # One look into the index cells_series per question and series, however long the history is.
-_PAST = """
+_PAST = f"""
 WITH decided AS (
   SELECT s.id AS series, s.name AS name,
-    (SELECT c.id FROM cells c WHERE c.series = s.id AND c.started < :before AND c.outcome NOT IN ('ERROR', 'REJECTED')
+    (SELECT c.id FROM cells c WHERE c.series = s.id AND c.started < :before AND c.outcome NOT IN {UNDECIDED}
      ORDER BY c.started DESC, c.id DESC LIMIT 1) AS last
   FROM series s WHERE s.matrix = :matrix AND s.device = :device),
 turned AS (
   SELECT d.name, d.series, c.*, (
     SELECT o.id FROM cells o WHERE o.series = d.series AND o.started < :before
-      AND o.outcome NOT IN ('ERROR', 'REJECTED') AND (o.outcome = 'FAIL') <> (c.outcome = 'FAIL')
+      AND o.outcome NOT IN {UNDECIDED} AND (o.outcome = '{Outcome.FAIL}') <> (c.outcome = '{Outcome.FAIL}')
     ORDER BY o.started DESC, o.id DESC LIMIT 1) AS other
   FROM decided d JOIN cells c ON c.id = d.last)
 SELECT t.name, t.outcome, r.run_id, t.started, t.version,
@@ -145,7 +145,7 @@ FROM turned t JOIN runs r ON r.id = t.run
 LEFT JOIN cells o ON o.id = t.other
 LEFT JOIN runs br ON br.id = o.run
 JOIN cells f ON f.id = (
-  SELECT n.id FROM cells n WHERE n.series = t.series AND n.outcome NOT IN ('ERROR', 'REJECTED')
+  SELECT n.id FROM cells n WHERE n.series = t.series AND n.outcome NOT IN {UNDECIDED}
     AND (o.id IS NULL OR n.started > o.started OR (n.started = o.started AND n.id > o.id))
   ORDER BY n.started, n.id LIMIT 1)
 JOIN runs fr ON fr.id = f.run

@@ -6,17 +6,27 @@ as long as what it shows, not as the history. Values of users are always paramet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.core.outcomes import JUDGED_AS_ASKED, KnownFailure, Outcome
 from harness.core.serialization import dumps
 
 if TYPE_CHECKING:
     from harness.core.run.run_plan import HistoryAsked
 
 LISTINGS = ("runs", "cells", "outcomes", "findings", "metrics")
-DECIDED = "('PASS', 'FLAKY', 'XFAIL', 'XPASS', 'FAIL')"
+
+
+def in_list(outcomes: Iterable[Outcome]) -> str:
+    """Outcomes as the right side of SQL's IN."""
+    return f"({', '.join(repr(outcome.value) for outcome in outcomes)})"
+
+
+DECIDED = in_list((*JUDGED_AS_ASKED, Outcome.FAIL))
+GREEN = in_list((Outcome.PASS, Outcome.FLAKY))
+UNDECIDED = in_list(outcome for outcome in Outcome if outcome not in (*JUDGED_AS_ASKED, Outcome.FAIL))
 Query = tuple[str, dict[str, object]]
 
 
@@ -79,14 +89,15 @@ def _runs(wanted: Wanted) -> Query:
         f"""WITH r AS (SELECT * FROM runs r WHERE {_conditions(wanted, runs=True)}
           ORDER BY r.started DESC, r.run_id DESC {_limit(wanted)})
         SELECT r.run_id, r.started, r.matrix, r.verdict, count(n.id) AS cells, {sums},
-          sum(n.known = 'expired') AS expired, round(r.wall_s, 1) AS wall_s, r.harness, r.harness_commit, r.host,
+          sum(n.known = '{KnownFailure.EXPIRED}') AS expired,
+          round(r.wall_s, 1) AS wall_s, r.harness, r.harness_commit, r.host,
           r.hardware, r.directory
         FROM r LEFT JOIN cells n ON n.run = r.id GROUP BY r.id ORDER BY r.started DESC, r.run_id DESC""",
         _values(wanted),
     )
 
 
-_OUTCOMES = ("PASS", "FAIL", "XFAIL", "XPASS", "REJECTED", "ERROR", "FLAKY")
+_OUTCOMES = tuple(outcome.value for outcome in Outcome)
 
 
 def _cells(wanted: Wanted) -> Query:
@@ -105,12 +116,13 @@ def _cells(wanted: Wanted) -> Query:
           WINDOW w AS (PARTITION BY c.series ORDER BY c.started DESC, c.id DESC))
         SELECT series, matrix, name AS cell, stack, device, max(CASE WHEN place = 1 THEN outcome END) AS last,
           max(started) AS last_started, max(CASE WHEN place = 1 THEN version END) AS version, count(*) AS runs, {sums},
-          sum(known = 'expired') AS expired,
-          round(1.0 * sum(outcome = 'FLAKY') / nullif(sum(outcome IN {DECIDED}), 0), 4) AS flaky_rate,
-          sum(outcome IN {DECIDED} AND before IN {DECIDED} AND (outcome = 'FAIL') <> (before = 'FAIL')
-            AND version = before_version) AS turned
+          sum(known = '{KnownFailure.EXPIRED}') AS expired,
+          round(1.0 * sum(outcome = '{Outcome.FLAKY}') / nullif(sum(outcome IN {DECIDED}), 0), 4) AS flaky_rate,
+          sum(outcome IN {DECIDED} AND before IN {DECIDED}
+            AND (outcome = '{Outcome.FAIL}') <> (before = '{Outcome.FAIL}') AND version = before_version) AS turned
         FROM p GROUP BY series {having}
-        ORDER BY last = 'FAIL' DESC, last = 'ERROR' DESC, last IN ('XPASS', 'FLAKY') DESC, flaky_rate DESC, fail DESC,
+        ORDER BY last = '{Outcome.FAIL}' DESC, last = '{Outcome.ERROR}' DESC,
+          last IN {in_list((Outcome.XPASS, Outcome.FLAKY))} DESC, flaky_rate DESC, fail DESC,
           matrix, cell {_limit(wanted)}""",
         _values(wanted),
     )
@@ -190,13 +202,13 @@ def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryA
     Whatever code their stack came to: `version` says which. Seconds as judge.timings.compared_seconds has them.
     """
     return (
-        """SELECT * FROM (
+        f"""SELECT * FROM (
           SELECT c.cell_id, r.hardware, r.run_id, r.started, c.version, m.value AS seconds,
             row_number() OVER (PARTITION BY c.cell_id, r.hardware ORDER BY r.started DESC, r.id DESC) AS place
           FROM json_each(:cells) j JOIN cells c ON c.cell_id = j.value JOIN runs r ON r.id = c.run
           JOIN metrics m ON m.cell = c.id AND m.name = CASE WHEN r.device = 'cpu' THEN 'step_busy_s' ELSE 'packed_s' END
-          WHERE r.matrix = :matrix AND r.run_id <> :run AND c.outcome IN ('PASS', 'FLAKY') AND r.started >= :since
-            AND m.value > 0)
+          WHERE r.matrix = :matrix AND r.run_id <> :run AND c.outcome IN {GREEN}
+            AND r.started >= :since AND m.value > 0)
         WHERE place <= :runs ORDER BY cell_id, hardware, place""",
         {
             "cells": dumps(list(cells)),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from harness.core.frames import CODE, HARNESS, KERNEL, deciding
 from harness.core.run.records import Failure, Progress
 from harness.judge.failures import patterns as table
-from harness.judge.failures.patterns import Pattern
+from harness.judge.failures.pattern_row import Domain, Pattern, Role
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 # Of storage and hosts, whoever wrote or read. ENOENT and the like may be a wrong path of the code under test.
@@ -30,7 +30,7 @@ _NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
 
 class Blame(NamedTuple):
     pattern: Pattern  # the class of the failure
-    domain: str  # code | harness | infrastructure | unknown
+    domain: Domain
     frame: str = ""  # the frame that decided; empty when the kind of error did
 
 
@@ -38,30 +38,30 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
     """The class of an exception and who is to blame. `progress`: where the rank was when it raised."""
     owner, frame = deciding(failure.frames)
     pattern = _of_the_system(failure, owner) or pattern_of_exception(failure.type, failure.message)
-    if pattern.domain == table.INFRASTRUCTURE or pattern in _ASYNCHRONOUS:
+    if pattern.domain == Domain.INFRASTRUCTURE or pattern in _ASYNCHRONOUS:
         return Blame(pattern, pattern.domain)
-    if pattern.role == table.CASCADE:
+    if pattern.role == Role.CASCADE:
         row = table.UNREACHABLE if progress.leg == "start" else pattern
         return Blame(row, row.domain)
     if failure.type in _IMPORTS:  # the environment lacks something: that proves nothing about what the code computes
-        return Blame(table.IMPORT, table.UNKNOWN_DOMAIN, frame)
+        return Blame(table.IMPORT, Domain.UNKNOWN, frame)
     if owner == CODE:
-        return Blame(pattern, table.CODE, frame)
+        return Blame(pattern, Domain.CODE, frame)
     if owner in (HARNESS, KERNEL):
         return _of_the_harness(failure, progress, owner, frame, pattern)
     # A record without frames, of an earlier release: only where it was can tell.
     by_code = progress.leg != "start" and progress.phase != "setup"
-    return Blame(pattern, table.CODE if by_code else table.UNKNOWN_DOMAIN)
+    return Blame(pattern, Domain.CODE if by_code else Domain.UNKNOWN)
 
 
 def _of_the_harness(failure: Failure, progress: Progress, owner: str, frame: str, pattern: Pattern) -> Blame:
     if pattern in _NO_MEMORY:  # it asked for its share of a machine that had no more
-        return Blame(pattern, table.UNKNOWN_DOMAIN, frame)
+        return Blame(pattern, Domain.UNKNOWN, frame)
     if owner == KERNEL:
-        return Blame(table.REPLACEMENT, table.HARNESS, frame)
+        return Blame(table.REPLACEMENT, Domain.HARNESS, frame)
     if progress.leg == "start" and failure.type not in _OF_PROGRAMS:
-        return Blame(table.SETUP, table.UNKNOWN_DOMAIN, frame)
-    return Blame(table.HARNESS_DEFECT, table.HARNESS, frame)
+        return Blame(table.SETUP, Domain.UNKNOWN, frame)
+    return Blame(table.HARNESS_DEFECT, Domain.HARNESS, frame)
 
 
 def _of_the_system(failure: Failure, owner: str) -> Pattern | None:

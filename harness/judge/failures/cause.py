@@ -11,6 +11,7 @@ from harness.judge.evidence.endings import SIGTERM, TRAINED, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import Blame, blame_of
 from harness.judge.failures.hangs import Stall, stall_of
+from harness.judge.failures.pattern_row import Domain, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +20,13 @@ class Cause:
 
     ending: Ending
     others: tuple[int, ...]  # further ranks that did not complete
-    domain: str  # code | harness | infrastructure | unknown
+    domain: Domain
     message: str
 
     @property
     def blames_code(self) -> bool:
         """False: nothing can be concluded about the code under test."""
-        return self.domain == table.CODE
+        return self.domain == Domain.CODE
 
 
 def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:
@@ -44,20 +45,20 @@ def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | 
         first = next(ending for ending in failed if stall and ending.rank == stall.rank)
     blame = blame_of(first.failure, first.progress) if first.ended == "raised" and first.failure else None
     domain = _domain(first, blame, stall)
-    if result is not None and result.status == "error" and domain == table.CODE:
-        domain = table.INFRASTRUCTURE
+    if result is not None and result.status == "error" and domain == Domain.CODE:
+        domain = Domain.INFRASTRUCTURE
     others = tuple(ending.rank for ending in failed if ending.rank != first.rank)
     return Cause(ending=first, others=others, domain=domain, message=_message(first, blame, stall, job_state))
 
 
-def _domain(first: Ending, blame: Blame | None, stall: Stall | None) -> str:
+def _domain(first: Ending, blame: Blame | None, stall: Stall | None) -> Domain:
     if blame is not None:
         return blame.domain
     if stall is not None:
         return stall.pattern.domain
     in_legs = first.progress.leg in ("metadata", *TRAINED)
     by_itself = first.ended == "crashed" and first.exit_code not in STORAGE_EXITS
-    return table.CODE if in_legs and by_itself else table.INFRASTRUCTURE
+    return Domain.CODE if in_legs and by_itself else Domain.INFRASTRUCTURE
 
 
 def _first(failed: list[Ending], result: CellResult | None) -> Ending:
@@ -82,7 +83,7 @@ def _first(failed: list[Ending], result: CellResult | None) -> Ending:
 
 def _follows(ending: Ending) -> bool:
     """The exception only says that another rank went away or did not come."""
-    return ending.failure is not None and blame_of(ending.failure, ending.progress).pattern.role == table.CASCADE
+    return ending.failure is not None and blame_of(ending.failure, ending.progress).pattern.role == Role.CASCADE
 
 
 def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state: str | None) -> str:
@@ -92,7 +93,7 @@ def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state:
     if first.ended == "raised":
         detail = f"{first.failure.type}: {first.failure.message}" if first.failure else "an exception"
         raised = f"{who} raised in the {first.at}: {detail}"
-        if blame is not None and blame.domain == table.HARNESS:
+        if blame is not None and blame.domain == Domain.HARNESS:
             return (
                 f"{blame.pattern.title}, please report it with the log of rank {first.rank}: {raised}, at {blame.frame}"
             )

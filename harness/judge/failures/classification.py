@@ -11,7 +11,7 @@ from harness.judge.evidence.endings import SIGTERM, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import blame_of
 from harness.judge.failures.hangs import stall_of
-from harness.judge.failures.patterns import Pattern
+from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
 from harness.judge.locations import counted
 
 SIGABRT = 6
@@ -60,9 +60,9 @@ class FailureEvidence:
 class FailureClass:
     name: str
     title: str
-    domain: str  # code | harness | infrastructure | unknown
-    role: str  # root | cascade
-    retry: str  # never | other nodes | unknown; "other nodes" only on more evidence than a text
+    domain: Domain
+    role: Role
+    retry: Retry  # OTHER_NODES only on more evidence than a text
     advice: str
     rank: int | None  # whose evidence names the class; None when it is the job's
     evidence: str  # the words or the state that it was recognised by
@@ -73,7 +73,7 @@ class _Candidate:
     pattern: Pattern
     source: int
     evidence: str
-    domain: str = ""  # where frames decide; empty: the row's
+    domain: Domain | None = None  # where frames decide; None: the row's
     rank: int | None = None
     time: float = math.inf
 
@@ -85,13 +85,13 @@ def classify(evidence: FailureEvidence) -> FailureClass:
     before all that could allow a retry.
     """
     candidates = list(_candidates(evidence))
-    roots = [item for item in candidates if item.pattern.role == table.ROOT]
+    roots = [item for item in candidates if item.pattern.role == Role.ROOT]
     # Ranks that wait for each other outlive the job's limit: its end by limit or by hand is their consequence.
     if any(item.pattern is table.HANG for item in roots):
         roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
     chosen = min(roots or candidates, key=_certainty, default=None)
     numeric = [item for item in roots if item.pattern is table.NON_FINITE]
-    if numeric and chosen is not None and chosen.pattern.retry == table.OTHER_NODES:
+    if numeric and chosen is not None and chosen.pattern.retry == Retry.OTHER_NODES:
         chosen = min(numeric, key=_certainty)
     if chosen is None:
         chosen = _Candidate(pattern=table.UNKNOWN, source=DEADLINE, evidence=_silence(evidence))
@@ -109,19 +109,19 @@ def classify(evidence: FailureEvidence) -> FailureClass:
 
 
 def _certainty(item: _Candidate) -> tuple[int, float, int]:
-    by_code = item.source == LOG and item.pattern.domain == table.CODE
+    by_code = item.source == LOG and item.pattern.domain == Domain.CODE
     source = CRASH_LOG if by_code else item.source
     return source, item.time, -1 if item.rank is None else item.rank
 
 
-def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> str:
+def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
     """Infrastructure classes only, and more than a line in a log: a state, an exception, or a rank that is gone."""
     pattern = chosen.pattern
-    if pattern.retry != table.OTHER_NODES:
+    if pattern.retry != Retry.OTHER_NODES:
         return pattern.retry
     gone = any(ending.ended in ("killed", "missing") for ending in evidence.endings)
     proven = chosen.source in (EXCEPTION, SCHEDULER) or pattern is table.FROZEN or gone
-    return table.OTHER_NODES if pattern.domain == table.INFRASTRUCTURE and proven else table.UNKNOWN_OUTLOOK
+    return Retry.OTHER_NODES if pattern.domain == Domain.INFRASTRUCTURE and proven else Retry.UNKNOWN
 
 
 def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
@@ -152,7 +152,7 @@ def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
     pattern, domain, frame = blame_of(failure, ending.progress)
     text = f"{failure.type}: {failure.message}{f', at {frame}' if frame else ''}"
     yield _Candidate(pattern=pattern, source=EXCEPTION, evidence=text, domain=domain, rank=rank, time=failure.time)
-    if pattern.role == table.CASCADE:
+    if pattern.role == Role.CASCADE:
         for found, line in patterns_of_log(log.text):
             yield _Candidate(pattern=found, source=LOG, evidence=line, rank=rank, time=log.written)
 
@@ -166,7 +166,7 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
         yield _Candidate(pattern=pattern, source=source, evidence=line, rank=ending.rank, time=log.written)
     code = ending.exit_code or 0
     # torch aborts the process when its watchdog gives up on a collective: that crash is part of the cascade.
-    gave_up = signal_of(code) == SIGABRT and any(pattern.role == table.CASCADE for pattern, _ in found)
+    gave_up = signal_of(code) == SIGABRT and any(pattern.role == Role.CASCADE for pattern, _ in found)
     if crashed and code in STORAGE_EXITS:
         how = f"exit code {code}: it could not write its record"
         yield _Candidate(pattern=table.STORAGE, source=EXCEPTION, evidence=how, rank=ending.rank)

@@ -2,114 +2,103 @@
 
 from __future__ import annotations
 
-from harness.judge.failures.pattern_row import (
-    CASCADE,
-    CODE,
-    HARNESS,
-    INFRASTRUCTURE,
-    NEVER,
-    OTHER_NODES,
-    ROOT,
-    UNKNOWN_DOMAIN,
-    UNKNOWN_OUTLOOK,
-    Pattern,
-)
+from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
 
 HANG = Pattern(
     name="hang",
     title="hang in a collective",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Compare the stacks of the ranks that waited with that of the rank that never arrived.",
 )
 FROZEN = Pattern(
     name="frozen-process",
     title="frozen process",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="The process did not run even to write its stack: see whether it was stopped, swapped out, or blocked in "
     "the kernel (D state) on that node.",
 )
 STALLED = Pattern(
     name="collective-stall",
     title="collective that did not end",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Every rank had entered the same collective, so none is late: look at the network between the nodes.",
 )
 UNREACHABLE = Pattern(
     name="store-unreachable",
     title="ranks did not meet",
-    domain=INFRASTRUCTURE,
-    role=CASCADE,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.CASCADE,
+    retry=Retry.OTHER_NODES,
     advice="See whether rank 0 started, and whether its node's address and port can be reached from the others.",
 )
 SETUP = Pattern(
     name="setup-error",
     title="ranks could not be set up",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="It failed before any code under test ran: read the traceback, and see the device and network of that node.",
 )
 HARNESS_DEFECT = Pattern(
     name="harness-defect",
     title="defect of the harness",
-    domain=HARNESS,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.HARNESS,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="The code under test is not to blame: please report this with the log and the version of the harness.",
 )
 REPLACEMENT = Pattern(
     name="replacement-kernel",
     title="limit of a replacement kernel",
-    domain=HARNESS,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.HARNESS,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="The harness's replacement of a GPU kernel refused a call that the real kernel may accept: run the cell on "
     "a GPU, and please report this with the log.",
 )
 PYTHON = Pattern(
     name="python-exception",
     title="Python exception",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Read the traceback of this rank.",
 )
 NATIVE_CRASH = Pattern(
     name="native-crash",
     title="native crash or exit",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
 )
 KILLED = Pattern(
     name="killed",
     title="killed from outside",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
 )
 DEADLINE = Pattern(
     name="deadline",
     title="deadline of the cell",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Nothing shows a hang, so it may only be slow: raise deadline_s, or read the dumped stacks.",
 )
 UNKNOWN = Pattern(
     name="unknown",
     title="unknown",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Nothing says why: read the logs of the attempt and of its job.",
 )

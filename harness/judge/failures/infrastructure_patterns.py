@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from harness.judge.failures.pattern_row import (
-    INFRASTRUCTURE,
-    NEVER,
-    OTHER_NODES,
-    ROOT,
-    UNKNOWN_DOMAIN,
-    UNKNOWN_OUTLOOK,
-    Pattern,
-)
+from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
 
 NODE_FAILURE = Pattern(
     name="node-failure",
     title="node failure",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes, and tell the administrators which node failed.",
     log=r"DUE TO NODE FAILURE|^Node failure on ",
     states=("NODE_FAIL",),
@@ -25,9 +17,9 @@ NODE_FAILURE = Pattern(
 PREEMPTION = Pattern(
     name="preemption",
     title="preempted or requeued",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again, in a partition or QOS that is not preempted if this comes often.",
     log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
     states=("PREEMPTED", "REQUEUED"),
@@ -35,9 +27,9 @@ PREEMPTION = Pattern(
 TIME_LIMIT = Pattern(
     name="time-limit",
     title="job time limit",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Raise launch.time_limit_min or the time of the cluster profile, or lower launch.cells_per_allocation.",
     log=r"DUE TO TIME LIMIT",
     states=("TIMEOUT", "DEADLINE"),
@@ -45,9 +37,9 @@ TIME_LIMIT = Pattern(
 CANCELLED = Pattern(
     name="cancelled",
     title="cancelled",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Somebody cancelled the job: if that was not wanted, run its cells again with harness resume RUN --errors.",
     log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
     states=("CANCELLED",),
@@ -55,9 +47,9 @@ CANCELLED = Pattern(
 BOOT = Pattern(
     name="boot-failure",
     title="node boot or task launch failure",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes, and tell the administrators which node did not start it.",
     log=r"wrong with the boot of the nodes|are still not ready|^Task launch for \S+ failed on node|"
     r"^Application launch failed|^task \d+ launch failed",
@@ -66,18 +58,18 @@ BOOT = Pattern(
 CONTAINER = Pattern(
     name="container-start",
     title="container did not start",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Check the image and mounts of the cluster profile with one srun by hand.",
     log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
 )
 GPU_HARDWARE = Pattern(
     name="gpu-hardware",
     title="GPU hardware fault",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes, and have the GPU of this one checked.",
     exception=r"uncorrectable ECC|GPU has fallen off the bus|uncorrectable NVLink|peer GPU memory over nvlink",
     # Xid numbers that NVIDIA's catalogue gives to memory, link, bus and firmware; 13, 31, 43 can be the program's.
@@ -87,9 +79,9 @@ GPU_HARDWARE = Pattern(
 GPU_UNAVAILABLE = Pattern(
     name="gpu-unavailable",
     title="GPU not available",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes; see who holds the GPU of this one, and whether its fabric manager runs.",
     exception=r"busy or unavailable|system not yet initialized|no CUDA-capable device is detected|"
     r"CUDA driver initialization failed|failed to initialize NVML|exclusive \(compute\) mode",
@@ -98,9 +90,9 @@ GPU_UNAVAILABLE = Pattern(
 NETWORK = Pattern(
     name="network-error",
     title="network or transport error",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes; see NCCL's warnings in the logs for the interface and the peer.",
     exception=r"ncclSystemError|ncclInternalError|unhandled system error|No route to host|Network is unreachable|"
     r"Name or service not known|Temporary failure in name resolution",
@@ -110,9 +102,9 @@ NETWORK = Pattern(
 STORAGE = Pattern(
     name="storage-error",
     title="storage error",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=OTHER_NODES,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.OTHER_NODES,
     advice="See whether the run directory's file system is mounted, writable and healthy on that node, then harness "
     "resume RUN --errors.",
     exception=r"Stale file handle|Input/output error|Read-only file system|No locks available|Remote I/O error|"
@@ -122,9 +114,9 @@ STORAGE = Pattern(
 DISK = Pattern(
     name="disk-full",
     title="disk full",
-    domain=INFRASTRUCTURE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.INFRASTRUCTURE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Free space or quota where the run directory and the temporary files are, then harness resume RUN --errors.",
     exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
     log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",

@@ -5,9 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-CODE, HARNESS, INFRASTRUCTURE, UNKNOWN_DOMAIN = "code", "harness", "infrastructure", "unknown"
-ROOT, CASCADE = "root", "cascade"
-NEVER, OTHER_NODES, UNKNOWN_OUTLOOK = "never", "other nodes", "unknown"
+from harness.core.str_enum import StrEnum
+
+
+class Domain(StrEnum):
+    """What is to blame."""
+
+    CODE = "code"
+    HARNESS = "harness"
+    INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"
+
+
+class Role(StrEnum):
+    """Whether a failure can start by itself, or only follows from another."""
+
+    ROOT = "root"
+    CASCADE = "cascade"
+
+
+class Retry(StrEnum):
+    """Whether running the cell again can help."""
+
+    NEVER = "never"
+    OTHER_NODES = "other nodes"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +38,9 @@ class Pattern:
 
     name: str
     title: str
-    domain: str  # code | harness | infrastructure | unknown
-    role: str  # root | cascade
-    retry: str  # never | other nodes | unknown
+    domain: Domain
+    role: Role
+    retry: Retry
     advice: str  # what to do next, in one sentence
     exception: str = ""  # in "Type: message" of an exception that a rank recorded
     log: str = ""  # in one line of log text, without the prefixes of torch, srun and slurmstepd

@@ -35,18 +35,7 @@ from harness.judge.failures.infrastructure_patterns import (
     STORAGE,
     TIME_LIMIT,
 )
-from harness.judge.failures.pattern_row import (
-    CASCADE,
-    CODE,
-    HARNESS,
-    INFRASTRUCTURE,
-    NEVER,
-    OTHER_NODES,
-    ROOT,
-    UNKNOWN_DOMAIN,
-    UNKNOWN_OUTLOOK,
-    Pattern,
-)
+from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
 
 # Import errors of an interpreter that is ending. Other noise of a tear-down is kept out by the rows themselves: a plain
 # "STEP ... CANCELLED" is srun ending the other tasks, Xid 45 is the driver's clean-up, and CUDA's advice is no cause.
@@ -57,9 +46,9 @@ PREFIX = re.compile(r"^(?:\s|\[rank\d+\]:|\[\s*[\d.]+\]|\[[EWIF]\d{3,4} [^\]]*\]
 GPU_MEMORY = Pattern(
     name="gpu-out-of-memory",
     title="GPU out of memory",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Make the cell smaller (layers, sequence length, micro-batch) or split it over more ranks.",
     exception=r"CUDA out of memory|CUDA error: out of memory|^(torch\.(cuda\.)?)?OutOfMemoryError:|"
     r"CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (\d+ )?'out of memory'",
@@ -68,9 +57,9 @@ GPU_MEMORY = Pattern(
 HOST_MEMORY = Pattern(
     name="host-out-of-memory",
     title="host out of memory",
-    domain=UNKNOWN_DOMAIN,
-    role=ROOT,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry=Retry.UNKNOWN,
     advice="Ask for more memory (mem), or run fewer ranks side by side on a node.",
     exception=r"^MemoryError|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory",
     log=r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory|task \d+: Out Of Memory|"
@@ -80,9 +69,9 @@ HOST_MEMORY = Pattern(
 NON_FINITE = Pattern(
     name="non-finite",
     title="NaN or Inf",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="A number went wrong: look at the first step and rank that has it, and do not run again to be rid of it.",
     exception=r"found (NaN|Inf) in|Unexpected result (nan|inf)|returned nan values",
     log=r"found (NaN|Inf) in local|Unexpected result (nan|inf)",
@@ -90,9 +79,9 @@ NON_FINITE = Pattern(
 GPU_MEMORY_ACCESS = Pattern(
     name="gpu-memory-access",
     title="illegal memory access or device-side assert",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Run just this cell with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the kernel at fault.",
     exception=r"illegal memory access|device-side assert triggered|misaligned address|unspecified launch failure|"
     r"illegal instruction was encountered",
@@ -102,9 +91,9 @@ GPU_MEMORY_ACCESS = Pattern(
 IMPORT = Pattern(
     name="import-or-version",
     title="import or version mismatch",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Compare the versions in the rank records with what the stack should hold, and mend the stack.",
     exception=r"^(\w+\.)*(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file|"
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
@@ -114,9 +103,9 @@ IMPORT = Pattern(
 CONFIGURATION = Pattern(
     name="configuration",
     title="configuration refused",
-    domain=CODE,
-    role=ROOT,
-    retry=NEVER,
+    domain=Domain.CODE,
+    role=Role.ROOT,
+    retry=Retry.NEVER,
     advice="Change the cell's options as the message says, or add a rule that rejects the combination.",
     # Megatron's checks of its options; the sizes of tensors in a forward pass are another matter.
     exception=r"^(AssertionError|ValueError|RuntimeError): .*\b(world_?size|num\w*|layers|heads|parallel.size)\b.*"
@@ -129,9 +118,9 @@ CONFIGURATION = Pattern(
 NCCL_TIMEOUT = Pattern(
     name="nccl-timeout",
     title="NCCL time-out",
-    domain=UNKNOWN_DOMAIN,
-    role=CASCADE,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.CASCADE,
+    retry=Retry.UNKNOWN,
     advice="No cause was found: see which rank did not enter the collective, and read its log first.",
     exception=r"Watchdog caught collective operation timeout|ncclTimeout|NCCL.*timed? ?out",
     log=r"Watchdog caught collective operation timeout|WorkNCCL\(.*before timing out|detected by watchdog at work",
@@ -139,9 +128,9 @@ NCCL_TIMEOUT = Pattern(
 GLOO_TIMEOUT = Pattern(
     name="gloo-timeout",
     title="gloo or store time-out",
-    domain=UNKNOWN_DOMAIN,
-    role=CASCADE,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.CASCADE,
+    retry=Retry.UNKNOWN,
     advice="No cause was found: see which rank did not enter the collective, and read its log first.",
     exception=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
     r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
@@ -151,9 +140,9 @@ GLOO_TIMEOUT = Pattern(
 LOST_PEER = Pattern(
     name="lost-peer",
     title="lost a peer",
-    domain=UNKNOWN_DOMAIN,
-    role=CASCADE,
-    retry=UNKNOWN_OUTLOOK,
+    domain=Domain.UNKNOWN,
+    role=Role.CASCADE,
+    retry=Retry.UNKNOWN,
     advice="Another rank went away first: read the log of the rank that left no exception.",
     exception=r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused",
     log=r"connection (was )?(closed by (remote )?peer|reset by peer)|: broken pipe|remote process exited|"
@@ -203,9 +192,7 @@ CLASSES: tuple[Pattern, ...] = (
 __all__ = [
     "BOOT",
     "CANCELLED",
-    "CASCADE",
     "CLASSES",
-    "CODE",
     "CONFIGURATION",
     "CONTAINER",
     "DEADLINE",
@@ -217,34 +204,27 @@ __all__ = [
     "GPU_MEMORY_ACCESS",
     "GPU_UNAVAILABLE",
     "HANG",
-    "HARNESS",
     "HARNESS_DEFECT",
     "HOST_MEMORY",
     "IMPORT",
-    "INFRASTRUCTURE",
     "KILLED",
     "LOST_PEER",
     "NATIVE_CRASH",
     "NCCL_TIMEOUT",
     "NETWORK",
-    "NEVER",
     "NODE_FAILURE",
     "NON_FINITE",
-    "OTHER_NODES",
     "PATTERNS",
     "PREEMPTION",
     "PREFIX",
     "PYTHON",
     "REPLACEMENT",
-    "ROOT",
     "SETUP",
     "STALLED",
     "STORAGE",
     "TEAR_DOWN",
     "TIME_LIMIT",
     "UNKNOWN",
-    "UNKNOWN_DOMAIN",
-    "UNKNOWN_OUTLOOK",
     "UNREACHABLE",
     "Pattern",
 ]

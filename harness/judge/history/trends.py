@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
+from harness.core.outcomes import Outcome
+
 # The outcome that a day shows when a cell had several: the one that asks most for a look.
-WORST_FIRST = ("FAIL", "ERROR", "XPASS", "FLAKY", "XFAIL", "PASS", "REJECTED")
+WORST_FIRST = (
+    Outcome.FAIL,
+    Outcome.ERROR,
+    Outcome.XPASS,
+    Outcome.FLAKY,
+    Outcome.XFAIL,
+    Outcome.PASS,
+    Outcome.REJECTED,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,9 @@ def calendar_rows(rows: Iterable[Mapping[str, Any]], days: Sequence[str]) -> dic
 
 
 def _day(day: str, times: Mapping[str, int]) -> Day:
-    return Day(day=day, outcome=next((name for name in WORST_FIRST if name in times), ""), times=times)
+    return Day(
+        day=day, outcome=next((outcome.value for outcome in WORST_FIRST if outcome.value in times), ""), times=times
+    )
 
 
 def points(rows: Iterable[Mapping[str, Any]]) -> list[Point]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import GpuState
-from harness.core.outcomes import Finding, Lane, LaneVerdict, Outcome, Rejection, exit_code
+from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, exit_code
 from harness.core.run.records import SCHEMA_VERSION
 from harness.core.run.run_plan import Selection
 from harness.core.tolerances import Bound, NoiseFloor
+from harness.judge.failures.pattern_row import Domain, Retry, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +112,9 @@ class FailureView:
     log: str  # path relative to the run directory
     failure_class: str = ""  # name of a row of docs/failures.md
     title: str = ""  # the class in words
-    domain: str = ""  # code | harness | infrastructure | unknown
-    role: str = ""  # root | cascade
-    retry: str = ""  # never | other nodes | unknown
+    domain: Domain = Domain.UNKNOWN
+    role: Role = Role.ROOT
+    retry: Retry = Retry.UNKNOWN
     advice: str = ""  # what to do next, in one sentence
     evidence: str = ""  # the words or the state that the class was recognised by
     follows_from: str = ""  # the check whose finding explains the failure; then there is no advice of its own
@@ -151,7 +152,7 @@ class ReportCell:
     group: str = ""
     reference: str | None = None
     reason: str = ""  # of ERROR, XFAIL, XPASS
-    known: str = ""  # of a cell with an xfail entry: expected | expired | elsewhere (fails otherwise) | passes
+    known: KnownFailure = KnownFailure.NONE
     throughput: Throughput = field(default_factory=Throughput)
     curve: LossCurve = field(default_factory=LossCurve)
     ranks: list[RankView] = field(default_factory=list)

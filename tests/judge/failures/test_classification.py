@@ -17,6 +17,7 @@ from harness.judge.failures.classification import (
     classify,
     patterns_of_log,
 )
+from harness.judge.failures.pattern_row import Domain, Retry, Role
 from harness.judge.failures.patterns import CLASSES, PATTERNS, Pattern
 from tests.judge.checks.numerics.test_ended import IN_CODE, cut_off
 from tests.judge.simulator import config_of, evidence_for
@@ -74,14 +75,14 @@ def test_a_real_text_gets_its_class_and_no_other_root(path: Path) -> None:
     name, kind, text = snippet(path)
     found = found_in(kind, text)
     assert name in found
-    assert [other for other in found - {name} if BY_NAME[other].role == table.ROOT] == []
+    assert [other for other in found - {name} if BY_NAME[other].role == Role.ROOT] == []
 
 
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: path.stem)
 def test_no_row_but_its_own_matches_a_text_by_a_looser_expression(path: Path) -> None:
     """Also the rows that the order of the table hides."""
     name, kind, text = snippet(path)
-    roots = [pattern for pattern in PATTERNS if pattern.role == table.ROOT and pattern.name != name]
+    roots = [pattern for pattern in PATTERNS if pattern.role == Role.ROOT and pattern.name != name]
     if kind == "log":
         cleaned = [table.PREFIX.sub("", line).strip() for line in text.splitlines()]
         assert [(row.name, line) for row in roots for line in cleaned if row.in_log(line)] == []
@@ -98,11 +99,11 @@ def test_every_expression_of_a_row_has_a_text(pattern: Pattern) -> None:
 def test_rows_are_unique_and_speak_the_words_of_the_table() -> None:
     assert len(BY_NAME) == len(CLASSES)
     for row in CLASSES:
-        assert row.domain in (table.CODE, table.HARNESS, table.INFRASTRUCTURE, table.UNKNOWN_DOMAIN)
-        assert row.role in (table.ROOT, table.CASCADE)
-        assert row.retry in (table.NEVER, table.OTHER_NODES, table.UNKNOWN_OUTLOOK)
+        assert isinstance(row.domain, Domain)
+        assert isinstance(row.role, Role)
+        assert isinstance(row.retry, Retry)
         assert row.advice.endswith(".")
-        assert row.retry != table.OTHER_NODES or row.domain == table.INFRASTRUCTURE
+        assert row.retry != Retry.OTHER_NODES or row.domain == Domain.INFRASTRUCTURE
 
 
 def test_every_class_is_in_the_documentation(root: Path) -> None:

@@ -12,10 +12,10 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
-from harness.judge.failures import patterns as table
+from harness.judge.failures.pattern_row import Domain
 from harness.judge.locations import counted, where_of
 
-_NOT_THE_CODE = {table.HARNESS: fault_classes.HARNESS, table.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
+_NOT_THE_CODE = {Domain.HARNESS: fault_classes.HARNESS, Domain.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
