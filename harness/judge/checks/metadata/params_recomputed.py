@@ -5,23 +5,21 @@ The loss comes from the first forward and the gradients from the second, so a di
 
 from __future__ import annotations
 
-from harness.core.outcomes import Finding, Lane
 from harness.core.run.records import LayerSeen, RankRecord
+from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import RankLocation, fold, listed, reach
 
 
-def check(evidence: CellEvidence) -> list[Finding]:
+def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = {place: fields for record in evidence.records.values() for place, fields in _differences(record)}
     if not wrong:
         return []
     first, where = fold(list(wrong))
     fields = wrong[first]
     return [
-        Finding(
-            lane=Lane.METADATA,
-            check="params_recomputed",
+        CheckFinding(
             fault_class=fault_classes.RECOMPUTED,
             message=f"{listed(fields)} of the forward that backward runs again differs from the first forward's, "
             f"at {first}{reach(where)}",
