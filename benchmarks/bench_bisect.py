@@ -1,10 +1,10 @@
-"""What a bisection of Megatron-LM costs: verdicts it asks for, and seconds per judged commit beside those of git.
+"""The cost of a bisection of Megatron-LM: verdicts, and seconds per judged commit compared with git bisect.
 
     .venv/bin/python benchmarks/bench_bisect.py --repo ../Megatron-LM [--commits 500] [--runs 1]
 
 A matrix of two cells over `--commits` commits around the one that gave all pipeline stages their packed metadata, which
-has to be found. Every run judges afresh; environments are made by a run that is not counted. The time of a round goes
-from its first question to its verdict, with making the worktrees, whose time is told apart. Run it alone on a machine
+has to be found. Every run judges from scratch; a run that is not counted builds the environments. The time of a round
+includes making the worktrees, which is also printed separately. Run it alone on a machine
 of two cores.
 """
 

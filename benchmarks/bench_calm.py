@@ -1,10 +1,10 @@
-"""How often does the throughput lane cry wolf? The same code timed again and again; prints the counts.
+"""False alarms of the throughput lane: times the same code repeatedly and prints the counts.
 
     python benchmarks/bench_calm.py [--repeats 50] [--stack PACKAGE==VERSION] [--log calm.jsonl]
 
-Each repeat runs one packed cell in two stacks that are the same but for a variable of the environment, with every check
-of the lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm; exit code 1 then. The
-stack must have no slope of its own: megatron-core 0.18.2 unless said. A minute or two per repeat on 2 cores; a later
+Each repeat runs one packed cell in two stacks that differ only in an environment variable, with every check of the
+lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm; exit code 1 then. The
+stack itself must have no slope: megatron-core 0.18.2 by default. A minute or two per repeat on 2 cores; a later
 call with the same log counts on where an earlier one ended.
 """
 

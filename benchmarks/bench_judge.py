@@ -2,7 +2,7 @@
 
 One real cell (tp 2, pp 2, cp 2) and its reference are trained on this machine. Its eight ranks become the 64 of a cell
 with eight replicas by rewriting coordinates and document numbers, and that cell is written under a thousand names; in
-every twentieth the gradient norm is cp times too large, so that reports have something to tell. Then `harness report`
+every twentieth the gradient norm is cp times too large, so that reports have findings. Then `harness report`
 judges it all. Limits: 60 s and 1 GB. Needs about 2.5 GB of disk below the temporary folder, and removes them.
 """
 

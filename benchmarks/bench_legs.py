@@ -1,4 +1,4 @@
-"""What canary legs cost: a matrix without them, with those of the default, and with all, interleaved.
+"""The cost of canary legs: a matrix without them, with the default ones, and with all, interleaved.
 
     .venv/bin/python benchmarks/bench_legs.py [--matrix matrices/smoke.yaml] [--runs 3]
 
@@ -22,7 +22,7 @@ VARIANTS = {"none": "none", "default": None, "all": "all"}  # value of checks.ca
 
 
 def write_matrix(source: Path, folder: Path, variant: str) -> Path:
-    """The matrix with the canaries of a variant; it must have no `checks` of its own."""
+    """The matrix with the canaries of a variant; it must have no `checks` section."""
     text, value = source.read_text(), VARIANTS[variant]
     path = folder / f"{variant}.yaml"
     path.write_text(text if value is None else f"{text}\nchecks: {{canaries: {value}}}\n")

@@ -1,11 +1,11 @@
-"""What the harness adds to a step that it times: its timing leg against a bare Megatron loop, in one process.
+"""The overhead of the harness on a timed step: its timing leg against a bare Megatron loop, in one process.
 
     .venv/bin/python benchmarks/bench_overhead.py [--rounds 41] [--hidden 256 ...]
 
-Two models with the same weights' shapes: one went through the probe (witness and fingerprint hooks, taken off as before
+Two models with the same weights' shapes: one went through the probe (recording hooks, removed as before
 every timing leg) and runs as the timing leg runs it, with barrier, clock and record; the other never saw the probe and
 runs Megatron's forward_backward_func on the same batches. They take turns, the first one changing from round to round.
-Prints the paired ratio of times with its interval; exit code 1 when all of the interval lies above the limit of 1.01.
+Prints the paired ratio of times with its interval; exit code 1 when the whole interval is above the limit of 1.01.
 Times are of the processor on a CPU, of the wall clock between synchronisations on a GPU. Sizes unless said: on a GPU a
 slice of 1.9 billion weights at 8,192 tokens in bf16, else a small model.
 """

@@ -1,4 +1,4 @@
-"""How long `harness plan` takes for a matrix of 110,593 combinations, and how much memory.
+"""Time and memory of `harness plan` for a matrix of 110,593 combinations.
 
     python benchmarks/bench_plan.py [--runs 5] [--covering 2]
 
@@ -69,8 +69,8 @@ def one_run(covering: int) -> None:
     cpu = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     lines = [line.strip() for line in text.getvalue().splitlines()]
-    told = "; ".join([lines[0], *(line for line in lines if line.startswith("covering"))])
-    print(f"{wall} {cpu} {sum(chosen)} {peak} {told}")
+    summary = "; ".join([lines[0], *(line for line in lines if line.startswith("covering"))])
+    print(f"{wall} {cpu} {sum(chosen)} {peak} {summary}")
 
 
 def main() -> None:

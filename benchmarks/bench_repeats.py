@@ -1,4 +1,4 @@
-"""How often does a matrix cry wolf? The same code run again and again; counts outcomes and tells every odd cell.
+"""False alarms of a matrix: runs the same code repeatedly, counts outcomes and lists unexpected cells.
 
     python benchmarks/bench_repeats.py [--matrix matrices/smoke.yaml] [--repeats 100] [--log repeats.jsonl]
 
@@ -6,7 +6,7 @@ A line per repeat goes to the log: outcomes, cells neither PASS nor REJECTED wit
 the code, load of the machine. A later call with the same log counts on where an earlier one ended, so that 100 repeats
 need not be made in one sitting; lines of other versions of harness/ or of another matrix do not count. Exit code 1 when
 a cell of any repeat was FAIL. A minute per repeat of the smoke matrix on 2 quiet cores. It may run beside other work:
-verdicts that hang on time would show then.
+verdicts that depend on time would show then.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 
 from repeat_log import ROOT, counted_on
 
-QUIET = ("PASS", "REJECTED", "XFAIL")  # what a matrix without bugs comes to
+QUIET = ("PASS", "REJECTED", "XFAIL")  # outcomes of a matrix without bugs
 
 
 def one_repeat(matrix: Path) -> dict[str, Any]:
-    """Runs the matrix once; what it came to."""
+    """Run the matrix once and return its outcomes."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="repeats-") as folder:
         command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", folder]
@@ -41,12 +41,12 @@ def one_repeat(matrix: Path) -> dict[str, Any]:
     return {
         "code": done.returncode,
         "counts": {name: number for name, number in report["counts"].items() if number},
-        "odd": [told(cell) for cell in report["cells"] if cell["outcome"] not in QUIET],
+        "odd": [facts(cell) for cell in report["cells"] if cell["outcome"] not in QUIET],
         "wall_s": round(time.perf_counter() - begin, 1),
     }
 
 
-def told(cell: dict[str, Any]) -> dict[str, Any]:
+def facts(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell that should not have ended like this."""
     failure, findings = cell["failure"] or {}, cell["findings"]
     said = [f"{one['check']}: {one['message']}" for one in findings[:2]]

@@ -1,4 +1,4 @@
-"""How soon a crashed cell is seen, and how soon a dead node's cells are submitted again. Run by bench_slurm.py."""
+"""Time until a crashed cell is reported, and until a dead node's cells are resubmitted. Run by bench_slurm.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEN_S = 5.0
 AGAIN_S = 60.0
 SETTLE_S = 1.0  # of a cell's ranks before one of them is killed
 RANK_LOG = re.compile(r"/cells/([^/]+)/attempt-1/log/rank-(\d+)\.log$")
-# slurmctld's words for a node that does not answer any more; it ends the node's jobs as NODE_FAIL at this moment
+# slurmctld's message for a node that stops responding; it ends the node's jobs as NODE_FAIL at this moment
 NODE_DOWN = re.compile(r"^\[([^\]]+)\] .*[Nn]odes? (\S+) not responding, setting DOWN", re.MULTILINE)
 
 
@@ -100,7 +100,7 @@ def _whole_cell(cluster: Cluster, sizes: dict[str, int], killed: dict[str, float
 
 
 def _ranks(cluster: Cluster) -> dict[str, dict[int, int]]:
-    """Cell -> rank -> pid as this machine counts, of the run's ranks that live: told by the log they write to."""
+    """Cell -> rank -> pid as this machine counts, of the run's live ranks, identified by the log they write to."""
     found: dict[str, dict[int, int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

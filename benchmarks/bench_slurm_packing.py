@@ -91,7 +91,7 @@ def _run(lab: SlurmLab, cluster: Cluster) -> tuple[float, float]:
 
 
 def _usual_jobs(lab: SlurmLab, cluster: Cluster) -> float:
-    """Seconds until one job of torchrun per node has run a cell of a former run again."""
+    """Seconds until one job of torchrun per node has run a cell of an earlier run again."""
     configs = [path for path in sorted(cluster.directory.glob("cells/*/attempt-1/config.json")) if _is_wide(path)]
     chosen = configs[:: CELLS // WAVE][:WAVE]
     begin = time.perf_counter()

@@ -47,7 +47,7 @@ SUBMIT_S = 5.0
 CALLS_PER_POLL = 1.0
 POLLS = 5
 FOLLOW_S = 15.0
-# Stands before the real client on PATH and notes each call.
+# Comes before the real client on PATH and logs each call.
 WRAPPER = """#!/bin/sh
 echo "$0" >> "{log}"
 exec "{real}" "$@"

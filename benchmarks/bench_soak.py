@@ -1,4 +1,4 @@
-"""Runs a matrix many times in a row and counts what stays behind.
+"""Runs a matrix many times in a row and counts leaked processes, files and sockets.
 
     python benchmarks/bench_soak.py [--runs 30] [--matrix matrices/smoke.yaml]
 
@@ -29,7 +29,7 @@ def counts(work: Path) -> dict[str, int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             states[stat.read_text().rpartition(") ")[2][0]] += 1
-        except OSError:  # it has just ended
+        except OSError:  # it has just exited
             continue
     return {
         "temporary files and folders": sum(path != work for path in Path(tempfile.gettempdir()).iterdir()),

@@ -42,7 +42,7 @@ SIGNS = ("internal error", "cannot go on", "Traceback (most recent call last)")
 
 @dataclass(frozen=True)
 class Result:
-    """What one input led to. `broken`: the rule it broke, empty for none."""
+    """The result of one input. `broken`: the rule it broke, empty for none."""
 
     number: int
     what: str  # e.g. "matrix verify"
@@ -81,8 +81,8 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
     output.flush()
     text = output.buffer.getvalue().decode()  # type: ignore[attr-defined]
     if echo:
-        told = f", {broken}" if broken else ""
-        print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{told}")
+        suffix = f", {broken}" if broken else ""
+        print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{suffix}")
     broken = broken or _verdict(code, seconds, text, folder)
     if keep:
         print(f"files: {folder}")
@@ -137,7 +137,7 @@ def _timed(seconds: float) -> Iterator[None]:
 
 
 def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
-    """The inputs in a process of their own; one that ends it, or fills its memory, breaks a rule."""
+    """Run inputs in a new process; an input that ends it, or fills its memory, breaks a rule."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -5,7 +5,7 @@
 #   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
 #
 # Leaves summary.md, summary.json, report.json, report.html, throughput.json, throughput.html, tests.xml and log.txt in
-# $OUT (reports/gpu_check). Each part has a limit of its own; one that runs out of it is ended, and the others go on.
+# $OUT (reports/gpu_check). Each part has a time limit; one that exceeds it is ended, and the others continue.
 # Exit codes: 0 everything passed; 1 a test, a check or a figure failed; 2 usage; 3 something could not be decided.
 #
 # HARNESS_PYTHON  a Python with torch, when python3 is not the right one
@@ -50,7 +50,7 @@ say() { printf 'gpu_check: %s\n' "$*" | tee -a "$log" >&3; }
 
 summary() { "${python:-python3}" benchmarks/gpu_summary.py "$out" "$work"; }
 
-# NAME EXIT-CODE SECONDS LIMIT WHY: what became of a part. Summed up at once: whoever kills this leaves a summary.
+# NAME EXIT-CODE SECONDS LIMIT WHY: record a part and write the summary at once, so that a killed check has one too.
 note() {
   printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"
   summary >/dev/null 2>&1
@@ -80,18 +80,18 @@ skip() {
   note "$1" skipped 0 0 "$2"
 }
 
-# NAME LIMIT MATRIX REPORT: run a matrix, judge what there is when it ran out of time, and keep its report as REPORT.*
+# NAME LIMIT MATRIX REPORT: run a matrix, judge what has finished if it ran out of time, and keep its report as REPORT.*
 cells() {
   local name=$1 limit=$2 file=$3 report=$4 runs=$work/$1 run
   if [[ ! -f $file ]]; then
     skip "$name" "there is no $file"
     return
   fi
-  if [[ -n $on_cpu ]]; then # what needs a GPU is rejected by the rules then, and the rest is made small
+  if [[ -n $on_cpu ]]; then # rules then reject cells that need a GPU, and the others are made small
     sed 's/device: cuda/device: cpu/; s/seq_length: [0-9]*/seq_length: 128/' "$file" >"$work/$name.yaml"
     file=$work/$name.yaml
   fi
-  reserve=30 # to judge what there is then
+  reserve=30 # to judge the finished cells
   part "$name" "$limit" "$python" -W ignore -m harness run "$file" --run-dir "$runs"
   reserve=0
   for run in "$runs"/*/plan.json; do
@@ -130,7 +130,7 @@ say "python: $python"
 
 part facts 60 "$python" -W ignore benchmarks/gpu_facts.py "$work/facts.json"
 if grep -q '"cuda": true' "$work/facts.json" 2>/dev/null; then
-  # A machine's own plugins of pytest may warn, and warnings are errors here.
+  # Other pytest plugins of the machine may warn, and warnings are errors here.
   export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
   part tests 110 "$python" -m pytest -q -m gpu "$tests" --junit-xml "$out/tests.xml" -p no:cacheprovider
 elif [[ -z $on_cpu ]]; then

@@ -1,4 +1,4 @@
-"""What a machine has for the GPU check, as JSON: device, driver, and the versions of what computes.
+"""The machine of the GPU check, as JSON: device, driver and versions.
 
 python benchmarks/gpu_facts.py FILE
 """
@@ -43,7 +43,7 @@ def installed(package: str) -> str | None:
 
 
 def nvidia_smi() -> list[dict[str, str]]:
-    """A row per GPU; empty where the tool is not there or does not answer."""
+    """A row per GPU; empty where nvidia-smi is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     argv = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
@@ -59,7 +59,7 @@ def te_import() -> str:
     """Why Transformer Engine cannot be used, or "ok": its extension is loaded, as the probe would."""
     try:
         import transformer_engine.pytorch  # noqa: F401
-    except Exception as error:  # whatever a half installed extension raises
+    except Exception as error:  # a broken extension may raise anything
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return "ok"
 

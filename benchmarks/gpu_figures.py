@@ -1,4 +1,4 @@
-"""The figures that one GPU is held to: from the report of matrices/throughput_gpu.yaml, and from bench_overhead.py."""
+"""The figures of one GPU and their limits, from the report of matrices/throughput_gpu.yaml and bench_overhead.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figures_of(report: Mapping[str, Any] | None, overhead: str) -> list[Figure]:
     found = [overhead_of(overhead)]
     for name, limit, find in (
         ("packed tokens/s over slots/s of full rows", f"at least {LEAST_SHARE}", share_of_full_rows),
-        ("rotary function, unfused over fused", "the slope tells them apart", fusion),
+        ("rotary function, unfused over fused", "the slope distinguishes them", fusion),
     ):
         seen = [
             Figure(name, text, limit, verdict, cell["id"])
@@ -55,7 +55,7 @@ def share_of_full_rows(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]
 
 
 def fusion(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """With most documents: slower means that the whole interval lies above the bound."""
+    """With most documents: slower means that the whole interval is above the bound."""
     found = [(int(named[1]), ratio) for ratio in ratios if (named := FUSION.fullmatch(ratio["what"]))]
     if found:
         documents, ratio = max(found, key=lambda pair: pair[0])
@@ -65,7 +65,7 @@ def fusion(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def overhead_of(text: str) -> Figure:
-    """What the harness adds to a step that it times."""
+    """The overhead of the harness on a timed step."""
     name, limit = "timed step over a bare Megatron loop", f"at most {MOST_OVERHEAD}"
     seen = OVERHEAD.search(text)
     if seen is None:

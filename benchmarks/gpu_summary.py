@@ -1,9 +1,9 @@
-"""What came out of benchmarks/gpu_check.sh, from the files that its parts left: summary.md, summary.json, exit code.
+"""Summarises benchmarks/gpu_check.sh from the files of its parts: summary.md, summary.json, exit code.
 
 python benchmarks/gpu_summary.py OUT WORK
 
-OUT holds report.json, throughput.json and tests.xml as far as there are any, WORK holds parts.tsv,
-facts.json and overhead.txt.
+OUT has report.json, throughput.json and tests.xml, each optional; WORK has parts.tsv, facts.json and
+overhead.txt.
 Standard library only: it also runs where everything else failed. Prints summary.md. Exit codes as the harness's:
 0 passed, 1 a test, check or figure failed, 3 something could not be decided.
 """
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass
 class Summary:
-    """Everything that summary.md shows; summary.json holds it as it is."""
+    """The contents of summary.md, and of summary.json."""
 
     verdict: str
     parts: list[Part]
@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarise(out: Path, work: Path) -> Summary:
-    """Read what the parts left; what is not there counts as undecided."""
+    """Read the files of the parts; a missing one counts as undecided."""
     reports = {
         name: json.loads((out / f"{file}.json").read_text())
         for name, file in (("matrix", "report"), ("throughput", "throughput"))

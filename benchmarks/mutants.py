@@ -1,4 +1,4 @@
-"""Mutation testing by mutmut: which changes of the deciding code no unit test notices.
+"""Mutation testing by mutmut: which changes of the deciding code no unit test detects.
 
     python benchmarks/mutants.py rules                  # a group of GROUPS, with the tests that mirror it
     python benchmarks/mutants.py checks --only 'step_*' # modules of it whose names match

@@ -1,4 +1,4 @@
-"""What the benchmarks on the test cluster share: a figure with its limit, and runs of `harness` against a lab."""
+"""Shared code of the benchmarks on the test cluster: figures with limits, and runs of `harness` against a lab."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def started_lab() -> Iterator[SlurmLab]:
 
 @contextlib.contextmanager
 def new_run(lab: SlurmLab, matrix: str) -> Iterator[Cluster]:
-    """`harness` against the lab with a matrix, in a folder of its own. At the end no job of it is left."""
+    """`harness` against the lab with a matrix, in a new folder. At the end none of its jobs is left."""
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         try:
             yield Cluster(lab, Path(folder), matrix)

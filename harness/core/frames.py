@@ -25,6 +25,7 @@ _FAULTS = "harness/node/faults/"  # injected faults play the part of upstream co
 _KERNELS = (
     "harness/node/device/cpu_stubs.py:",
     "harness/node/probe/model/attention.py:",
+    "harness/node/probe/model/core_attention.py:",
     "harness/node/probe/model/varlen.py:",
 )
 # Wheels hold no pretrain_gpt: these follow the release's own get_batch line by line, with its assertions.

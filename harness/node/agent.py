@@ -6,7 +6,7 @@ Reads submissions/<allocation>.json and each cell's config.json, writes its own 
 through the supervisor, every cell's records and result.json. Cells with few ranks run side by side.
 
 With several nodes, the agent of node 0 leads: it decides which cell runs when, and the others follow its journal. A
-cell needs all nodes, so the leader ends when one is lost, and the followers end with the leader. Cells without a
+cell needs all nodes, so the leader exits when one is lost, and the followers exit with the leader. Cells without a
 result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lost; 28: the disk is full.
 """
 
@@ -37,7 +37,7 @@ from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import STARTUP_S, Agent
 from harness.node.process import die_with, other_threads
 
-CLOCK_TOLERANCE_S = 5.0  # a leader's time stamp that is further off was written by another clock
+CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
 
 
 class Leader(Agent):
@@ -52,8 +52,8 @@ class Leader(Agent):
 
     def work(self) -> None:
         if self.nodes > 1:
-            self._gather()
-        else:  # a cell over several nodes has them to itself
+            self._await_followers()
+        else:  # a cell that spans nodes runs alone on them
             from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
@@ -61,33 +61,33 @@ class Leader(Agent):
             if not self.lost:
                 self._start_what_fits()
             if self.running:
-                self.reap(rendezvous.BEAT_S)
-            self.heart.turn()
+                self.reap(rendezvous.HEARTBEAT_S)
+            self.heartbeat.tick()
             self.lost.update(self.others.silent())
         if self.lost and self.waiting:
             names = ", ".join(str(node) for node in sorted(self.lost))
             raise InfrastructureError(f"node {names} was lost; {len(self.waiting)} cells were not started")
 
-    def _gather(self) -> None:
+    def _await_followers(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal, so that they follow."""
         limit = time.monotonic() + STARTUP_S
         while True:
-            beats = {node: beat for node, beat in self.others.beats().items() if beat.state == "ready"}
-            if len(beats) == self.nodes - 1:
+            ready = {node: found for node, found in self.others.latest().items() if found.state == "ready"}
+            if len(ready) == self.nodes - 1:
                 break
             if time.monotonic() > limit:
-                absent = sorted(set(range(1, self.nodes)) - set(beats))
+                absent = sorted(set(range(1, self.nodes)) - set(ready))
                 raise InfrastructureError(f"the agents of nodes {absent} did not start; is the run directory shared?")
-            self.heart.turn()
+            self.heartbeat.tick()
             time.sleep(rendezvous.POLL_S)
-        self.note(Gathered(tokens={str(node): beat.token for node, beat in beats.items()}))
+        self.note(Gathered(tokens={str(node): found.token for node, found in ready.items()}))
 
     def _start_what_fits(self) -> None:
         """Start waiting cells in order while their ranks fit; a cell larger than the capacity runs alone."""
         for cell, number in list(self.waiting):
             config = self.config(cell, number)
-            busy = sum(self.share(running[2]).room(self.capacity) for running in self.running.values())
-            if busy and busy + self.share(config).room(self.capacity) > self.capacity:
+            busy = sum(self.node_share(running[2]).room(self.capacity) for running in self.running.values())
+            if busy and busy + self.node_share(config).room(self.capacity) > self.capacity:
                 continue
             if not self.gpus.fits(config.device, config.layout.world_size):
                 continue
@@ -100,17 +100,17 @@ class Leader(Agent):
     def _start(self, cell: str, number: int, config: CellConfig, attempt: AttemptDir) -> None:
         from harness.node.refusals import refusal
 
-        if attempt.result.exists():  # this agent's job was requeued; the attempt is over
+        if attempt.result.exists():  # the job was requeued after the attempt had ended
             self.ended(cell, number, config, None)
             return
-        refused = refusal(config, self.share(config).size)
+        refused = refusal(config, self.node_share(config).size)
         if isinstance(refused, Rejection):
             self._write(attempt, cell, number, "rejected", refused.reason, refused)
             return
         if refused:
             self._write(attempt, cell, number, "error", refused.reason)
             return
-        wrong = self.share(config).misfit(self.work_order.ranks_per_node)
+        wrong = self.node_share(config).misfit(self.work_order.ranks_per_node)
         if wrong is not None:
             self._write(attempt, cell, number, "error", wrong)
             return
@@ -129,7 +129,7 @@ class Leader(Agent):
                 silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())
                 self.lost.update(silent)
             return
-        reason = f"the cell's supervisor ended with exit code {exit_code} and left no result; see log/supervisor.log"
+        reason = f"the cell's supervisor ended with exit code {exit_code} and wrote no result; see log/supervisor.log"
         self.abort(attempt, reason)
         self._write(attempt, cell, number, "error", reason)
 
@@ -151,39 +151,41 @@ class Leader(Agent):
 
 
 class Follower(Agent):
-    """The agent of another node: starts what the leader's journal says, and ends with the leader."""
+    """The agent of any other node: starts the cells that the leader's journal names, and exits with the leader."""
 
-    led = False  # the leader has named this process in its journal
-    over = False
+    acknowledged = False  # the leader has named this process in its journal
+    over = False  # the leader has finished or failed
 
     def work(self) -> None:
         tail = Journal(self.run.agent_journal(self.allocation, 0))
         limit = time.monotonic() + STARTUP_S
         while not self.over:
-            gone = self.led and bool(self.others.silent())  # asked first: its last words may be in the journal
+            gone = self.acknowledged and bool(self.others.silent())  # before the journal is read, for its last events
             for event in tail.new_events():
-                self._obey(event)
-            if not self.over and (gone or (not self.led and time.monotonic() > limit)):
-                raise InfrastructureError("the agent of node 0 is silent" if gone else "no agent of node 0 called")
+                self._handle(event)
+            if not self.over and (gone or (not self.acknowledged and time.monotonic() > limit)):
+                raise InfrastructureError(
+                    "the agent of node 0 sends no heartbeats" if gone else "the agent of node 0 did not start"
+                )
             self.reap(rendezvous.POLL_S)
-            self.heart.turn()
+            self.heartbeat.tick()
 
-    def _obey(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Do what an event of the leader's journal asks for; events before it named this process are old."""
         if isinstance(event, Gathered):
-            self.led = event.tokens.get(str(self.node)) == self.heart.token
-        elif self.led and isinstance(event, CellStarted):
+            self.acknowledged = event.tokens.get(str(self.node)) == self.heartbeat.token
+        elif self.acknowledged and isinstance(event, CellStarted):
             self._start(event.cell, event.attempt, event.time)
-        elif self.led and isinstance(event, (Finished, Failed)):
+        elif self.acknowledged and isinstance(event, (Finished, Failed)):
             self.over = True
 
     def _start(self, cell: str, number: int, begun: float) -> None:
-        if self.run.attempt(cell, number).result.exists():  # ended before this node heard of it
+        if self.run.attempt(cell, number).result.exists():  # it ended before this node read the event
             return
         config = self.config(cell, number)
         now = time.time()
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
-        ranks = self.share(config).size
+        ranks = self.node_share(config).size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 
@@ -192,11 +194,11 @@ class Follower(Agent):
         path = rendezvous.node_file(attempt, self.node)
         self.note(CellFinished(cell=cell, attempt=number, exit_code=exit_code))
         if not path.exists():
-            from harness.node.rank_endings import settle
+            from harness.node.rank_endings import rank_endings
 
-            trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and left no result"
+            trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and wrote no result"
             self.abort(attempt, trouble)
-            endings = settle(attempt, self.share(config).ranks, {}, {})
+            endings = rank_endings(attempt, self.node_share(config).ranks, {}, {})
             write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
 
 
@@ -204,9 +206,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="harness.node.agent")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("allocation")
-    parser.add_argument("--node", type=int, default=0, help="which node of the allocation this is, from 0")
-    parser.add_argument("--nodes", type=int, default=1, help="how many nodes the allocation has")
-    parser.add_argument("--attached-to", type=int, metavar="PID", help="the launcher; end when it ends")
+    parser.add_argument("--node", type=int, default=0, help="index of this node in the allocation, from 0")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes in the allocation")
+    parser.add_argument("--attached-to", type=int, metavar="PID", help="pid of the launcher; exit when it exits")
     arguments = parser.parse_args()
     protect_new_files()
     if not 0 <= arguments.node < arguments.nodes:
@@ -214,10 +216,12 @@ def main() -> int:
     if arguments.attached_to:
         die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # torch must not start CUDA to answer is_available(), or forked ranks could not use it.
+    # Else torch initialises CUDA to answer is_available(), and forked ranks cannot use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # 100 GB per rank
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # a rank's core dump may be 100 GB
     run, node, nodes = RunDir(arguments.run_dir), arguments.node, arguments.nodes
     try:
         allocation = arguments.allocation if arguments.attached_to else work_order_of(run, arguments.allocation, node)

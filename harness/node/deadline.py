@@ -1,7 +1,7 @@
-"""The end of a cell's time. Once it has come, nothing that a rank does changes how the cell ended.
+"""The deadline of a cell. Once it has passed, nothing that a rank does changes how the cell ended.
 
-The dump of a rank's stacks reads frames that its threads go on changing, and can crash it; its peers then raise. So
-from then on nobody waits for failures: ranks dump, are stopped, are killed.
+Dumping a rank's stacks reads frames that its threads still change, and can crash it; its peers then raise. So from
+the deadline on failures do not count: ranks dump their stacks, are stopped, and are killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-EARLY_S = 0.2  # before the deadline torch elastic is asked no more: it ends all ranks as soon as one has failed
+EARLY_S = 0.2  # before the deadline, torch elastic is no longer polled: it ends all ranks as soon as one has failed
 DUMP_S = 1.0  # for the dumps, before the ranks are stopped
 KILL_S = 2.0  # after the deadline; nodes whose clocks differ have stopped their ranks by then
 
@@ -26,7 +26,7 @@ class Deadline:
         self.found: dict[int, float] = {}  # pid of a rank that still ran -> when it was found, seconds since the epoch
 
     def arm(self) -> None:
-        """Have the ranks killed after the deadline whatever this process is waiting for."""
+        """Kill the ranks KILL_S after the deadline, even if this process is blocked by then."""
         signal.signal(signal.SIGALRM, self._kill)
         signal.setitimer(signal.ITIMER_REAL, max(self.at + KILL_S - time.time(), 0.01))
 
@@ -35,20 +35,20 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """For how long ranks that fail end the cell."""
+        """Seconds for which a failing rank still ends the cell."""
         return self.at - EARLY_S - time.time()
 
     def wait(self) -> None:
-        self._note()  # now: the dump at the deadline can crash a rank, which then ended at the deadline too
+        self._note()  # before the dump, which can crash a rank
         time.sleep(max(self.at - time.time(), 0))
 
     def end(self) -> None:
-        """Hold the ranks until they are dead: at the deadline, or before it when another node's clock says so.
+        """End all ranks: at the deadline, or before it when it has passed on another node.
 
-        A rank that still ran when another was killed would say that it lost its peer; hence the stop.
+        Ranks are stopped before any is killed: a rank that still ran would report the loss of its peer as a failure.
         """
         self._note()
-        if time.time() < self.at:  # then they have not dumped by themselves
+        if time.time() < self.at:  # their own watchdogs have not fired yet
             _signal_all(signal.SIGUSR1)
         signal.setitimer(signal.ITIMER_REAL, KILL_S)
         time.sleep(DUMP_S)
@@ -68,5 +68,5 @@ class Deadline:
 
 def _signal_all(number: signal.Signals) -> None:
     for child in multiprocessing.active_children():
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # it has just exited
             os.kill(child.pid or 0, number)

@@ -1,4 +1,4 @@
-"""What the agents of all nodes have in common: see agent.py."""
+"""Base class of the agents of all nodes: see agent.py."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from harness.core.run.work_order import read_work_order
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination import rendezvous
-from harness.node.coordination.heartbeat import Heart
-from harness.node.coordination.rendezvous import Abort, Heartbeats, Share
+from harness.node.coordination.heartbeat import HeartbeatWriter
+from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
 from harness.node.device.gpu_health import check_after
 from harness.node.load import load
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
 STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
 
-# cell, attempt, its configuration, this node's part of it, deadline (seconds since the epoch)
-Running = tuple[str, int, CellConfig, Share, float]
+# cell, attempt, its configuration, this node's share of the ranks, deadline (seconds since the epoch)
+Running = tuple[str, int, CellConfig, NodeShare, float]
 
 
 class Agent(ABC):
-    """What leader and followers have in common: one supervisor per cell, a journal, a heartbeat."""
+    """Common to leader and followers: one supervisor per cell, a journal, a heartbeat."""
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
@@ -46,9 +46,9 @@ class Agent(ABC):
         if wanted != nodes:
             raise InputError(f"{run.submission(allocation)} is for {wanted} nodes, not for --nodes {nodes}")
         self.running: dict[BaseProcess, Running] = {}
-        self.heart = Heart(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
+        self.heartbeat = HeartbeatWriter(rendezvous.heartbeat_file(run, allocation, node), secrets.token_hex(8))
         others = [0] if node else list(range(1, nodes))
-        self.others = Heartbeats(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
+        self.others = HeartbeatMonitor(run, allocation, others, self.work_order.silence_s or rendezvous.SILENCE_S)
 
     def note(self, event: Event) -> None:
         journal.note(self.journal, event)
@@ -56,12 +56,12 @@ class Agent(ABC):
     def main(self) -> None:
         begin = time.perf_counter()
         self.note(Started(pid=os.getpid()))
-        self.heart.begin("loading")
+        self.heartbeat.start("loading")
         try:
             load()
             gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
             self.note(Loaded(import_s=time.perf_counter() - begin))
-            self.heart.turn()
+            self.heartbeat.tick()
             self.work()
         except BaseException as error:
             known = secret_values(os.environ)
@@ -73,7 +73,7 @@ class Agent(ABC):
         finally:
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)
-            self.heart.end()
+            self.heartbeat.stop()
 
     @abstractmethod
     def work(self) -> None:
@@ -86,7 +86,7 @@ class Agent(ABC):
         """Fork the supervisor of this node's ranks of a cell."""
         from harness.node.supervisor import supervise
 
-        share = replace(self.share(config), gpus=self.gpus_of(cell, config))
+        share = replace(self.node_share(config), gpus=self.gpus_of(cell, config))
         root = str(self.run.attempt(cell, number).root)
         arguments = (root, cell, number, config, os.getpid(), deadline_at, share, self.others)
         process = multiprocessing.get_context("fork").Process(target=supervise, args=arguments)
@@ -97,11 +97,13 @@ class Agent(ABC):
         """The GPUs of this node that the cell's ranks may use; None: all."""
         return None
 
-    def share(self, config: CellConfig) -> Share:
-        return Share(node=self.node, nodes=self.nodes, world_size=config.layout.world_size, alone=config.timing.asked)
+    def node_share(self, config: CellConfig) -> NodeShare:
+        return NodeShare(
+            node=self.node, nodes=self.nodes, world_size=config.layout.world_size, alone=config.timing.asked
+        )
 
     def reap(self, at_most_s: float) -> None:
-        """Wait for a supervisor to end, killing those that outlive their deadline by far."""
+        """Wait for a supervisor to exit; kill those that exceed their deadline by KILL_GRACE_S."""
         limits = [deadline_at + KILL_GRACE_S for *_, deadline_at in self.running.values()]
         timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
         wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
@@ -116,7 +118,7 @@ class Agent(ABC):
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
-        """A supervisor has ended."""
+        """Called when a supervisor has exited."""
 
     def abort(self, attempt: AttemptDir, reason: str) -> None:
         if self.nodes > 1:

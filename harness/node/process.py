@@ -1,4 +1,4 @@
-"""What every process of the node side does first: log to its own file, and die with its parent."""
+"""Setup of every process of the node side: log to a file, and die with the parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def log_to(path: Path) -> None:
-    """Send this process's stdout and stderr, also of C++ code, to the end of a file."""
+    """Append this process's stdout and stderr, including those of C++ code, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
@@ -37,21 +37,21 @@ def remove_secrets(logs: Iterable[Path]) -> None:
 
 
 def other_threads() -> list[str]:
-    """Names of the threads of this process beside the calling one, sorted (Linux)."""
+    """Names of the threads of this process except the calling one, sorted (Linux)."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it has just exited
                 names.append((task / "comm").read_text(encoding="utf-8", errors="replace").strip())
     return sorted(names)
 
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Make this process's temporary files in `folder`, which is removed at the end.
+    """Put this process's temporary files into `folder`, which is removed at the end.
 
-    torch elastic makes a folder and a file per cell and leaves them. A supervisor that is killed leaves them in the run
-    directory, not on the machine.
+    torch elastic creates a folder and a file per cell and never removes them. If the supervisor is killed, they stay in
+    the run directory, not in /tmp.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
@@ -63,7 +63,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, a pid, ends: no rank outlives a killed agent (Linux)."""
+    """Have the kernel kill this process when its parent, a pid, exits: no rank outlives a killed agent (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # it exited before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,8 +16,8 @@ from harness.core.errors import STORAGE_EXIT, DiskFullError
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir
 from harness.core.text.secrets import redacted, secret_values
-from harness.node.coordination.rendezvous import Abort, Share, write_abort
-from harness.node.probe.imports import import_proof, modules_beside
+from harness.node.coordination.rendezvous import Abort, NodeShare, write_abort
+from harness.node.probe.imports import import_proof, other_modules
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
 from harness.node.recording import flight_recorder
@@ -31,16 +31,15 @@ def rank_main(
     deadline_at: float,
     listener: int | None,
     supervisor: int,
-    share: Share,
+    share: NodeShare,
 ) -> None:
-    """Run the probe and leave a whole record, however it ends. `deadline_at` in seconds since the epoch.
+    """Run the probe and write a complete record, however it ends. `deadline_at` in seconds since the epoch.
 
     `listener` is the bound socket on which rank 0 serves the store, None on nodes that do not have rank 0;
-    `supervisor` is the pid of the parent. At the deadline the C-level watchdog of faulthandler writes every thread's
-    stack to the log, or sooner on SIGUSR1 when another node's clock says so; the supervisor ends the process shortly
-    after.
+    `supervisor` is the pid of the parent. At the deadline, or earlier on SIGUSR1 when it has passed on another node,
+    faulthandler's watchdog writes every thread's stack to the log; the supervisor kills the process shortly after.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would pass a kill off as an exception
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would turn SIGTERM into an exception
     attempt = AttemptDir(Path(attempt_root))
     die_with(supervisor)
     rank = int(os.environ["RANK"])
@@ -58,7 +57,7 @@ def rank_main(
         _prove_imports(recorder)
         recorder.end("completed")
     except DiskFullError as error:  # not a failure of the code under test
-        with suppress(OSError):  # the log lies on the same disk
+        with suppress(OSError):  # the log is on the same disk
             print(f"rank {rank}: {error}", file=sys.stderr)
         os._exit(DiskFullError.process_exit_code)  # an orderly exit would flush the log and fail
     except OSError as error:
@@ -71,24 +70,24 @@ def rank_main(
     faulthandler.cancel_dump_traceback_later()
 
 
-def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: AttemptDir, share: Share) -> None:
-    """The probe; an exception of the code under test is recorded before it is raised again."""
-    tempfile.tempdir = None  # the supervisor's, which may be removed before this process has ended
+def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: AttemptDir, share: NodeShare) -> None:
+    """Run the probe; an exception of the code under test is recorded and raised again."""
+    tempfile.tempdir = None  # inherited from the supervisor, which may remove it before this process exits
     try:
         run_probe(config, recorder.record.place, recorder, listener)
     except DiskFullError:
         raise
-    except (Exception, SystemExit) as error:  # argparse of the code under test exits
+    except (Exception, SystemExit) as error:  # argparse in the code under test raises SystemExit
         _prove_imports(recorder)
         recorder.fail(error)
-        if share.nodes > 1:  # before this process closes its connections and its peers fail in turn
+        if share.nodes > 1:  # before connections close and the peers fail in turn
             reason = redacted(f"{type(error).__name__}: {error}", secret_values(os.environ))[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
-        if isinstance(error, SystemExit):  # of whatever code: the other ranks must learn that this one failed
+        if isinstance(error, SystemExit):  # whatever its code: elastic must see a failure
             raise SystemExit(1) from error
         raise
 
 
 def _prove_imports(recorder: Recorder) -> None:
-    """All modules: only the last record holds so many."""
-    recorder.record.imports, recorder.record.modules = import_proof(), modules_beside()
+    """Record all imported modules, which only the last record of a rank has."""
+    recorder.record.imports, recorder.record.modules = import_proof(), other_modules()

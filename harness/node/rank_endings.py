@@ -15,20 +15,23 @@ from harness.core.run.states import CellStatus, ProcessEnd
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import rendezvous
 from harness.node.coordination.rendezvous import Abort
-from harness.node.recording.flight_recorder import waited_in
+from harness.node.recording.flight_recorder import pending_collectives
 from harness.node.recording.frames import collective_in, stack_of
 from harness.node.recording.recorder import last_progress, progress_file
 
-_UNWRITTEN = {DiskFullError.process_exit_code: "no room on the disk for", STORAGE_EXIT: "a storage error prevented"}
+_UNWRITTEN = {
+    DiskFullError.process_exit_code: "no space left on the disk for",
+    STORAGE_EXIT: "a storage error prevented",
+}
 
 
-def settle(
+def rank_endings(
     attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
 ) -> list[RankEnding]:
-    """How dead ranks ended; their records that could not say so themselves are marked.
+    """How ranks ended. Records that ranks could not complete are completed here.
 
-    `late`: when the deadline found the ranks that still ran, in seconds since the epoch. What they raised after that,
-    or died of, only followed from it.
+    `late`: the ranks that still ran at the deadline -> when that was seen, in seconds since the epoch. Exceptions and
+    crashes after that are consequences of the deadline, and do not count.
     """
     endings = []
     for rank in ranks:
@@ -48,7 +51,7 @@ def settle(
         ending = RankEnding(rank=rank, ended=ended, exit_code=exit_codes.get(rank))
         if ended == "deadline":
             ending.stack = _dumped(attempt.log(rank))
-            waited = waited_in(attempt, rank)
+            waited = pending_collectives(attempt, rank)
             ending.flight = [str(item) for item in waited]
             ending.hang = collective_in(ending.stack or []) or (waited[0].name if waited else None)
             ending.still_s = _still_s(path, late.get(rank))
@@ -81,7 +84,7 @@ def cell_result(
 
 
 def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
-    """The rank that failed first: over several nodes the one in abort.json, since their clocks may differ."""
+    """The rank that failed first: with several nodes, the one in abort.json, since their clocks may differ."""
     if not failed:
         return None
     abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
@@ -101,9 +104,9 @@ def _dumped(log: Path) -> list[str] | None:
 
 
 def _still_s(record: Path, found: float | None) -> float | None:
-    """How long a rank that the deadline found had reported no progress; None where that is not known.
+    """Seconds without progress of a rank that still ran at the deadline; None if unknown.
 
-    By the clock of the file system, which may not be this node's.
+    By the clock of the file system, which may differ from this node's.
     """
     path = progress_file(record)
     if found is None or not path.exists():

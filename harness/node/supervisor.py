@@ -1,8 +1,8 @@
 """One attempt of one cell on one node: forked from the agent, it forks the node's ranks through torch elastic.
 
-Only elastic's process layer is used. Its agent keeps a store with C++ threads in the process that forks, and a rank
-forked at the wrong moment then hangs in its first store call (seen in 1 of 46 cells). Here the supervisor of node 0
-binds the port, and rank 0 serves the store on that socket. It also sums up how the ranks of all nodes ended.
+Only elastic's process layer is used. Elastic's agent runs a store with C++ threads in the process that forks, and a
+rank forked at the wrong moment then hangs in its first store call (seen in 1 of 46 cells). Here the supervisor of node
+0 binds the port, and rank 0 serves the store on that socket. It also collects how the ranks of all nodes ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node.coordination import rendezvous
 from harness.node.coordination.addresses import gloo_interface, own_addresses, reach
-from harness.node.coordination.rendezvous import Abort, Heartbeats, NodeResult, Share
+from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeResult, NodeShare
 from harness.node.deadline import Deadline
 from harness.node.process import die_with, log_to, remove_secrets, temporary_files_in
 from harness.node.rank import rank_main
-from harness.node.rank_endings import cell_result, settle
+from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
 
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
@@ -38,27 +38,27 @@ COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
 
 
 class _Peers:
-    """The other nodes of a cell, as the loop that waits for the ranks sees them. No threads: this process forks."""
+    """The other nodes of a cell, polled by the loop that waits for the ranks. No threads: this process forks."""
 
-    def __init__(self, attempt: AttemptDir, share: Share, deadline_at: float, heartbeats: Heartbeats) -> None:
+    def __init__(self, attempt: AttemptDir, share: NodeShare, deadline_at: float, heartbeats: HeartbeatMonitor) -> None:
         self.attempt, self.share, self.deadline_at, self.heartbeats = attempt, share, deadline_at, heartbeats
 
     def abort(self, reason: str, *, node: int | None = None, rank: int | None = None, deadline: bool = False) -> None:
         node = self.share.node if node is None else node
         rendezvous.write_abort(self.attempt, Abort(node=node, rank=rank, reason=reason, deadline=deadline))
 
-    def mind(self, processes: Any) -> bool:
-        """End this node's ranks when the cell is over elsewhere. True when it is over by another node's deadline."""
+    def check(self, processes: Any) -> bool:
+        """Terminate this node's ranks when the cell was aborted. True when the deadline passed on another node."""
         if self.share.node == 0:
             for node in self.heartbeats.silent():
-                self.abort(f"node {node} is silent", node=node)
+                self.abort(f"node {node} sends no heartbeats", node=node)
         abort = rendezvous.read(Abort, rendezvous.abort_file(self.attempt))
         if abort is not None and not abort.deadline:
             processes.close(signal.SIGTERM, timeout=END_GRACE_S)
         return abort is not None and abort.deadline
 
     def collect(self) -> dict[int, NodeResult]:
-        """Results of the other nodes; a node that is silent, or later than the deadline and a grace, is left out."""
+        """Results of the other nodes, without those that are silent or exceed the deadline by COLLECT_GRACE_S."""
         found: dict[int, NodeResult] = {}
         missing = set(range(self.share.nodes)) - {self.share.node}
         while missing:
@@ -79,10 +79,10 @@ def supervise(
     config: CellConfig,
     agent: int,
     deadline_at: float,
-    share: Share,
-    heartbeats: Heartbeats,
+    share: NodeShare,
+    heartbeats: HeartbeatMonitor,
 ) -> None:
-    """Run the cell's ranks on this node; node 0 writes result.json. Runs in a process of its own session.
+    """Run the cell's ranks on this node, in a new session; node 0 writes result.json.
 
     `agent` is the pid of the parent, `deadline_at` seconds since the epoch.
     """
@@ -90,7 +90,7 @@ def supervise(
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(log := attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
-    if share.gpus is not None:  # CUDA starts in the ranks, which see these alone, from cuda:0 on
+    if share.gpus is not None:  # ranks, where CUDA starts, see only these, as cuda:0 and up
         os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(share.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     started = time.time()
     deadline = Deadline(deadline_at)
@@ -107,8 +107,8 @@ def supervise(
         trouble = f"node {share.node}: {error}"
         peers.abort(trouble)
     deadline.disarm()
-    _note_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
-    endings = settle(attempt, share.ranks, exit_codes, late)
+    _log_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
+    endings = rank_endings(attempt, share.ranks, exit_codes, late)
     remove_secrets([*(attempt.log(rank) for rank in share.ranks), log])
     log_to(log)  # which may be another file now
     if share.node > 0:
@@ -120,11 +120,11 @@ def supervise(
 
 
 def _launch(
-    attempt: AttemptDir, cell: str, config: CellConfig, deadline: Deadline, share: Share, peers: _Peers | None
+    attempt: AttemptDir, cell: str, config: CellConfig, deadline: Deadline, share: NodeShare, peers: _Peers | None
 ) -> tuple[dict[int, int], dict[int, float]]:
-    """Fork and wait for the ranks; exit code of every rank, and when the deadline found those that still ran.
+    """Fork the ranks and wait for them. Returns rank -> exit code, and rank -> time for those hit by the deadline.
 
-    Elastic ends the others once one has failed.
+    Elastic ends the other ranks once one has failed.
     """
     addresses = own_addresses() if share.nodes > 1 and share.node == 0 else ["127.0.0.1"]
     listener = rendezvous.listen(share, addresses) if share.node == 0 else None
@@ -152,11 +152,11 @@ def _launch(
 
 
 def _meet(
-    attempt: AttemptDir, share: Share, listener: socket.socket | None, addresses: list[str], deadline: Deadline
+    attempt: AttemptDir, share: NodeShare, listener: socket.socket | None, addresses: list[str], deadline: Deadline
 ) -> dict[str, str] | None:
-    """What tells this node's ranks where the store is; None when the cell ended first.
+    """Environment with the address of the store; None when the cell was aborted first.
 
-    InfrastructureError on a node that cannot reach node 0.
+    InfrastructureError when this node cannot reach node 0.
     """
     if listener is not None:
         port = listener.getsockname()[1]
@@ -172,16 +172,16 @@ def _meet(
     return {"MASTER_ADDR": address, "MASTER_PORT": str(meeting.port), **gloo_interface(own)}
 
 
-def _wait(processes: Any, share: Share, peers: _Peers | None, deadline: Deadline) -> None:
-    """Wait until every rank has ended, or until the deadline ends them; with other nodes, end with them.
+def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Deadline) -> None:
+    """Wait until every rank has exited, the deadline has passed, or another node has aborted the cell.
 
-    torch reads the error file of a rank that failed, which is not whole when the rank was killed while it wrote it.
+    torch raises when it reads the error file of a rank that was killed while it wrote it.
     """
     ended, elsewhere = None, False
     try:
         while ended is None and not elsewhere and (left := deadline.left_s) > 0:
             ended = processes.wait(timeout=min(left, rendezvous.POLL_S), period=0.05)
-            elsewhere = ended is None and peers is not None and peers.mind(processes)
+            elsewhere = ended is None and peers is not None and peers.check(processes)
     except (EOFError, pickle.UnpicklingError):
         processes.close()
         if peers is not None:
@@ -199,8 +199,8 @@ def _wait(processes: Any, share: Share, peers: _Peers | None, deadline: Deadline
         peers.abort(f"exit code {ended.failures[local].exitcode}", rank=share.ranks[local])
 
 
-def _note_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
-    """Add what the kernel said about GPUs meanwhile to the logs of the ranks that failed; `begun` by time.monotonic."""
+def _log_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
+    """Append the Xid lines of the kernel log since `begun` (time.monotonic) to the logs of the ranks that failed."""
     lines = xid_lines(begun) if failed else []
     for rank in failed if lines else ():
         with attempt.log(rank).open("a", encoding="utf-8") as log:
@@ -208,7 +208,7 @@ def _note_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
 
 
 def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:
-    """Add the endings of the other nodes' ranks; what went wrong on nodes as such."""
+    """Append the endings of the other nodes' ranks to `endings`; returns the errors of whole nodes."""
     troubles = []
     found = peers.collect()
     for node in range(1, peers.share.nodes):
@@ -216,6 +216,6 @@ def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Pee
             endings += found[node].ranks
             troubles += [found[node].trouble] if found[node].trouble else []
         else:
-            endings += settle(attempt, peers.share.ranks_of(node), {}, {})
-            troubles.append(f"node {node} was silent and left no result")
+            endings += rank_endings(attempt, peers.share.ranks_of(node), {}, {})
+            troubles.append(f"node {node} sent no heartbeats and wrote no result")
     return troubles

@@ -1,4 +1,4 @@
-"""One process that plays rank 0 of a world of one, and cells that real agents run."""
+"""A process group of one rank in this process, and cells that real agents run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def world_of_one() -> Iterator[None]:
 
 @dataclass
 class Ran:
-    """What an agent left of one cell."""
+    """The files of one cell after an agent ran it."""
 
     config: CellConfig
     result: CellResult
@@ -72,7 +72,7 @@ class Ran:
 
 
 def run_cells(root: Path, configs: dict[str, CellConfig], parallel_ranks: int = 8) -> dict[str, Ran]:
-    """Run cells with a real agent in a process of its own; by the names of `configs`."""
+    """Run cells with a real agent in a separate process; keyed like `configs`."""
     agents = Agents(root, configs, parallel_ranks=parallel_ranks)
     assert agents.wait() == [0]
     return {name: agents.read(name) for name in configs}

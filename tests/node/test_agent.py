@@ -64,7 +64,7 @@ def test_a_hanging_rank_ends_at_the_deadline_and_the_collective_is_named(ran: di
         assert "most recent call first" in (cell.root / "log" / f"rank-{rank:05d}.log").read_text()
 
 
-def test_a_killed_rank_is_told_from_one_that_raised(ran: dict[str, Ran]) -> None:
+def test_a_killed_rank_is_distinguished_from_one_that_raised(ran: dict[str, Ran]) -> None:
     endings = {ending.rank: ending for ending in ran["killed"].result.ranks}
     assert -9 in {ending.exit_code for ending in endings.values()}
     assert "raised" not in {endings[rank].ended for rank in endings if endings[rank].exit_code == -9}
@@ -78,7 +78,7 @@ def test_no_rank_outlives_its_cell(ran: dict[str, Ran]) -> None:
             os.kill(pid, 0)
 
 
-def test_every_rank_proves_what_it_imported_and_lists_its_stand_ins(ran: dict[str, Ran]) -> None:
+def test_every_rank_proves_what_it_imported_and_lists_its_stubs(ran: dict[str, Ran]) -> None:
     record = ran["sft"].records[0]
     proofs = {proof.module: proof for proof in proofs_of(record)}
     assert proofs["megatron.core"].version

@@ -11,7 +11,15 @@ import pytest
 
 from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, write_atomic, write_json
-from harness.node.coordination.rendezvous import Abort, Heartbeats, abort_file, clear, heartbeat_file, read, write_abort
+from harness.node.coordination.rendezvous import (
+    Abort,
+    HeartbeatMonitor,
+    abort_file,
+    clear,
+    heartbeat_file,
+    read,
+    write_abort,
+)
 from harness.node.recording.recorder import last_progress
 from tests.node.conftest import Agents, Ran, config, run_cells
 
@@ -66,7 +74,9 @@ def test_eight_ranks_on_two_nodes_compute_what_one_rank_does(two: dict[str, Ran]
 
 
 @pytest.mark.parametrize("name", ["tp2-pp4", "tp2-pp4-cp2"])
-def test_eight_and_sixteen_ranks_on_four_nodes_too(four: dict[str, Ran], truth: RankRecord, name: str) -> None:
+def test_eight_and_sixteen_ranks_on_four_nodes_compute_it_too(
+    four: dict[str, Ran], truth: RankRecord, name: str
+) -> None:
     _equals(four[name], truth)
 
 
@@ -127,7 +137,7 @@ def _parent(pid: int) -> int:
 
 
 def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocation_in_order(tmp_path: Path) -> None:
-    """The leader ends when a follower is lost, since every cell needs all nodes: the launcher must find others."""
+    """The leader ends when a follower is lost, since every cell needs all nodes: the launcher must find new ones."""
     configs = {
         "first": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "second": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
@@ -147,7 +157,7 @@ def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocati
     assert agents.wait() == [3, -signal.SIGKILL]
     second = agents.read("second").result
     assert second.status == "error"
-    assert second.reason.endswith("node 1 was silent and left no result")
+    assert second.reason.endswith("node 1 sent no heartbeats and wrote no result")
     assert second.ranks[1].ended == "killed"
     assert not agents.attempt("third").result.exists()
     last = agents.events(0)[-1]
@@ -162,10 +172,10 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
         "aborted": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "hangs": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
     }
-    # Long enough that a busy machine does not take node 1 for silent, and so leave out how its rank ended.
+    # Long enough that node 1 does not count as silent on a busy machine, which would leave out how its rank ended.
     agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=25.0)
     agents.until(lambda: _trains(agents, "aborted", 1))
-    write_abort(agents.attempt("aborted"), Abort(node=1, reason="nobody's connection breaks: only this file ends it"))
+    write_abort(agents.attempt("aborted"), Abort(node=1, reason="no connection breaks: only this file ends the cell"))
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
     codes = [rank.exit_code for rank in agents.read("aborted").result.ranks]
     assert -signal.SIGTERM in codes  # the other may see the connection break before its own signal comes
@@ -173,7 +183,7 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
 
     agents.processes[0].kill()
     assert agents.wait() == [-signal.SIGKILL, 3]
-    assert agents.events(1)[-1]["reason"] == "InfrastructureError: the agent of node 0 is silent"
+    assert agents.events(1)[-1]["reason"] == "InfrastructureError: the agent of node 0 sends no heartbeats"
     assert not agents.attempt("hangs").result.exists()
     rank = agents.record("hangs", 1)
     assert rank.ended in ("raised", "killed")
@@ -186,30 +196,30 @@ def _beat(run: RunDir, **changes: Any) -> None:
     write_json(heartbeat_file(run, "local", 1), beat)
 
 
-def test_a_heartbeat_of_a_former_job_counts_as_nothing(tmp_path: Path) -> None:
+def test_a_heartbeat_of_an_earlier_job_does_not_count(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _beat(run, token="former")
-    others = Heartbeats(run, "local", [1])
-    assert others.beats() == {}
+    others = HeartbeatMonitor(run, "local", [1])
+    assert others.latest() == {}
     _beat(run, token="new")
-    assert others.beats()[1].token == "new"
+    assert others.latest()[1].token == "new"
 
 
-def test_silence_is_judged_by_change_and_not_by_the_other_clock(tmp_path: Path) -> None:
+def test_silence_is_measured_by_change_and_not_by_the_other_clock(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _beat(run)
-    others = Heartbeats(run, "local", [1], silence_s=0.0)
+    others = HeartbeatMonitor(run, "local", [1], silence_s=0.0)
     _beat(run, time=-1e9)
-    patient = Heartbeats(run, "local", [1], silence_s=1e6)
+    patient = HeartbeatMonitor(run, "local", [1], silence_s=1e6)
     _beat(run, time=-2e9)
     assert patient.silent() == []
-    others.beats()
+    others.latest()
     assert others.silent() == [1]
 
 
 def test_an_agent_that_says_that_it_ended_is_silent_at_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    others = Heartbeats(run, "local", [1], silence_s=1e6)
+    others = HeartbeatMonitor(run, "local", [1], silence_s=1e6)
     _beat(run, state="ended")
     assert others.silent() == [1]
 

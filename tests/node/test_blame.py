@@ -19,7 +19,7 @@ from harness.judge.failures.blame import blame_of
 from harness.node.data_paths.base import RankContext
 from harness.node.device import cpu_stubs
 from harness.node.faults.endings import ExceptionAtStep1
-from harness.node.probe.hooks.prediction import MtpWatch
+from harness.node.probe.hooks.prediction import PredictionRecorder
 from harness.node.recording.recorder import Recorder
 from tests.node.conftest import config, upstream_module
 
@@ -68,12 +68,12 @@ def blamed(failure: Failure, leg: str = "training", phase: str = "forward") -> t
 
 def hook(watch: Any) -> Callable[..., Any]:
     """A hook of the harness as torch calls it when upstream passes its input by keyword: without positional inputs."""
-    return lambda: MtpWatch._before_output(watch, torch.nn.Identity(), ())
+    return lambda: PredictionRecorder._before_output(watch, torch.nn.Identity(), ())
 
 
-class Watch:
+class Hooked:
     losses, depths = ["one"], 1
-    position = type("Position", (), {"first_step": True})
+    state = type("State", (), {"first_step": True})
 
 
 KINDS = {
@@ -151,7 +151,7 @@ def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_p
 def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_harness(
     tmp_path: Path, upstream: Any
 ) -> None:
-    failure = recorded(tmp_path, lambda: upstream.calls(hook(Watch())))
+    failure = recorded(tmp_path, lambda: upstream.calls(hook(Hooked())))
     assert failure.type == "IndexError"
     assert "harness/node/probe/hooks/prediction.py" in failure.frames[-1]
     assert blamed(failure) == ("harness", "harness-defect")
@@ -161,8 +161,9 @@ def test_a_hook_that_does_not_take_an_argument_of_upstream_is_a_defect_of_the_ha
     tmp_path: Path, upstream: Any
 ) -> None:
     """The exception is raised in upstream's frame, which calls rightly."""
-    failure = recorded(tmp_path, lambda: upstream.calls(MtpWatch._before_output, Watch(), None, None, weight=None))
-    assert failure.message.startswith("MtpWatch._before_output() got an unexpected keyword argument")
+    hook = PredictionRecorder._before_output
+    failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))
+    assert failure.message.startswith("PredictionRecorder._before_output() got an unexpected keyword argument")
     assert blamed(failure) == ("harness", "harness-defect")
 
 

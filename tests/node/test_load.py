@@ -30,7 +30,7 @@ def test_the_compiler_is_off_only_without_a_gpu_and_the_user_decides(
     if users is not None:
         monkeypatch.setenv(COMPILER, users)
     seen: list[str | None] = []
-    monkeypatch.setattr(cuda_forks, "driver_there", lambda: driver)
+    monkeypatch.setattr(cuda_forks, "driver_installed", lambda: driver)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: ())
     monkeypatch.setattr(imports, "import_all", lambda: seen.append(os.environ.get(COMPILER)))
     load()

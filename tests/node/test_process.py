@@ -1,4 +1,4 @@
-"""What torch elastic makes in the temporary folder goes with the cell."""
+"""Temporary files of torch elastic are removed with the cell."""
 
 from __future__ import annotations
 

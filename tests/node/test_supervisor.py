@@ -21,9 +21,9 @@ from harness.core.serialization import from_jsonable, loads
 from harness.judge.evidence.endings import endings_of
 from harness.judge.failures.cause import Cause, cause_of
 from harness.node import rank as rank_module
-from harness.node.coordination.rendezvous import Heartbeats, Share
+from harness.node.coordination.rendezvous import HeartbeatMonitor, NodeShare
 from harness.node.deadline import Deadline
-from harness.node.rank_endings import cell_result, settle
+from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.recorder import Recorder
 from harness.node.supervisor import _wait, supervise
 from tests.node.conftest import config, upstream_module
@@ -39,7 +39,7 @@ def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
 
     monkeypatch.setattr(rank_module, "run_probe", full)
     monkeypatch.setenv("RANK", "0")
-    share = Share(node=0, nodes=1, world_size=1)
+    share = NodeShare(node=0, nodes=1, world_size=1)
     arguments = (str(tmp_path), "cell", config(), 2e9, None, os.getpid(), share)
     process = multiprocessing.get_context("fork").Process(target=rank_module.rank_main, args=arguments)
     process.start()
@@ -52,7 +52,7 @@ def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: 
     endings = [RankEnding(rank=0, ended="missing", exit_code=1), RankEnding(rank=1, ended="missing", exit_code=28)]
     result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
-    assert result.reason == "2 of 2 ranks did not complete; no room on the disk for the record of rank 1"
+    assert result.reason == "2 of 2 ranks did not complete; no space left on the disk for the record of rank 1"
 
 
 class HalfAnErrorFile:
@@ -69,7 +69,7 @@ class HalfAnErrorFile:
 
 def test_a_rank_killed_while_it_wrote_its_error_ends_the_others_and_not_the_supervisor() -> None:
     processes = HalfAnErrorFile()
-    _wait(processes, Share(node=0, nodes=1, world_size=2), None, Deadline(2e9))
+    _wait(processes, NodeShare(node=0, nodes=1, world_size=2), None, Deadline(2e9))
     assert processes.closed
 
 
@@ -77,7 +77,7 @@ TWO = Layout(tp=2, sp=True)
 
 
 def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
-    """What a supervisor left of a cell of two ranks, and whom that blames."""
+    """What a supervisor left of a cell of two ranks, and its cause."""
     attempt = AttemptDir(root)
     result = from_jsonable(CellResult, loads(attempt.result.read_text()))
     records = {rank: from_jsonable(RankRecord, loads(attempt.record(rank).read_text())) for rank in (0, 1)}
@@ -91,7 +91,7 @@ def _supervise(*arguments: Any) -> None:
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Attempts in which rank 0 waits in a barrier that rank 1 does not come to, side by side."""
+    """Attempts in which rank 0 waits in a barrier that rank 1 never enters, side by side."""
     roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises", "frozen", "stale", "unwritable")}
     upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
     deadline_at = time.time() + 8.0
@@ -117,8 +117,8 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         os.kill(os.getpid(), signal.SIGSEGV)  # as the dump of its stacks may do
 
     def start(how: str) -> BaseProcess:
-        share, nobody = Share(node=0, nodes=1, world_size=2), Heartbeats(RunDir(roots[how]), "local", [])
-        arguments = (str(roots[how]), "cell", 1, config(tp=2), os.getpid(), deadline_at, share, nobody)
+        share, monitor = NodeShare(node=0, nodes=1, world_size=2), HeartbeatMonitor(RunDir(roots[how]), "local", [])
+        arguments = (str(roots[how]), "cell", 1, config(tp=2), os.getpid(), deadline_at, share, monitor)
         process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rank_module, "run_probe", lambda config, place, recorder, listener: probe(how, recorder))
@@ -190,7 +190,7 @@ def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Pa
         failure = Failure(type="ValueError", message="m", traceback="", time=when)
         record = RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank), ended="raised", failure=failure)
         write_json(attempt.record(rank), record)
-    endings = settle(attempt, [0, 1], {0: 1, 1: 1}, {0: 100.0, 1: 100.0})
+    endings = rank_endings(attempt, [0, 1], {0: 1, 1: 1}, {0: 100.0, 1: 100.0})
     assert [ending.ended for ending in endings] == ["raised", "deadline"]
 
 
@@ -198,7 +198,10 @@ def test_a_rank_that_had_died_before_the_deadline_died_by_itself(tmp_path: Path)
     attempt = AttemptDir(tmp_path)
     for rank in (0, 1):
         write_json(attempt.record(rank), RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank)))
-    assert [ending.ended for ending in settle(attempt, [0, 1], {0: -11, 1: -9}, {1: 100.0})] == ["killed", "deadline"]
+    assert [ending.ended for ending in rank_endings(attempt, [0, 1], {0: -11, 1: -9}, {1: 100.0})] == [
+        "killed",
+        "deadline",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
@@ -214,8 +217,8 @@ def test_no_secret_that_the_code_under_test_prints_or_raises_is_left_in_a_file(
 
     monkeypatch.setenv("DATA_PASSWORD", by_value)
     monkeypatch.setattr(rank_module, "run_probe", probe)
-    share, nobody = Share(node=0, nodes=1, world_size=1), Heartbeats(RunDir(tmp_path), "local", [])
-    arguments = (str(tmp_path), "cell", 1, config(), os.getpid(), time.time() + 60, share, nobody)
+    share, monitor = NodeShare(node=0, nodes=1, world_size=1), HeartbeatMonitor(RunDir(tmp_path), "local", [])
+    arguments = (str(tmp_path), "cell", 1, config(), os.getpid(), time.time() + 60, share, monitor)
     process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
     process.start()
     process.join()

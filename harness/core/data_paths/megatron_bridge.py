@@ -60,7 +60,7 @@ def _offline_row_alone(cell: Request) -> str | None:
     size = cell.micro_batch_size
     if size == 1:
         return None
-    return f"micro_batch_size {size}: a row that is packed offline is a micro-batch of its own; set micro_batch_size 1"
+    return f"micro_batch_size {size}: each row packed offline is one micro-batch; set micro_batch_size 1"
 
 
 def _offline_rows_split(cell: Request) -> str | None:
@@ -117,9 +117,7 @@ IN_BATCH = DataPath(
         Limit(
             "packing.in-batch-alignment",
             "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
-            padding_is_fixed(
-                "in-batch packing pads by itself: documents to the alignment of the layout, rows not at all"
-            ),
+            padding_is_fixed("in-batch packing pads documents to the alignment of the layout, and rows not at all"),
         ),
         Limit(
             "packing.in-batch-micro-batch",

@@ -20,7 +20,7 @@ def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -
 def _one_rank(cell: Request) -> str | None:
     if cell.layout.world_size == 1 and cell.micro_batch_size == 1:
         return None
-    return "packing rules asks validators on one rank; its layouts are those of the cases: leave the layout at 1"
+    return "packing rules calls validators on one rank, and each case has its own layout: leave the layout at 1"
 
 
 UNPACKED = DataPath(
@@ -57,7 +57,7 @@ RULES = DataPath(
     style=one_document_per_row,
     packs=False,
     alignment=NONE,
-    limits=(Limit("rules.one-rank", "harness: validators are asked on one rank", _one_rank),),
+    limits=(Limit("rules.one-rank", "harness: validators are called on one rank", _one_rank),),
     validates=(
         "offline-micro-batch-2",
         "in-batch-micro-batch-1",

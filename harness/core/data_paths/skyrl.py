@@ -51,7 +51,7 @@ SKYRL = DataPath(
         Limit(
             "packing.skyrl-alignment",
             "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
-            padding_is_fixed("skyrl pads by itself: documents to tp, or to 2 * cp * tp when cp > 1; rows not at all"),
+            padding_is_fixed("skyrl pads documents to tp, or to 2 * cp * tp when cp > 1, and rows not at all"),
         ),
         Limit(
             "packing.skyrl-cp",

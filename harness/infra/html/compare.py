@@ -1,21 +1,21 @@
-"""compare.html: two runs side by side, one self-contained file in the look of report.html."""
+"""compare.html: two runs side by side, one self-contained file styled like report.html."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from harness.infra import templating
-from harness.infra.html.report import clipped, place_words
-from harness.infra.html.views import OUTCOME_MARKS
+from harness.infra.html.filters import clipped, place_words
+from harness.infra.html.marks import OUTCOME_MARKS
 from harness.judge.compare.render import details, groups, numbers
 from harness.judge.compare.runs import CellChange, Comparison
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MOST_CELLS = 200  # of one table
+_MOST_CELLS = 200  # rows per table
 
 
 def render_comparison_html(comparison: Comparison) -> str:
-    """The page; the same text for the same comparison."""
+    """The page, which is deterministic."""
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
     environment.filters.update(place=place_words, details=details, clip=clipped, moved=_moved)
     compared = numbers(comparison)
@@ -34,7 +34,7 @@ def render_comparison_html(comparison: Comparison) -> str:
 
 
 def _moved(cell: CellChange) -> dict[str, tuple[str, str]]:
-    """Quantity -> (how the drift looks, its words). Only what is a regression looks bad."""
+    """Quantity -> (CSS class, text) of its drift. Only regressions look bad."""
     blamed = {drift.what for drift in cell.drifts if any(why.endswith(drift.text) for why in cell.regressions)}
     looks = {drift.what: "fail" if drift.what in blamed else "pass" if drift.equal else "skip" for drift in cell.drifts}
     return {drift.what: (looks[drift.what], drift.brief) for drift in cell.drifts}

@@ -1,4 +1,4 @@
-"""Which curves the HTML report plots: for each parity group the losses and the distances from the reference."""
+"""The curves of the HTML report: for each parity group the losses and the distances from the reference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from harness.core.outcomes import Outcome
 from harness.core.tolerances import Bound
+from harness.infra.html.marks import is_control
 from harness.infra.html.plots import Series, difference_plot, relative_difference, value_plot
-from harness.infra.html.views import is_control
 from harness.judge.report.model import LossCurve, Report, ReportCell
 
-_POINTS = 24_000  # plotted points per kind of plot; about 12 bytes each
+_POINTS = 24_000  # plotted points per kind of plot, about 12 bytes each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveGroup:
-    """The plots of one parity group, and the cells that are named in them."""
+    """The plots of one parity group, and the cells labelled in them."""
 
     name: str
     cells: int
@@ -32,7 +32,7 @@ class CurveGroup:
 
 
 def curve_groups(report: Report, numbers: Mapping[str, str]) -> Iterator[CurveGroup]:
-    """`numbers` maps the ids of cells that stand out to their short names, "F1"."""
+    """`numbers`: cell id -> short name, e.g. "F1", of the cells to highlight."""
     groups: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
         if cell.curve.loss or cell.curve.grad_norm:

@@ -1,4 +1,4 @@
-"""The page of the history: what fails since when, a calendar of outcomes, trends of times, rates and drift."""
+"""The history page: failing cells and since when, a calendar of outcomes, trends of times, rates and drift."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from harness.core.text.escaping import clip
 from harness.infra import templating
 from harness.infra.history.database import CellPast, History
 from harness.infra.history.queries import Wanted, calendar, listing, totals, trail
-from harness.infra.html.trend_svg import Spot, trend
-from harness.infra.html.views import OUTCOME_MARKS
+from harness.infra.html.marks import OUTCOME_MARKS
+from harness.infra.html.trend_svg import TrendPoint, trend
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
 
 _TEMPLATES = Path(__file__).parent / "templates"
-MOST_LISTED = 300  # cells in the table,
-MOST_DAYS_OF = 80  # in the calendar,
-MOST_DAYS = 120  # the newest
-MOST_TRENDS = 12  # with trends
-_POINTS = 120  # of a trend, the newest
-_ROWS = 15  # of the table under it
+MOST_LISTED = 300  # cells in the table
+MOST_DAYS_OF = 80  # cells in the calendar
+MOST_DAYS = 120  # newest days in the calendar
+MOST_TRENDS = 12  # cells with trends
+_POINTS = 120  # newest points of a trend
+_ROWS = 15  # rows of the table below it
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -40,13 +40,13 @@ class Trend:
     cell: Mapping[str, Any]
     figures: list[Figure]
     rows: list[Point]  # the newest first
-    more: int  # points that the table leaves out
+    more: int  # points that are not in the table
 
 
 def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> str:
-    """The page of the last `days` before `now` (ISO, UTC); the same text for the same history.
+    """The page of the last `days` before `now` (ISO, UTC). Deterministic.
 
-    The worst cells come first, and only so many of them: `wanted` narrows what is looked at.
+    Worst cells come first, up to the limits above; `wanted` filters cells.
     """
     until = wanted.until or now
     since = wanted.since or (datetime.strptime(until, _STAMP) - timedelta(days=days)).strftime(_STAMP)
@@ -80,7 +80,7 @@ def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> 
 
 
 def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellPast]:
-    """Series -> since when, for those that fail now."""
+    """Series -> since when it fails, for cells that fail now."""
     failing = {(cell["matrix"], cell["device"]) for cell in cells if cell["last"] == "FAIL"}
     known = {key: history.past(*key, "9999") for key in failing}
     found = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
@@ -88,8 +88,8 @@ def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, Cel
 
 
 def _narrowed(wanted: Wanted) -> str:
-    said = [f"{name} {value}" for name, value in vars(wanted).items() if value and name in _FILTERS]
-    return ", ".join(said)
+    filters = [f"{name} {value}" for name, value in vars(wanted).items() if value and name in _FILTERS]
+    return ", ".join(filters)
 
 
 _FILTERS = ("matrix", "cell", "stack", "outcome")
@@ -105,32 +105,32 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
     for name, title, unit, factor in (
         ("step_p50_s", "Step time", "ms, median of a run's steps", 1000.0),
         ("tokens_per_s", "Tokens/s", "real tokens per second and rank", 1.0),
-        ("loss_drift", "Loss drift", "largest relative difference to the reference of a run's steps", 1.0),
+        ("loss_drift", "Loss drift", "largest relative difference from the reference over a run's steps", 1.0),
     ):
-        spots = _spots(seen, name, factor)
+        spots = _trend_points(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):
             alt = f"{title} of {clip(cell, 300)} in {len(spots)} runs, {unit}"
             yield Figure(title=title, note=unit, svg=trend(spots, alt=alt, log=name == "loss_drift"))
 
 
-def _spots(seen: Sequence[Point], name: str, factor: float) -> list[Spot]:
-    """The points that have a metric; a version is marked where the first of them has it."""
-    found: list[Spot] = []
+def _trend_points(seen: Sequence[Point], name: str, factor: float) -> list[TrendPoint]:
+    """The points that have a metric; a version is marked at its first point."""
+    found: list[TrendPoint] = []
     version = seen[0].version if seen else ""
     for point in seen:
         value: float | None = getattr(point, name)
         if value is None:
             continue
-        said = ", ".join(_clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
-        title = f"{point.started}: {value * factor:.4g}, {said}"
+        details = ", ".join(_clipped(text, 200) for text in (point.version, point.outcome, point.run_id))
+        title = f"{point.started}: {value * factor:.4g}, {details}"
         bad, mark = point.outcome == "FAIL", _short(point.version) if point.version != version else ""
-        found.append(Spot(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
+        found.append(TrendPoint(started=point.started, value=value * factor, title=title, bad=bad, mark=mark))
         version = point.version
     return found
 
 
 def _short(version: str) -> str:
-    """The part of "megatron-lm main = 0123456789ab" that tells it from others."""
+    """The identifying part of "megatron-lm main = 0123456789ab": its last word."""
     return version.split(",")[0].split()[-1] if version.split() else "?"
 
 
@@ -141,12 +141,12 @@ def _mark(outcome: str) -> str:
 def _day_title(day: Day) -> str:
     if not day.outcome:
         return f"{day.day}: not run"
-    said = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
-    return f"{day.day}: {said}"
+    counts = ", ".join(f"{OUTCOME_MARKS[Outcome(name)][1]} x {times}" for name, times in day.times.items())
+    return f"{day.day}: {counts}"
 
 
 def _clipped(text: str | None, most: int) -> str:
-    """A column of the history, which may be empty there."""
+    """A column of the history, which may be NULL."""
     return clip(text or "", most)
 
 

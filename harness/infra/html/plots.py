@@ -1,7 +1,7 @@
-"""Curves as SVG text to put into the HTML report; the only file that imports matplotlib.
+"""Curves as inline SVG for the HTML report; the only file that imports matplotlib.
 
 The SVG carries no script, no style attribute and no date. Colours are CSS variables with the light theme as
-fallback, so plots follow the page into dark mode, and still show where a viewer blocks style sheets.
+fallback, so plots follow the page into dark mode, and are visible where a viewer blocks style sheets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from harness.core.text.escaping import html_text
 
-# Placeholder colours, each unlike every other: the renderer's output is searched for them.
+# Placeholder colours, all distinct: the renderer's output is searched for them.
 _COLOURS = {
     "ink": "#57606b",
     "grid": "#d9dee4",
@@ -43,7 +43,7 @@ _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packing-harness", "font.si
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: a value per step. `kind` is a key of the line styles, `label` is written at its end."""
+    """One line: a value per step. `kind` is a key of `_LINES`; `label` is drawn at the end of the line."""
 
     values: Sequence[float]
     kind: str = "quiet"  # quiet | reference | known | failed
@@ -59,7 +59,7 @@ def relative_difference(values: Sequence[float], reference: Sequence[float]) -> 
 
 
 def value_plot(name: str, series: Sequence[Series], *, alt: str, points: int = 80) -> str:
-    """Values by step on linear axes. `name` must be unique on the page, `alt` says what is seen."""
+    """Values by step on linear axes. `name` must be unique on the page; `alt` describes the plot."""
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = _axes()
         ends = []
@@ -76,7 +76,7 @@ def value_plot(name: str, series: Sequence[Series], *, alt: str, points: int = 8
 def difference_plot(name: str, series: Sequence[Series], *, bound: float | None, alt: str, points: int = 80) -> str:
     """Distances >= 0 by step on a log axis, with the bound as a dashed line.
 
-    Exact zeros lie on the lowest tick, "0", and values that are not finite on the highest, "NaN", so neither is lost.
+    Exact zeros are drawn at the lowest tick, "0", and values that are not finite at the highest, "NaN".
     """
     floor, ceiling, top = _decades([value for line in series for value in line.values], bound)
     with matplotlib.rc_context(_SETTINGS):
@@ -130,7 +130,7 @@ def _draw(axes: Any, steps: list[int], values: list[float], line: Series) -> Non
 
 
 def _thin(values: Sequence[float], points: int, *, keep_peaks: bool) -> tuple[list[int], list[float]]:
-    """At most `points` + 1 (step, value) pairs; of each bucket the first, or the worst if peaks must stay visible."""
+    """At most `points` + 1 (step, value) pairs: the first of each bucket, or its worst with `keep_peaks`."""
     if len(values) <= points:
         return list(range(len(values))), list(values)
     width = math.ceil(len(values) / points)
@@ -148,7 +148,7 @@ def _badness(value: float) -> float:
 
 
 def _decades(values: Sequence[float], bound: float | None) -> tuple[float, float, float]:
-    """Places on the log axis: for exact zeros, the highest decade needed, and for values that are not finite."""
+    """Positions on the log axis: of exact zeros, of the highest decade, and of values that are not finite."""
     seen = [value for value in values if math.isfinite(value) and value > 0] + ([bound] if bound else [])
     low = math.floor(math.log10(min(seen))) if seen else -8
     high = math.ceil(math.log10(max(seen))) if seen else -4
@@ -169,7 +169,7 @@ def _log_ticks(axes: Any, floor: float, ceiling: float, top: float) -> None:
 
 
 def _label_ends(axes: Any, ends: list[tuple[int, float, Series]]) -> None:
-    """Names at the right edge; lines that end close together share one text so that none covers another."""
+    """Labels at the right edge; lines that end close together share one."""
     axes.autoscale_view()
     groups: list[tuple[float, list[Series]]] = []
     for step, value, line in sorted(ends, key=lambda end: (end[1], end[2].label)):
@@ -193,7 +193,7 @@ def _svg(figure: Any, name: str, alt: str) -> str:
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
-    """Matplotlib's document as an element of an HTML page: own ids, no global style, attributes for styles."""
+    """Matplotlib's document as an element of an HTML page: prefixed ids, no style sheet, attributes for styles."""
     body = svg[svg.index(">", svg.index("<svg")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"(/?)>', lambda match: "" if match[1] else "<g>", body)
@@ -213,6 +213,6 @@ def _inline(svg: str, name: str, alt: str) -> str:
 
 
 def _attributes(style: str) -> str:
-    """`a: b; c: d` as `a="b" c="d"`; the font family is the page's."""
+    """`a: b; c: d` as `a="b" c="d"`, without the font family."""
     pairs = (item.split(":", 1) for item in style.split(";") if ":" in item)
     return " ".join(f'{key.strip()}="{value.strip()}"' for key, value in pairs if key.strip() != "font-family")

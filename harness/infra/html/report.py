@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.outcomes import Finding, Outcome, Severity
-from harness.core.serialization import to_jsonable
 from harness.core.text.escaping import clip
-from harness.infra.html.views import OUTCOME_MARKS, RankPicture, anchor, is_control, outcome_grids, rank_picture
+from harness.infra.html.filters import (
+    MAX_TEXT,
+    bound_origin,
+    clipped,
+    place_words,
+    plain_text,
+    rate,
+    reach_words,
+    seconds,
+    tail,
+    value_text,
+)
+from harness.infra.html.marks import OUTCOME_MARKS, anchor, is_control
+from harness.infra.html.outcome_grid import outcome_grids
+from harness.infra.html.rank_picture import RankPicture, rank_picture
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
 from harness.judge.report.summaries import canary_counts
@@ -24,36 +35,17 @@ if TYPE_CHECKING:
     from harness.infra.templating import Environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-MAX_TEXT = 4000  # characters of one message or value
-_MAX_TRACEBACK = 6000  # the last characters of one traceback
 _MAX_FINDINGS = 12  # per cell
-_OPEN_FAILURES = 8  # failing cells shown unfolded,
-_OPEN_OF_CLASS = 2  # of each probable class of fault
+_OPEN_FAILURES = 8  # failing cells shown expanded
+_OPEN_OF_CLASS = 2  # of them per probable class of fault
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
-_CELL_SQUARES = 160  # and per failing cell
+_CELL_SQUARES = 160  # rank squares per failing cell
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
-_PLACES = {
-    "stage": "stage",
-    "tp": "tp",
-    "cp": "cp",
-    "dp": "dp",
-    "chunk": "chunk",
-    "layer": "layer",
-    "step": "step",
-    "micro_batch": "micro-batch",
-    "document": "document",
-    "token": "token",
-    "parameter": "parameter",
-    "field": "field",
-    "rank": "rank",
-    "leg": "leg",
-}
-_REACH = ("places", "ranks", "stages", "layers", "legs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """A cell that did not simply pass."""
+    """A cell with a section of details."""
 
     cell: ReportCell
     number: str  # F1, F2 ... as in plots; K1 ... for known failures
@@ -64,8 +56,8 @@ class Detail:
 
 
 def render_html(report: Report) -> str:
-    """The report as one HTML document; the same text for the same report."""
-    from harness.infra.html.curves import curve_groups  # loads matplotlib, half a second that only reports need
+    """The report as one HTML document. Deterministic."""
+    from harness.infra.html.curves import curve_groups  # imports matplotlib, which takes half a second
 
     details, budget = _details(report)
     failures = [detail for detail in details if detail.cell.outcome in _DECIDED_BAD]
@@ -111,20 +103,20 @@ def _environment() -> Environment:
         clip=clipped,
         place=place_words,
         reach=reach_words,
-        show=show,
-        seconds=_seconds,
-        rate=_rate,
+        value=value_text,
+        seconds=seconds,
+        rate=rate,
         share=share_text,
-        tail=_tail,
+        tail=tail,
     )
     environment.globals.update(
-        marks=OUTCOME_MARKS, bound_of=_bound_of, is_control=is_control, max_findings=_MAX_FINDINGS
+        marks=OUTCOME_MARKS, bound_origin=bound_origin, is_control=is_control, max_findings=_MAX_FINDINGS
     )
     return environment
 
 
 def _details(report: Report) -> tuple[list[Detail], int]:
-    """Failing cells first, then known failures and other surprises; and the rank squares that are left."""
+    """Failing cells, then known failures and unexpected passes; and the remaining budget of rank squares."""
     order = [*_DECIDED_BAD, Outcome.XFAIL, Outcome.XPASS]
     chosen = [cell for outcome in order for cell in report.cells if cell.outcome is outcome]
     budget = _SQUARES
@@ -147,13 +139,13 @@ def _details(report: Report) -> tuple[list[Detail], int]:
 
 
 def _fault_of(cell: ReportCell, first: Finding | None) -> str:
-    """The probable class of fault of a cell's first finding."""
+    """The probable class of fault by the cell's first finding."""
     fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
     return (first.fault_class if first else None) or fallback
 
 
 def _other_pictures(report: Report, shown: set[str], budget: int) -> tuple[list[tuple[ReportCell, RankPicture]], int]:
-    """Pictures of the packed cells without a detail block, and how many did not fit."""
+    """Rank pictures of the packed cells without details, and the number of cells over the budget."""
     packed = [cell for cell in report.cells if cell.id not in shown and any(view.cu_seqlens for view in cell.ranks)]
     pictures: list[tuple[ReportCell, RankPicture]] = []
     for cell in packed:
@@ -174,7 +166,7 @@ def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
 
 
 def _sentence(report: Report) -> str:
-    """The verdict in words: how many of how many, the bad first."""
+    """The verdict as counts of outcomes, worst first."""
     words = {
         Outcome.FAIL: "failed",
         Outcome.ERROR: "could not be decided",
@@ -188,76 +180,8 @@ def _sentence(report: Report) -> str:
     return ", ".join(parts) + "." if parts else "The run has no cells."
 
 
-def place_words(where: Mapping[str, Any]) -> list[str]:
-    """The place of a finding in words, outermost first: ["stage 1", "tp 1", "layer 3"]."""
-    known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
-    rest = [key for key in where if key not in _PLACES and key not in _REACH and where[key] is not None]
-    return known + [f"{key.replace('_', ' ')} {_listed(where[key])}" for key in rest]
-
-
-def _listed(value: Any) -> str:
-    """Names are read as a list, not as JSON."""
-    names = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-    return clip(", ".join(value), 600) if names else show(value)
-
-
-def reach_words(where: Mapping[str, Any]) -> str:
-    """How far a fault reaches beyond its first place: "12 places, ranks 2, 3, stages 1"; empty for one place."""
-    if not isinstance(where.get("places"), int) or where["places"] < 2:
-        return ""
-    lists = [f"{key} {', '.join(map(str, where[key][:16]))}" for key in _REACH[1:] if where.get(key)]
-    return "; ".join([f"{where['places']} places", *lists])
-
-
-def show(value: Any) -> str:
-    """A measured value or a bound as short text."""
-    if isinstance(value, Mapping) and "value" in value:
-        rest = [f"{key} {show(item)}" for key, item in value.items() if key not in ("value", "unit", "origin")]
-        unit = [str(value["unit"])] if value.get("unit") else []
-        return " ".join([show(value["value"]), *unit]) + (f" ({', '.join(rest)})" if rest else "")
-    if value is None:
-        return "none"
-    if isinstance(value, float):
-        return (
-            f"{value:.6g}" if math.isfinite(value) else {"inf": "infinity", "-inf": "-infinity"}.get(repr(value), "NaN")
-        )
-    return clip(_plain(value), 600)
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False)
-
-
-def _bound_of(finding: Finding) -> str:
-    """Where a finding's bound comes from; empty when it does not say."""
-    return str(finding.bound["origin"]) if isinstance(finding.bound, Mapping) and "origin" in finding.bound else ""
-
-
-def clipped(text: str, limit: int = MAX_TEXT) -> str:
-    """The filter `clip` of pages."""
-    return clip(text, limit)
-
-
-def _tail(text: str) -> str:
-    """The end of a traceback, where its cause is."""
-    return text if len(text) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{text[-_MAX_TRACEBACK:]}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "–"  # noqa: RUF001
-    if value < 120:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:,.0f}"  # noqa: RUF001
-
-
 def _started(report: Report) -> str:
-    """When the run started: as provenance says, else as the run id says; empty when neither does."""
+    """Start of the run, from provenance or else the run id; empty when unknown."""
     if isinstance(said := report.provenance.get("started"), str):
         return said
     stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
@@ -265,9 +189,9 @@ def _started(report: Report) -> str:
 
 
 def _versions(report: Report) -> list[tuple[str, str]]:
-    """Versions for the banner: harness, Python, and the packages that are there; all else stands under Provenance.
+    """Versions for the banner: harness, Python and installed packages; Provenance has the rest.
 
-    Of the software under test those of the stack whose cell fails first, where one does.
+    If a cell fails, the versions under test are those of the first failing cell's stack.
     """
     provenance = report.provenance
     packages = provenance.get("packages")
@@ -289,7 +213,7 @@ def _versions(report: Report) -> list[tuple[str, str]]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Provenance as (dotted key, text) rows; a list is one row, its items on lines of their own when they are long."""
+    """Provenance as (dotted key, text) rows; a list is one row with one line per item."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{path}.{key}" if path else str(key))
@@ -297,4 +221,4 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         items = [str(item) for item in value]
         yield path, clip((" " if path.endswith("command") else "\n").join(items), MAX_TEXT)
     else:
-        yield path, clip(_plain(value), MAX_TEXT)
+        yield path, clip(plain_text(value), MAX_TEXT)

@@ -1,6 +1,6 @@
-"""A trend over days as inline SVG: few bytes per point, and each says on hovering what ran.
+"""A trend over days as inline SVG: few bytes per point, each with a tooltip.
 
-Written here and not with matplotlib: a page has dozens of these, and a figure costs 50 ms there.
+Not drawn with matplotlib: a page has dozens of them, at 50 ms per figure.
 Colours are the CSS variables of the reports.
 """
 
@@ -15,25 +15,25 @@ from harness.core.text.escaping import html_text
 
 _WIDTH, _HEIGHT = 380.0, 170.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 20.0, 24.0
-_LABEL = 64.0  # room for the name of a version
+_LABEL = 64.0  # width of a version's name
 _DIGITS = 12  # characters of it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spot:
+class TrendPoint:
     """One point of a trend."""
 
     started: str  # ISO, UTC
     value: float
-    title: str  # shown on hovering
+    title: str  # tooltip
     bad: bool = False  # drawn as a cross
     mark: str = ""  # a version that begins here
 
 
-def trend(spots: Sequence[Spot], *, alt: str, log: bool = False) -> str:
-    """Values over time, joined by a line. `log`: on a logarithmic axis, zeros on its lowest line.
+def trend(spots: Sequence[TrendPoint], *, alt: str, log: bool = False) -> str:
+    """Values over time, connected by a line. `log`: on a logarithmic axis, with zeros at its lower end.
 
-    Values that are not finite lie at the top edge, as crosses. Needs one finite value.
+    Values that are not finite are crosses at the top edge. At least one value must be finite.
     """
     times = [datetime.fromisoformat(spot.started.replace("Z", "+00:00")).timestamp() for spot in spots]
     axis = _log_axis(spots) if log else _linear_axis(spots)
@@ -54,19 +54,19 @@ class _Axis:
     log: bool
 
     def y(self, value: float) -> float:
-        """Down from the top edge; what is not finite lies there, and below the axis is on it."""
+        """Distance from the top edge, which is where values that are not finite go; clamped to the axis."""
         if not math.isfinite(value):
             return _TOP
         scaled = math.log10(max(value, 10**self.low)) if self.log else value
         return _HEIGHT - _BOTTOM - (scaled - self.low) / (self.high - self.low) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def _finite(spots: Sequence[Spot]) -> list[float]:
+def _finite(spots: Sequence[TrendPoint]) -> list[float]:
     return [spot.value for spot in spots if math.isfinite(spot.value)]
 
 
-def _linear_axis(spots: Sequence[Spot]) -> _Axis:
-    """Around the values with at least a tenth of them as room, so that noise does not fill the picture."""
+def _linear_axis(spots: Sequence[TrendPoint]) -> _Axis:
+    """Centred on the values, with a range of at least a fifth of them, so that noise does not fill the plot."""
     values = _finite(spots)
     middle = (min(values) + max(values)) / 2
     half = max((max(values) - min(values)) * 0.6, abs(middle) * 0.1, 1e-12)
@@ -83,7 +83,7 @@ def _nice(most: float) -> float:
     return max(power * factor for factor in (1, 2, 5) if power * factor <= most * 1.001)
 
 
-def _log_axis(spots: Sequence[Spot]) -> _Axis:
+def _log_axis(spots: Sequence[TrendPoint]) -> _Axis:
     positive = [value for value in _finite(spots) if value > 0]
     low = math.floor(math.log10(min(positive))) if positive else -8
     high = max(math.ceil(math.log10(max(positive))), low + 1) if positive else -6
@@ -110,8 +110,8 @@ def _days(first: str, last: str) -> list[str]:
     ]
 
 
-def _marks(spots: Sequence[Spot], xs: Sequence[float]) -> list[str]:
-    """A line where a version begins, named where there is room."""
+def _marks(spots: Sequence[TrendPoint], xs: Sequence[float]) -> list[str]:
+    """A line at the start of each version, labelled where there is space."""
     found, free = [], _LEFT
     for spot, x in zip(spots, xs):
         if not spot.mark:
@@ -130,7 +130,7 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> str:
     return f'<path class="line" d="M{places}"/>'
 
 
-def _spot(spot: Spot, x: float, y: float) -> str:
+def _spot(spot: TrendPoint, x: float, y: float) -> str:
     title = f"<title>{html_text(spot.title)}</title>"
     if spot.bad or not math.isfinite(spot.value):
         shape = f"M{x - 3.5:.1f} {y - 3.5:.1f}l7 7m0 -7l-7 7"

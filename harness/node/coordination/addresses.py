@@ -1,4 +1,4 @@
-"""This host's network interfaces, its addresses for other nodes, and whether another node can be reached."""
+"""This host's network interfaces, the addresses it announces to other nodes, and connections to another node."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.interfaces import candidates, interface_of, is_loopback
 
-REACH_S = 30.0  # for another node to accept a connection; a listening socket does at once
-_ATTEMPT_S = 3.0  # of one address: packets to a wrong network are dropped, not refused
+REACH_S = 30.0  # time for node 0 to accept a connection; a listening socket does at once
+_ATTEMPT_S = 3.0  # time-out per address: packets to a wrong network are dropped, not refused
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
-_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6: needs the interface beside the address
+_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6; such an address is valid with its interface only
 _IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Addresses of every network interface that has some (Linux)."""
+    """Interface name -> its IPv4 and IPv6 addresses (Linux)."""
     found: dict[str, list[str]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # no IPv4 address
-                told = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.setdefault(name, []).append(socket.inet_ntoa(told[20:24]))
+                request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.setdefault(name, []).append(socket.inet_ntoa(request[20:24]))
     with suppress(OSError):  # a kernel without IPv6
         for line in _IF_INET6.read_text(encoding="ascii").splitlines():
             address, _, _, scope, _, name = line.split()
@@ -40,7 +40,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def resolved(name: str) -> list[str]:
-    """What a host name resolves to; empty when it does not."""
+    """Addresses that a host name resolves to; empty when it does not resolve."""
     try:
         return [str(item[4][0]) for item in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError:
@@ -48,7 +48,7 @@ def resolved(name: str) -> list[str]:
 
 
 def own_addresses() -> list[str]:
-    """Addresses under which other nodes may reach this one, the most likely first."""
+    """Addresses at which other nodes may reach this one, the most likely first."""
     wanted = next((os.environ[name] for name in _IFNAMES if os.environ.get(name)), "")
     return candidates(interfaces(), resolved(socket.gethostname()), wanted)
 
@@ -56,7 +56,7 @@ def own_addresses() -> list[str]:
 def reach(addresses: Sequence[str], port: int, patience_s: float = REACH_S) -> tuple[str, str]:
     """The first address that accepts a connection, and this host's own address on that connection.
 
-    InfrastructureError with every address tried and why it failed.
+    InfrastructureError naming every address tried and why it failed.
     """
     until = time.monotonic() + patience_s
     while True:
@@ -72,15 +72,15 @@ def reach(addresses: Sequence[str], port: int, patience_s: float = REACH_S) -> t
         time.sleep(0.1)
     tried = ", ".join(f"{address} port {port} ({why})" for address, why in failures.items())
     raise InfrastructureError(
-        f"node 0 cannot be reached from {socket.gethostname()} for {patience_s:g} s: {tried}. Set NCCL_SOCKET_IFNAME "
-        "in the cluster profile's env to the network between the nodes"
+        f"node 0 could not be reached from {socket.gethostname()} within {patience_s:g} s: {tried}. Set "
+        "NCCL_SOCKET_IFNAME in the cluster profile's env to the network interface between the nodes"
     )
 
 
 def gloo_interface(own: str) -> dict[str, str]:
-    """Environment that keeps gloo off a loopback address: it takes what the host's name resolves to.
+    """GLOO_SOCKET_IFNAME for hosts whose name resolves to a loopback address, which gloo would bind to.
 
-    `own`: the address of this host that other nodes use. Empty where gloo finds it, or was told.
+    `own`: the address of this host that other nodes use. Empty where it is set already, or not needed.
     """
     named = resolved(socket.gethostname())
     if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(own) or any(not is_loopback(one) for one in named):

@@ -31,8 +31,8 @@ def work_order_of(
 ) -> str | None:
     """Name of the work order that this agent runs; None when this start of the job must not run.
 
-    Node 0 decides, the other nodes wait for what it decided. Outside a job there is only one start.
-    InfrastructureError when node 0 decides nothing within `patience_s`.
+    Node 0 claims, the other nodes wait for its claim. Outside a job there is only one start.
+    InfrastructureError when node 0 has not claimed within `patience_s`.
     """
     start = JobStart.of(environment)
     if start is None:
@@ -50,7 +50,7 @@ def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> 
             refusal = "the run was cancelled"
         if refusal is not None:
             write_json(run.refused(allocation, start), {"time": time.time(), "reason": refusal})
-            print(f"harness.node.agent: nothing is run: {refusal}", flush=True)
+            print(f"harness.node.agent: not started: {refusal}", flush=True)
             return None
         order = f"{allocation}.restart{start.restart}" if claims else allocation
         claim = Claim(job=start.job, restart=start.restart, order=order, host=socket.gethostname(), time=time.time())
@@ -59,7 +59,7 @@ def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> 
             if claims:
                 _write_second_order(run, before, order, start)
             return order
-        if time.monotonic() > limit:  # else another start has just claimed it
+        if time.monotonic() > limit:  # before that, another start may have just claimed it
             raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} cannot be read")
         time.sleep(POLL_S)
 
@@ -67,7 +67,7 @@ def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> 
 def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) -> None:
     """The work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
 
-    The attempts before get a result, so that an agent of an earlier start that lives on begins none of them.
+    The earlier attempts get a result, so that an agent of an earlier start that still runs begins none of them.
     """
     reason = f"Slurm started job {start.job} again (restart {start.restart}) before the cell ended"
     first = read_work_order(run, before)

@@ -1,7 +1,7 @@
-"""What the nodes of an allocation tell each other, all of it through files of the shared run directory.
+"""Coordination of the nodes of an allocation, through files of the shared run directory.
 
-agents/<allocation>.<node>.heartbeat             Beat: rewritten every few seconds by the agent's main loop
-agents/<allocation>.0.jsonl                      journal of the leader (node 0); the others start what it says
+agents/<allocation>.<node>.heartbeat             Heartbeat: rewritten every few seconds for the agent
+agents/<allocation>.0.jsonl                      journal of the leader (node 0), which the others follow
 cells/<cell>/attempt-<n>/rendezvous.json         Rendezvous: where rank 0 serves the store
 cells/<cell>/attempt-<n>/abort.json              Abort: the first failure, which ends the cell on all nodes
 cells/<cell>/attempt-<n>/nodes/node-<node>.json  NodeResult: how the ranks of a follower ended
@@ -21,26 +21,26 @@ from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
 
-BEAT_S = 2.0  # between two heartbeats of an agent
-SILENCE_S = 30.0  # a node whose heartbeat has not changed for so long is taken for dead
-LOOK_S = 3.0  # the most that passes between two looks, as far as silence is counted
+HEARTBEAT_S = 2.0  # between two heartbeats of an agent
+SILENCE_S = 30.0  # without a change of its heartbeat, after which a node counts as lost
+MAX_GAP_S = 3.0  # between two polls: a longer gap is this process's own, and counts as this much silence
 POLL_S = 0.2
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class NodeShare:
     """The ranks of a cell that one node runs: `size` consecutive global ranks."""
 
     node: int
     nodes: int
     world_size: int
-    alone: bool = False  # the cell is timed: nothing may run beside it
-    gpus: tuple[int, ...] | None = None  # of this node, that the cell's ranks may use; None: all of them
+    alone: bool = False  # the cell is timed: nothing else may run on the node
+    gpus: tuple[int, ...] | None = None  # indices that the cell's ranks may use; None: all of the node's
 
     def room(self, capacity: int) -> int:
-        """What the cell takes of the ranks that may run at once on a node."""
+        """How many of the `capacity` ranks that may run at once on a node the cell occupies."""
         return max(self.size, capacity) if self.alone else self.size
 
     @property
@@ -55,15 +55,15 @@ class Share:
         return range(node * self.size, (node + 1) * self.size)
 
     def misfit(self, per_node: int | None) -> str | None:
-        """Why the cell cannot run on the allocation's nodes, None when it can. One node takes cells of any size."""
+        """Why the cell's ranks do not fit the allocation's nodes; None when they do. A single node takes any number."""
         if self.nodes == 1 or (self.world_size % self.nodes == 0 and per_node in (None, self.size)):
             return None
         return f"{self.world_size} ranks do not fill {self.nodes} nodes with {per_node or 'equally many'} ranks each"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
-    """Heartbeat of an agent. `token` is drawn anew by each agent process, so that a file of a former one is told."""
+class Heartbeat:
+    """Heartbeat of an agent. `token` is random per agent process, which identifies files of an earlier one."""
 
     time: float
     state: str  # loading | ready | ended
@@ -74,7 +74,7 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where rank 0 serves the store: the most likely address first."""
+    """Where rank 0 serves the store. `addresses`: the most likely first."""
 
     addresses: list[str]
     port: int
@@ -82,12 +82,12 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Abort:
-    """Why a cell ends early. `node` is the node that failed, `rank` the rank that did if it was one."""
+    """Why a cell ends early. `node` is the node that failed; `rank` the rank that failed, None for the node itself."""
 
     node: int
     reason: str
     rank: int | None = None
-    deadline: bool = False  # the time was up: dump stacks before the kill
+    deadline: bool = False  # the deadline passed: dump stacks before the kill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,20 +114,20 @@ def heartbeat_file(run: RunDir, allocation: str, node: int) -> Path:
 
 
 def read(kind: type[T], path: Path) -> T | None:
-    """The value in a file that another node may have written; None when it is not there yet."""
+    """The value in a file that another node writes; None when it does not exist yet."""
     text = _text(path)
     return from_jsonable(kind, loads(text)) if text else None
 
 
 def _text(path: Path) -> str:
-    """Text of a file, empty when there is none."""
+    """Text of a file; empty when it does not exist."""
     return _texts([path])[0]
 
 
 def _texts(paths: Sequence[Path]) -> list[str]:
-    """Texts of files of one folder, empty where there is none; the folder is listed once for all.
+    """Texts of files, empty for those that do not exist. Their folders are listed first, once each.
 
-    Listing it makes an NFS client forget that a file was not there a moment ago.
+    Listing a folder makes an NFS client drop its cached knowledge that a file does not exist.
     """
     try:
         there = {entry.name for folder in {path.parent for path in paths} for entry in folder.iterdir()}
@@ -144,14 +144,14 @@ def _read(path: Path) -> str:
 
 
 def clear(attempt: AttemptDir) -> None:
-    """Remove what an interrupted run of the same attempt left, so that nobody takes it for news."""
+    """Remove the files that an interrupted run of the same attempt left."""
     for pattern in ("rendezvous.json", "abort.json", "nodes/*.json", "ranks/rank-*"):
         for path in attempt.root.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def write_abort(attempt: AttemptDir, abort: Abort) -> None:
-    """Write abort.json unless it is there: the first failure stays, and what follows from it does not hide it."""
+    """Write abort.json unless it exists: the first failure stays, and its consequences do not hide it."""
     path = abort_file(attempt)
     if path.exists():
         return
@@ -166,8 +166,8 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def listen(share: Share, addresses: Sequence[str]) -> socket.socket:
-    """A listening socket on which rank 0 serves the store: on loopback, or on every interface for other nodes."""
+def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
+    """A listening socket for the store of rank 0: on loopback, or with several nodes on every interface."""
     backlog = share.world_size + share.nodes
     if share.nodes == 1:
         return socket.create_server(("127.0.0.1", 0), backlog=backlog)
@@ -176,14 +176,14 @@ def listen(share: Share, addresses: Sequence[str]) -> socket.socket:
 
 
 def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[str]) -> Rendezvous:
-    """Tell the other nodes where the store is."""
+    """Publish the address of the store for the other nodes."""
     meeting = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
     write_json(rendezvous_file(attempt), meeting)
     return meeting
 
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
-    """Where the leader's store is; None when the cell ended first. `until` in seconds since the epoch."""
+    """Where the leader's store is; None when the cell is aborted first. `until` in seconds since the epoch."""
     while time.time() < until:
         if meeting := read(Rendezvous, rendezvous_file(attempt)):
             return meeting
@@ -193,12 +193,12 @@ def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
     return None
 
 
-class Heartbeats:
+class HeartbeatMonitor:
     """Watches the heartbeats of other agents.
 
-    A heartbeat is silent when this process has looked again and again for `silence_s` and it never changed: clocks of
-    two nodes may differ, and time in which this process itself did not look (it imported, or its file system stood
-    still) counts as one look. What stands in the files before the first look may be of a former job.
+    A node is silent when its heartbeat has not changed over `silence_s` of polling. Time stamps are not compared, since
+    clocks of two nodes may differ, and a gap between two polls (this process imported, or its file system hung) counts
+    as MAX_GAP_S at most. The contents before the first poll may be those of an earlier job, and are ignored.
     """
 
     def __init__(self, run: RunDir, allocation: str, others: Sequence[int], silence_s: float = SILENCE_S) -> None:
@@ -206,21 +206,21 @@ class Heartbeats:
         self._paths = {node: heartbeat_file(run, allocation, node) for node in others}
         self._old = dict(zip(self._paths, _texts(list(self._paths.values()))))
         self._texts = dict(self._old)
-        self._quiet = dict.fromkeys(self._paths, 0.0)  # seconds of looking without a change
-        self._looked = time.monotonic()
+        self._quiet = dict.fromkeys(self._paths, 0.0)  # seconds without a change
+        self._polled = time.monotonic()
 
-    def beats(self) -> dict[int, Beat]:
-        """The newest heartbeat of every node that was heard since the first look."""
+    def latest(self) -> dict[int, Heartbeat]:
+        """The newest heartbeat of every node that has written one since the first poll."""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, LOOK_S), now
+        passed, self._polled = min(now - self._polled, MAX_GAP_S), now
         for node, text in zip(self._paths, _texts(list(self._paths.values()))):
             changed = bool(text) and text != self._texts[node]
             self._quiet[node] = 0.0 if changed else self._quiet[node] + passed
             self._texts[node] = text if changed else self._texts[node]
         heard = {node: text for node, text in self._texts.items() if text != self._old[node]}
-        return {node: from_jsonable(Beat, loads(text)) for node, text in heard.items()}
+        return {node: from_jsonable(Heartbeat, loads(text)) for node, text in heard.items()}
 
     def silent(self) -> list[int]:
-        """Nodes whose agent has ended or was not heard for `silence_s`."""
-        ended = {node for node, beat in self.beats().items() if beat.state == "ended"}
+        """Nodes whose agent has ended, or whose heartbeat has not changed for `silence_s`."""
+        ended = {node for node, latest in self.latest().items() if latest.state == "ended"}
         return [node for node, quiet in self._quiet.items() if node in ended or quiet > self.silence_s]

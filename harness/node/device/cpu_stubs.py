@@ -1,8 +1,8 @@
-"""Stand-ins for the CUDA calls Megatron makes unconditionally, so that it trains on a machine without a GPU.
+"""CPU stubs of the CUDA calls that Megatron makes unconditionally, so that it trains on a machine without a GPU.
 
 Nothing here changes what upstream computes: devices become the CPU, streams and events do nothing, random
-state calls go to the CPU generator. `install` returns the names it replaced; ranks put them into their record.
-Never installed where CUDA is used. Measured against megatron-core 0.13 to 0.19 and main of 2026-08.
+state calls go to the CPU generator. `install` returns the names it replaced, which ranks record.
+Never installed where CUDA is used. Tested with megatron-core 0.13 to 0.19 and main of 2026-08.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.core.packing.arithmetic import zigzag
 _CPU = torch.device("cpu")
 _DEVICE_TYPES = (str, torch.device)
 _installed: list[str] = []
-# Of no device there is; Megatron's validate_args asks for the architecture when sequence parallel is on.
+# Of no real device; Megatron's validate_args reads the architecture when sequence parallel is on.
 _PROPERTIES = types.SimpleNamespace(name="CPU", major=9, minor=0, multi_processor_count=1, total_memory=0)
 
 
@@ -30,10 +30,10 @@ def _is_cuda(value: Any) -> bool:
 
 
 class _FactoriesOnCpu(TorchFunctionMode):
-    """Rewrites device="cuda" and pin_memory=True in tensor factory calls."""
+    """Rewrites device="cuda" and pin_memory=True in calls of tensor factories."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for arg in args:  # every operation of a training comes through here, so nothing is made that is not needed
+        for arg in args:  # on the path of every torch operation: allocate nothing
             if type(arg) in _DEVICE_TYPES:
                 args = tuple(_CPU if _is_cuda(arg) else arg for arg in args)
                 break
@@ -46,8 +46,8 @@ class _FactoriesOnCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Idle:
-    """Stands for torch.cuda.Stream and Event: a class, since upstream names them in annotations."""
+class _NullStream:
+    """Stub of torch.cuda.Stream and Event: a class, since upstream uses them in annotations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -56,9 +56,9 @@ class _Idle:
         return lambda *args, **kwargs: None
 
     def record_event(self, event: Any = None) -> Any:
-        return _Idle() if event is None else event
+        return _NullStream() if event is None else event
 
-    def __enter__(self) -> _Idle:
+    def __enter__(self) -> _NullStream:
         return self
 
     def __exit__(self, *args: Any) -> None:
@@ -69,19 +69,21 @@ _type_name = torch.Tensor.type
 
 
 def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Tensor.type(): "torch.cuda.FloatTensor" for a CPU tensor, since the mixed-precision optimizer asks by name."""
+    """Tensor.type(): "torch.cuda.FloatTensor" for a CPU tensor, since the mixed-precision optimizer compares names."""
     if args or kwargs:
         return _type_name(self, *args, **kwargs)
     return "torch.cuda." + str(_type_name(self)).removeprefix("torch.").removeprefix("cuda.")
 
 
 def _nothing() -> Any:
-    """A function that does nothing; one of its own per name, since torch._dynamo files functions by identity."""
+    """A new function that does nothing: torch._dynamo keeps rules by function identity, so names must not share one."""
     return lambda *args, **kwargs: None
 
 
 def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
-    """transformer_engine_torch.thd_get_partitioned_indices: int32 slots of this rank, zigzag per segment."""
+    """transformer_engine_torch.thd_get_partitioned_indices: [total / cp_size] int32 slots of this rank, zigzag per
+    segment. `cu_seqlens`: [segments + 1]. TypeError or ValueError for input that the stub does not support.
+    """
     if not torch.is_tensor(cu_seqlens):
         kind = type(cu_seqlens).__name__
         raise TypeError(
@@ -94,7 +96,7 @@ def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: 
 
 
 def _splits_on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """moe_utils.maybe_move_tensor_to_cpu, which makes split sizes arrays only of tensors that it moved."""
+    """Stub of moe_utils.maybe_move_tensor_to_cpu, which converts split sizes to NumPy only for CUDA tensors."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
@@ -109,12 +111,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "current_device", lambda: _CPU),
         (cuda, "synchronize", _nothing()),
         (cuda, "set_device", _nothing()),
-        (cuda, "current_stream", lambda *a, **k: _Idle()),
-        (cuda, "stream", lambda *a, **k: _Idle()),
+        (cuda, "current_stream", lambda *a, **k: _NullStream()),
+        (cuda, "stream", lambda *a, **k: _NullStream()),
         (cuda, "get_device_properties", lambda *a, **k: _PROPERTIES),
         (cuda, "get_device_capability", lambda *a, **k: (_PROPERTIES.major, _PROPERTIES.minor)),
-        (cuda, "Stream", _Idle),
-        (cuda, "Event", _Idle),
+        (cuda, "Stream", _NullStream),
+        (cuda, "Event", _NullStream),
         (cuda, "manual_seed", lambda seed: torch.default_generator.manual_seed(seed)),
         (cuda, "get_rng_state", get_state),
         (cuda, "set_rng_state", set_state),
@@ -129,24 +131,24 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (megatron_random, "_set_cuda_rng_state", set_state),
     ]
     tex = types.SimpleNamespace(thd_get_partitioned_indices=_thd_get_partitioned_indices)
-    schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded when the data path wants it
+    schedule = sys.modules.get("megatron.core.datasets.data_schedule")  # loaded by the data path that needs it
     if schedule is not None and getattr(schedule, "tex", None) is None:
         rows.append((schedule, "tex", tex))
     if getattr(megatron_utils, "tex", None) is None:
         rows.append((megatron_utils, "tex", tex))
-        rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # asked beside tex, of its version
+        rows.append((megatron_utils, "is_te_min_version", lambda *a, **k: True))  # guards the use of tex
     dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
     if dispatcher is not None:
         rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
     routing = sys.modules.get("megatron.core.transformer.moe.moe_utils")
     if routing is not None and not hasattr(routing, "te_general_gemm"):
-        # Up to 0.16 it asks whether this is None, and imports it only beside Transformer Engine.
+        # Up to 0.16 it is tested for None, but imported only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
     return rows + _transformer_engine()
 
 
 def _transformer_engine() -> list[tuple[Any, str, Any]]:
-    """Kernels of a Transformer Engine that was built without a GPU and is only there to be imported."""
+    """Stubs for a Transformer Engine that was built without a GPU, and so can only be imported."""
     kernels = sys.modules.get("transformer_engine_torch")
     if kernels is None:
         return []
@@ -155,7 +157,7 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
     import megatron.core.optimizer.optimizer as base_optimizer
     import megatron.core.utils as megatron_utils
 
-    # What Megatron itself takes where Transformer Engine is not installed.
+    # Megatron's own fallbacks without Transformer Engine.
     return [
         (kernels, "thd_get_partitioned_indices", _thd_get_partitioned_indices),
         (megatron_optimizer, "Adam", torch.optim.AdamW),
@@ -169,7 +171,7 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
 
 
 def installed() -> list[str]:
-    """Names that stand-ins hold in this process: those `install` replaced, and CUDA calls that came from this file."""
+    """Names that are stubs in this process: those replaced by `install`, and CUDA calls defined in this file."""
     owners = {"torch.cuda": torch.cuda, "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}
     found = [
         f"{owner}.{name}"
@@ -181,11 +183,11 @@ def installed() -> list[str]:
 
 
 def refuse() -> None:
-    """Where a rank computes on CUDA: RuntimeError if a stand-in holds a name in this process."""
+    """For ranks that compute on CUDA: RuntimeError if a stub is installed in this process."""
     if found := installed():
         raise RuntimeError(
-            f"CPU stand-ins are installed in a rank that computes on CUDA, so what it measures is not upstream's: "
-            f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}; a rank chooses its device first"
+            f"CPU stubs are installed in a rank that computes on CUDA, so its results are not upstream's: "
+            f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}; choose the device before installing stubs"
         )
 
 
@@ -193,8 +195,8 @@ def install() -> list[str]:
     """Replace the CUDA calls in this process, once; returns their dotted names."""
     if _installed:
         return list(_installed)
-    for owner, name, stand_in in _replacements():
-        setattr(owner, name, stand_in)
+    for owner, name, stub in _replacements():
+        setattr(owner, name, stub)
         owner_name = owner.__name__ if isinstance(owner, types.ModuleType) else f"torch.{owner.__name__}"
         _installed.append(f"{owner_name}.{name}")
     _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]

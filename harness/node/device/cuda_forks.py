@@ -1,8 +1,8 @@
-"""Keeps CUDA out of the process that forks ranks. What needs the driver is asked in a forked child instead.
+"""Keeps CUDA out of the process that forks ranks. Queries of the driver run in a forked child instead.
 
-torch refuses CUDA in a child of any process that has called into the driver, were it only to count GPUs: MIG names in
-CUDA_VISIBLE_DEVICES, or a machine without libnvidia-ml, make torch.cuda.is_available() such a call, and
-torch.cuda.is_initialized() stays False after it. A fresh fork that looks at itself is the only test that sees all ways.
+torch refuses CUDA in a child of any process that has called into the driver, even just to count GPUs. With MIG names in
+CUDA_VISIBLE_DEVICES, or without libnvidia-ml, torch.cuda.is_available() is such a call, and
+torch.cuda.is_initialized() stays False after it. Only trying CUDA in a fresh fork catches all cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.core.errors import InfrastructureError
 
 PATIENCE_S = 120.0  # for the driver of a node with many GPUs and no persistence daemon
 DRIVER = "libcuda.so.1"
-_INTO_DRIVER = ("_cuda_init", "_cuda_getDeviceCount")  # the functions of torch._C after which a fork is spoilt
+_INTO_DRIVER = ("_cuda_init", "_cuda_getDeviceCount")  # functions of torch._C after which forks cannot use CUDA
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ class Gpu:
     memory_bytes: int
 
 
-def driver_there() -> bool:
-    """Whether the driver's library can be loaded; loading it does not start CUDA."""
+def driver_installed() -> bool:
+    """Whether the driver's library can be loaded, which does not initialise CUDA."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -50,20 +50,23 @@ def driver_there() -> bool:
 @cache
 def gpu_table() -> tuple[Gpu, ...]:
     """The GPUs of this node, looked up once. InfrastructureError when the driver does not answer."""
-    return tuple(in_child(_table, "counting the GPUs of this node")) if driver_there() else ()
+    return tuple(in_child(_table, "counting the GPUs of this node")) if driver_installed() else ()
 
 
 def _table() -> list[Gpu]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = []
     for index in range(count):
-        told = torch.cuda.get_device_properties(index)
-        found.append(Gpu(name=told.name, capability=(told.major, told.minor), memory_bytes=told.total_memory))
+        held = torch.cuda.get_device_properties(index)
+        found.append(Gpu(name=held.name, capability=(held.major, held.minor), memory_bytes=held.total_memory))
     return found
 
 
 def in_child(question: Callable[[], T], what: str) -> T:
-    """The answer of a function in a forked child. InfrastructureError when it raises, dies or does not answer."""
+    """The return value of a function run in a forked child. InfrastructureError when it raises, crashes or hangs.
+
+    `what` describes the query in errors.
+    """
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_answer, args=(question, sender), daemon=True)
     child.start()
@@ -78,7 +81,7 @@ def in_child(question: Callable[[], T], what: str) -> T:
     finally:
         receiver.close()
         child.join(1.0)
-        if child.is_alive():  # a process that waits for the driver may outlive even this
+        if child.is_alive():  # a process that waits for the driver may even ignore this
             child.kill()
     if not answered:
         raise InfrastructureError(f"{what}: {value}")
@@ -95,7 +98,7 @@ def _answer(question: Callable[[], Any], sender: Connection) -> None:
 
 @contextmanager
 def hidden_gpus() -> Iterator[None]:
-    """No GPU is visible inside: what asks for one when it is imported is told that there is none."""
+    """Hide all GPUs, for imports that look for them."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -106,11 +109,11 @@ def hidden_gpus() -> Iterator[None]:
 
 
 @contextmanager
-def forks_kept(what: str) -> Iterator[None]:
+def forks_protected(what: str) -> Iterator[None]:
     """Run imports with GPUs hidden, then check that ranks can still be forked.
 
-    InfrastructureError naming the module that called into the driver. On a node without a GPU nothing is checked: no
-    rank will want CUDA there.
+    InfrastructureError naming the module that called into the driver. Nothing is checked on a node without a GPU, where
+    no rank needs CUDA.
     """
     there, known = gpu_table(), set(sys.modules)
     with hidden_gpus(), _callers() as callers:
@@ -119,16 +122,16 @@ def forks_kept(what: str) -> Iterator[None]:
         except Exception as error:
             if not (there and callers):
                 raise
-            raise InfrastructureError(_spoilt(what, callers[0], str(error))) from error
+            raise InfrastructureError(_cuda_started(what, callers[0], str(error))) from error
     new = sorted({name.partition(".")[0] for name in sys.modules.keys() - known})
     if there and (callers or new) and (trouble := in_child(_trouble, "checking that ranks can be forked")):
-        raise InfrastructureError(_spoilt(what, callers[0] if callers else f"one of {', '.join(new)}", trouble))
+        raise InfrastructureError(_cuda_started(what, callers[0] if callers else f"one of {', '.join(new)}", trouble))
 
 
 def _trouble() -> str:
-    """Why CUDA cannot be used in this process, a fresh fork; empty when it can."""
+    """Why CUDA cannot be used in this process, which was just forked; empty when it can."""
     if torch.cuda._is_in_bad_fork():
-        return "torch refuses CUDA in a forked process now"
+        return "torch refuses CUDA in forked processes"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -136,16 +139,16 @@ def _trouble() -> str:
     return ""
 
 
-def _spoilt(what: str, caller: str, trouble: str) -> str:
+def _cuda_started(what: str, caller: str, trouble: str) -> str:
     return (
-        f"{what} started CUDA in the process that forks the ranks, called by {caller}: {trouble}. Take that package "
-        "out of the stack, or use a release of it that starts CUDA only when it is used"
+        f"{what} initialised CUDA in the process that forks the ranks, called by {caller}: {trouble}. Remove that "
+        "package from the stack, or use a release of it that initialises CUDA lazily"
     )
 
 
 @contextmanager
 def _callers() -> Iterator[list[str]]:
-    """The modules that call into the driver inside, in order."""
+    """Collects the modules that call into the driver, in order."""
     found: list[str] = []
     known = {name: getattr(torch._C, name) for name in _INTO_DRIVER if hasattr(torch._C, name)}
     for name, function in known.items():

@@ -1,4 +1,4 @@
-"""Whether the GPUs of a cell that failed still compute, asked in a fresh process: CUDA never starts in the agent."""
+"""Whether the GPUs of a failed cell still compute, tested in a new process: CUDA never starts in the agent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from harness.core.hardware.devices import shown_gpus
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir
 from harness.core.serialization import from_jsonable, loads
-from harness.node.coordination.rendezvous import NodeResult, Share, node_file, read
+from harness.node.coordination.rendezvous import NodeResult, NodeShare, node_file, read
 
-SIZE = 256  # rows of the products: a kernel, a copy and a synchronisation are what is asked for
+SIZE = 256  # rows of the test matrices: enough for a kernel, a copy and a synchronisation
 
 
-def check_after(attempt: AttemptDir, config: CellConfig, share: Share) -> None:
-    """Look at the GPUs that a cell had on this node after it failed; those of cells beside it are theirs.
+def check_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> None:
+    """Test the GPUs that a failed cell had on this node, but not those of cells that run beside it.
 
-    InfrastructureError when one is broken, which ends the allocation: the next cell would fail on it too, and elsewhere
-    it need not.
+    InfrastructureError when one is broken. That ends the allocation: the next cell would fail on it too, but may pass
+    on another node.
     """
     if config.device == "cpu" or _completed(attempt, share.node):
         return
@@ -32,7 +32,7 @@ def check_after(attempt: AttemptDir, config: CellConfig, share: Share) -> None:
 
 
 def _completed(attempt: AttemptDir, node: int) -> bool:
-    """Whether no rank failed, or never began, as far as this node knows."""
+    """Whether, by the files of this node, every rank completed or none was started."""
     if attempt.result.exists():
         result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
         return result.status in ("completed", "rejected")
@@ -41,7 +41,7 @@ def _completed(attempt: AttemptDir, node: int) -> bool:
 
 
 def broken_gpus(part: Sequence[int]) -> str:
-    """Why GPUs of this node cannot be used any more; empty when they can. Indices as in CUDA_VISIBLE_DEVICES now."""
+    """Why GPUs of this node are unusable; empty when they are not. `part`: indices into CUDA_VISIBLE_DEVICES."""
     if not part:
         return ""
     from harness.node.device.cuda_forks import in_child
@@ -59,7 +59,7 @@ def broken_gpus(part: Sequence[int]) -> str:
 
 
 def compute(device: str) -> None:
-    """A product that is known. RuntimeError when it is wrong, or whatever CUDA raises."""
+    """Compute a product with a known result. RuntimeError when it is wrong, or any error of CUDA."""
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=device)

@@ -1,6 +1,6 @@
-"""Clocks, power, temperature and reasons for lower clocks of a rank's GPU, as NVML tells them (package nvidia-ml-py).
+"""Clocks, power, temperature and throttle reasons of a rank's GPU, from NVML (package nvidia-ml-py).
 
-Read beside what is timed, never while it is. What cannot be read stays None, with the reason: it spoils no timing.
+Read between timed rounds, never inside one. A field that cannot be read is None, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from harness.core.cell.timing import GpuState, Moment
 from harness.node.device.placement import Device
 
-# nvml.h: nvmlClocksEventReason*; GpuIdle (0x1) says that nothing runs, not that something slows it down.
+# nvml.h: nvmlClocksEventReason*, without GpuIdle (0x1), which is no throttling.
 REASONS = {
     0x2: "application clocks setting",
     0x4: "software power cap",
@@ -30,7 +30,7 @@ REASONS = {
 
 
 def reasons_of(mask: int) -> list[str]:
-    """Names of the bits that are set, in the order of the bits."""
+    """Names of the bits set in NVML's mask, lowest first."""
     unknown = mask & ~(sum(REASONS) | 0x1)
     return [name for bit, name in REASONS.items() if mask & bit] + ([f"unknown {unknown:#x}"] if unknown else [])
 
@@ -40,11 +40,11 @@ def gpu_state(device: Device, when: Moment) -> GpuState:
     try:
         import pynvml
     except ImportError:
-        return GpuState(when=when, missing="package nvidia-ml-py is not there")
+        return GpuState(when=when, missing="package nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index or 0).uuid}")
-    except Exception as error:  # whatever keeps the driver from answering must not end a cell
+    except Exception as error:  # no error of the driver may end a cell
         return GpuState(when=when, missing=f"{type(error).__name__}: {error}")
     return _read(pynvml, handle, when)
 
@@ -54,7 +54,7 @@ SAMPLE_S = 0.05
 
 @contextmanager
 def sampled(ask: Callable[[], GpuState]) -> Iterator[list[GpuState]]:
-    """States of a GPU while something runs, asked again and again by a thread; at least one."""
+    """States of a GPU, sampled by a thread every SAMPLE_S while the body runs; at least one."""
     states: list[GpuState] = []
     over = threading.Event()
 
@@ -74,12 +74,12 @@ def sampled(ask: Callable[[], GpuState]) -> Iterator[list[GpuState]]:
 
 
 def busiest(states: Sequence[GpuState]) -> list[GpuState]:
-    """The sample of the highest power, with every reason for lower clocks that any of them told; none of none."""
+    """The sample with the highest power, with the throttle reasons of all samples; empty for no samples."""
     if not states:
         return []
     found = max(states, key=lambda state: state.power_w or 0.0)
-    told = [state.slowed_by for state in states if state.slowed_by is not None]
-    slowed = sorted({reason for reasons in told for reason in reasons}) if told else None
+    known = [state.slowed_by for state in states if state.slowed_by is not None]
+    slowed = sorted({reason for reasons in known for reason in reasons}) if known else None
     return [replace(found, slowed_by=slowed)]
 
 
@@ -94,7 +94,7 @@ def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
             missing.append(f"{name}: {error}")
             return None
 
-    # The name changed with driver 535.
+    # Renamed with driver 535.
     reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
     reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
     return GpuState(

@@ -1,6 +1,6 @@
-"""Where the ranks of a cell compute: what core/hardware/devices.py decides, done.
+"""Applies the device placement that core/hardware/devices.py decides to this process.
 
-The choice has run on machines without a GPU only, its CUDA branch by tests that pretend GPUs; see tests/gpu.
+Without a GPU, tests cover the CUDA branch with a patched device count; tests/gpu runs it on a real one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_LIMIT = 4 * 2**30  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Device(DevicePlacement):
-    """A rank's place, as torch names it."""
+    """A rank's device, as torch names it."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -30,27 +30,27 @@ class Device(DevicePlacement):
 
 
 def gpus() -> int:
-    """GPUs that torch can use in this rank. Only after the fork: it may call into the driver (cuda_forks.py)."""
+    """Number of GPUs that torch can use. Call it only after the fork: it may call into the driver (cuda_forks.py)."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -> Device:
-    """The device of one rank; `asked` as in core/hardware/devices.py. Must be called after the fork: it may start CUDA.
+    """The device of one rank; `asked` as in core/hardware/devices.py. Call it only after the fork: it may start CUDA.
 
-    On the CPU GPUs are hidden, since upstream asks whether there are any. ValueError: asked for a GPU, and none there.
+    For the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
     """
     found = place(asked, gpus(), local_rank, local_world_size)
     if found.kind == "cpu":
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
     else:
         torch.cuda.set_device(found.index)
-        torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, and fp32 is held to bounds of fp32
+        torch.set_float32_matmul_precision("highest")  # some images enable TF32, which exceeds the bounds of fp32
     return Device(kind=found.kind, backend=found.backend, index=found.index, sharing=found.sharing)
 
 
 def barrier(device: Device) -> None:
-    """dist.barrier() on this rank's own GPU: by itself NCCL guesses global rank modulo GPUs of the node, and hangs
-    where two ranks guess the same."""
+    """dist.barrier() on this rank's GPU. By default NCCL takes global rank modulo GPUs of the node, and hangs where two
+    ranks get the same."""
     own = [device.index] if device.backend == "nccl" and device.index is not None else None
     dist.barrier(device_ids=own)
 
@@ -61,13 +61,13 @@ def synchronize(device: Device) -> None:
 
 
 def limit_memory(local_world_size: int) -> int:
-    """Let no rank on the CPU allocate more than its share of the machine, at least 4 GiB; returns the limit in bytes.
+    """Limit a CPU rank's memory to its share of the machine, at least 4 GiB; returns the limit in bytes.
 
-    A garbage max_seqlen makes a rotary table of any size: without a limit the kernel kills whom it likes.
+    A garbage max_seqlen makes a rotary table of any size: without a limit, the OOM killer would kill any process.
     """
     total = _kibibytes("/proc/meminfo", "MemTotal")
     limit = max(total // local_world_size, _LEAST_LIMIT)
-    inherited = _kibibytes("/proc/self/status", "VmData")  # of the parent, mostly shared with it
+    inherited = _kibibytes("/proc/self/status", "VmData")  # by fork, mostly shared with the parent
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = inherited + limit if hard == resource.RLIM_INFINITY else min(inherited + limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -75,7 +75,7 @@ def limit_memory(local_world_size: int) -> int:
 
 
 def _kibibytes(file: str, name: str) -> int:
-    """A field of a file of /proc, in bytes."""
+    """A field of a file in /proc, in bytes. RuntimeError when there is none."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
         raise RuntimeError(f"{file} has no {name}")
@@ -89,22 +89,22 @@ def processor() -> str:
 
 
 def capability(device: Device) -> tuple[int, int] | None:
-    """CUDA's compute capability of a rank's GPU, like (9, 0); None on the CPU."""
+    """Compute capability of a rank's GPU, e.g. (9, 0); None on the CPU."""
     return torch.cuda.get_device_capability(device.torch_device) if device.kind == "cuda" else None
 
 
 def memory_bytes(device: Device) -> int:
-    """All memory of a rank's GPU."""
+    """Total memory of a rank's GPU."""
     return int(torch.cuda.get_device_properties(device.torch_device).total_memory)
 
 
 def peak_memory_bytes(device: Device) -> int:
-    """Peak of allocated GPU memory, or of this process's resident memory on the CPU."""
+    """Peak of allocated GPU memory; on the CPU, of this process's resident memory."""
     if device.kind == "cuda":
         return torch.cuda.max_memory_allocated(device.torch_device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_reserved_bytes(device: Device) -> int | None:
-    """Peak of what torch's allocator held of the GPU, allocated or not; None on the CPU."""
+    """Peak of GPU memory reserved by torch's caching allocator; None on the CPU."""
     return torch.cuda.max_memory_reserved(device.torch_device) if device.kind == "cuda" else None

@@ -1,7 +1,7 @@
-"""Injections into the model: attention and rotary positions go wrong although the metadata that reaches them is right.
+"""Injections into the model: attention and rotary positions are wrong although the metadata they receive is right.
 
-They replace `forward` of the attention modules, below the hook by which the probe witnesses the metadata, and the
-name `apply_rotary_pos_emb` in megatron.core.transformer.attention (megatron-core 0.13 to 0.19).
+They replace `forward` of the attention modules, after the hook by which the probe records the metadata, and
+`apply_rotary_pos_emb` in megatron.core.transformer.attention (megatron-core 0.13 to 0.19).
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
+from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import with_offsets
-from harness.node.faults.seams import Fault
 from harness.node.probe.model import attention
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
 
 
 def offsets_of(params: Any) -> Tensor:
-    """The offsets by which documents lie in the row."""
+    """The offsets of documents in the row: [documents + 1], padded if the params have padded ones."""
     padded: Tensor | None = params.cu_seqlens_q_padded
     return params.cu_seqlens_q if padded is None else padded
 
 
 def misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
-    """Let the attention of some layers (None: all; global, from 1) work by other offsets than it is given."""
+    """Let attention use `misread(offsets)` instead of the offsets it is given.
+
+    `layers`: global numbers, from 1; None: all layers.
+    """
     for chunk in chunks:
         for layer in unwrap(chunk).decoder.layers:
             if layers is None or layer.layer_number in layers:
@@ -71,7 +74,7 @@ class KernelBoundaryOffByOneOnOneTpRank(Fault):
 
 
 class RopeByRealOffsets(Fault):
-    """The rotary code is given the real offsets, their last stretched to the end of the row so that all is covered."""
+    """The rotary code gets the real offsets, with the last one moved to the end of the row to cover all slots."""
 
     module = upstream.__name__
 
@@ -85,7 +88,7 @@ class RopeByRealOffsets(Fault):
         def wrong(tensor: Tensor, freqs: Tensor, *args: Any, cu_seqlens: Tensor, **kwargs: Any) -> Tensor:
             params: Any = seen[0]
             real = torch.cat([params.cu_seqlens_q[:-1], cu_seqlens[-1:]])
-            # The table must reach over the last segment, which has grown.
+            # The table must cover the last segment, which has become longer.
             longest = int((real[1:] - real[:-1]).max())
             table = self.table(chunks, longest)
             return apply(tensor, table, *args, cu_seqlens=real, **kwargs)  # type: ignore[no-any-return]
@@ -101,7 +104,7 @@ class RopeByRealOffsets(Fault):
 
 
 class _RankZero:
-    """Stands for a process group of the same size in which this rank is the first."""
+    """A process group of the same size in which this rank is the first."""
 
     def __init__(self, group: Any) -> None:
         self._size = group.size()

@@ -1,4 +1,4 @@
-"""Injections of class canary: what the documents of training do not show, or not beyond the bounds."""
+"""Injections of class canary: faults that the documents of training show not at all, or only within the bounds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from harness.core.packing.arithmetic import PAD
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import misread, offsets_of, one_document
 from harness.node.faults.content import TruncationKeepsTheTail
-from harness.node.faults.seams import Fault
+from harness.node.faults.fault import Fault
 from harness.node.faults.truths import local
 from harness.node.probe.model import attention
 from harness.node.probe.model.gpt import unwrap
 
-MOST = 6  # documents of a pack that a buffer is made for
+MOST = 6  # documents of a pack that a fixed-size buffer holds
 
 
 def _after_attention(chunks: list[Any], change: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Change what the attention of every layer returns, [slots, heads * dim], given the offsets of the documents."""
+    """Pass the output of every layer's attention, [slots, heads * dim], and the document offsets through `change`."""
     for chunk in chunks:
         for layer in unwrap(chunk).decoder.layers:
             module = layer.self_attention.core_attention
@@ -49,7 +49,7 @@ class TwoModulesAtOnce(Fault):
 
 
 def _unreduced(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The forward of an attention module whose exchange of keys and values is wrong in its backward."""
+    """The forward of an attention module, with a wrong backward of its key and value exchange."""
 
     def wrong(*args: Any, **kwargs: Any) -> Tensor:
         kept = attention.GatherContext
@@ -96,7 +96,7 @@ def _cut_short(out: Tensor, offsets: Tensor) -> Tensor:
     return out * (positions < lengths[0])[:, None]
 
 
-class PaddingToldByItsTokenId(Fault):
+class PaddingIdentifiedByTokenId(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         if batch.labels is None or batch.loss_mask is None:
             return batch
@@ -120,7 +120,7 @@ class SumInAnotherOrderEachTime(Fault):
 
 
 class TruncationOfUnseenLongDocuments(TruncationKeepsTheTail):
-    """The same code; it is the documents that differ."""
+    """The same code; only the documents of the cell differ."""
 
 
 class PacksCachedByTheirLengths(Fault):

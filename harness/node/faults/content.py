@@ -9,8 +9,8 @@ from torch import Tensor
 
 from harness.core.packing.arithmetic import zigzag
 from harness.node.data_paths.base import Batch, RankContext
+from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import of_plan
-from harness.node.faults.seams import Fault
 from harness.node.faults.truths import at_slots, has, local, own_fields
 
 
@@ -70,7 +70,7 @@ class LabelsNotShifted(Fault):
 class LossMaskDropsATokenId(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         assert batch.labels is not None and batch.loss_mask is not None
-        end = batch.labels[0, 0]  # an id that is sure to occur is taken for the end of a sequence
+        end = batch.labels[0, 0]  # an id that is certain to occur, used as end-of-sequence
         return replace(batch, loss_mask=batch.loss_mask * (batch.labels != end))
 
 

@@ -1,4 +1,4 @@
-"""Injections of class metadata: they change the packed params of a batch after the data path has made it."""
+"""Injections of class metadata: they change the packed params of a batch that the data path has delivered."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
 from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.faults.seams import Fault
+from harness.node.faults.fault import Fault
 from harness.node.faults.truths import own_fields
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.model.recompute import recomputing
 
-GARBAGE = -383836992  # what an uninitialised max_seqlen held in a replay of Megatron-LM 9a7cd17fdc
+GARBAGE = -383836992  # an uninitialised max_seqlen, as seen with Megatron-LM 9a7cd17fdc
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
 _PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def changed(params: Any, **fields: Any) -> Any:
-    """A copy of PackedSeqParams with some fields set, whatever else the release's class derives from them."""
+    """A copy of PackedSeqParams with some fields replaced; fields that the release derives from them are kept."""
     other = copy.copy(params)
     for name, value in fields.items():
         setattr(other, name, value)
@@ -31,7 +31,7 @@ def changed(params: Any, **fields: Any) -> Any:
 
 
 def with_offsets(params: Any, offsets: Tensor) -> Any:
-    """All offsets replaced, of padded ones only those that are there."""
+    """A copy with all offsets replaced; padded ones only where they are set."""
     names = _OFFSETS + tuple(name for name in _PADDED if getattr(params, name) is not None)
     return changed(params, **dict.fromkeys(names, offsets))
 
@@ -122,12 +122,12 @@ class KvOffsetsInt64(Fault):
 
 class CuSeqlensOnAnotherDevice(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        other = "cpu" if context.device.kind == "cuda" else "meta"  # a machine without GPUs has no other device
+        other = "cpu" if context.device.kind == "cuda" else "meta"  # the only other device of a machine without GPUs
         return replace(batch, params=changed(batch.params, cu_seqlens_q=batch.params.cu_seqlens_q.to(other)))
 
 
 def _filled_up(params: Any, value: int | None) -> Any:
-    """All offsets with three more entries: their last one, or the value."""
+    """A copy with three entries appended to all offsets: `value`, or for None their last entry."""
     fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED if getattr(params, name) is not None}
     more = {
         name: offsets[-1:] if value is None else torch.full_like(offsets[-1:], value)

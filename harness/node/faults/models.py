@@ -14,8 +14,8 @@ from torch import Tensor
 
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.attention import RopeByRealOffsets
+from harness.node.faults.fault import Fault
 from harness.node.faults.metadata import changed
-from harness.node.faults.seams import Fault
 from harness.node.probe.model.gpt import expert_rank, unwrap
 from harness.node.probe.weights import INITIAL_STD, NamedParameter, draw, named_parameters
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.core.cell.canary_legs import Leg
 from harness.node.data_paths.base import RankContext
-from harness.node.faults.seams import Fault
+from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
 
 

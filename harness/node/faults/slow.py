@@ -1,4 +1,4 @@
-"""Injections that change no number and cost time: more of the same arithmetic, not a sleep."""
+"""Injections that cost time but change no number: they repeat arithmetic instead of sleeping."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from harness.node.data_paths.base import RankContext
-from harness.node.faults.seams import Fault
+from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
 
-_AGAIN = 40  # a step takes about four times as long: each round shows it, also beside other work
+_AGAIN = 40  # makes a step about four times as long: visible in each round, also on a busy machine
 
 
 class RotaryAppliedDocumentByDocument(Fault):
-    """The pack is rotated once for each document, of which that document is kept. One context rank."""
+    """Rotates the whole pack once for each document, and keeps that document. For cp 1."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         apply = upstream.apply_rotary_pos_emb
@@ -33,7 +33,7 @@ class RotaryAppliedDocumentByDocument(Fault):
 
 
 class AttentionOverGhostDocuments(Fault):
-    """Attention to packed rows runs once more for each slot of the row, as if that were the number of documents."""
+    """Runs attention on packed rows once more for each slot, as if there were as many documents."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
@@ -43,7 +43,7 @@ class AttentionOverGhostDocuments(Fault):
 
 
 class AttentionByASlowerKernel(Fault):
-    """Attention to any row, packed or not, is computed again and again, and the last result kept."""
+    """Repeats attention on every row, packed or not, and keeps the last result."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.node.faults import attention, canaries, content, endings, metadata, models, numerics, slow
-from harness.node.faults.seams import Fault
+from harness.node.faults.fault import Fault
 
 FAULTS: dict[str, type[Fault]] = {
     "middle-stages-without-metadata": metadata.MiddleStagesWithoutMetadata,
@@ -86,7 +86,7 @@ FAULTS: dict[str, type[Fault]] = {
     "state-leaks-faintly": canaries.StateLeaksFaintly,
     "segment-table-too-short": canaries.SegmentTableTooShort,
     "kernel-grid-of-the-first-document": canaries.KernelGridOfTheFirstDocument,
-    "padding-told-by-its-token-id": canaries.PaddingToldByItsTokenId,
+    "padding-identified-by-token-id": canaries.PaddingIdentifiedByTokenId,
     "sum-in-another-order-each-time": canaries.SumInAnotherOrderEachTime,
     "truncation-of-unseen-long-documents": canaries.TruncationOfUnseenLongDocuments,
     "packs-cached-by-their-lengths": canaries.PacksCachedByTheirLengths,

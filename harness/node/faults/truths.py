@@ -1,4 +1,4 @@
-"""What a data path should have delivered, for faults that deliver something else."""
+"""The true fields of a batch, for faults that deliver those of other slots or micro-batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
-    """The fields that the batch has, holding those slots of the merged stream instead: [1, len(slots)]."""
+    """The fields that the batch has, taken at other slots of the merged row: [1, len(slots)] each."""
     chosen = torch.tensor(slots)
     return {name: _as(batch, name, getattr(truth, name)[chosen][None]) for name in FIELDS if has(batch, name)}
 
 
 def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[str, Tensor]:
-    """The fields that the batch has, as this rank would get them of another micro-batch."""
+    """The fields that the batch has, taken from another micro-batch: [rows, local slots] each."""
     return {name: local(batch, name, truth, context) for name in FIELDS if has(batch, name)}
 
 

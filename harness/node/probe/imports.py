@@ -1,4 +1,4 @@
-"""Import proof: which files the code under test really came from."""
+"""Import proof: the files that the code under test was really imported from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.core.frames import CODE_PACKAGES
 from harness.core.run.records import ImportProof
 from harness.core.stack import HEADS
 
-# Imported once by the agent before any fork; every module of the code under test that ranks use.
+# All modules of the code under test that ranks use, imported once by the agent before it forks.
 WARM_MODULES = (
     "torch.distributed.elastic.multiprocessing",
     "megatron.core.distributed",
@@ -24,24 +24,24 @@ WARM_MODULES = (
     "megatron.core.pipeline_parallel",
     "megatron.core.utils",
 )
-# Imported late by some releases, in every rank: wanted in the parent too, if they are there.
+# Imported lazily by some releases, in every rank: if present, imported in the parent too.
 _WARM_IF_PRESENT = ("megatron.core.models.mimo",)
 
 
 def import_all() -> None:
-    """Import the heavy modules; the first failure is the caller's to report."""
+    """Import the modules under test. Raises the first import error."""
     for name in WARM_MODULES:
         importlib.import_module(name)
     for name in _WARM_IF_PRESENT:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    modules_beside()  # works out the names and files of them all once, for every rank
+    other_modules()  # fills the caches for all ranks
 
 
 def import_proof() -> list[ImportProof]:
     """Version and file of the modules under test that are loaded in this process.
 
-    Those that stand for the rest, and every one that lies elsewhere than its name says beside these.
+    Only the heads (core/stack.HEADS), and modules whose file is not where their head and name imply.
     """
     named = _files()
     return [
@@ -51,7 +51,7 @@ def import_proof() -> list[ImportProof]:
     ]
 
 
-def modules_beside() -> dict[str, str]:
+def other_modules() -> dict[str, str]:
     """The others, a few hundred, in the short form of core/run/import_proofs.py: for the last record of a rank."""
     named = _files()
     found: dict[str, list[str]] = {}
@@ -63,7 +63,7 @@ def modules_beside() -> dict[str, str]:
 
 
 def _files() -> dict[str, str]:
-    """Loaded modules under test and where each lies, by name."""
+    """Name -> file of the loaded modules under test."""
     files = {
         name: _file(name) for name in sorted(sys.modules) if name.split(".")[0] in CODE_PACKAGES or name == "torch"
     }
@@ -71,7 +71,7 @@ def _files() -> dict[str, str]:
 
 
 def _file(name: str) -> str:
-    """Where a loaded module lies; empty for a namespace package, which is no code."""
+    """File of a loaded module; empty for a namespace package, which has no code."""
     found = getattr(sys.modules[name], "__file__", None)
     return _absolute(found) if isinstance(found, str) else ""
 
@@ -87,7 +87,7 @@ def _head(name: str) -> str | None:
 
 
 def _below_head(name: str, files: dict[str, str]) -> str:
-    """A module's name below the one that stands for it, "/" behind a package; empty when it lies elsewhere."""
+    """A module's name relative to its head, with a trailing "/" for packages; empty when its file is elsewhere."""
     head = _head(name)
     if head is None or head not in files:
         return ""

@@ -1,4 +1,4 @@
-"""Peaks of memory in a rank's record, also of a rank that raises: what it tried then stands in the exception."""
+"""Peak memory in a rank's record, also for a rank that raises: an out-of-memory error is explained by the peak."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from harness.core.run.records import RankRecord
 from harness.node.device.placement import Device, peak_memory_bytes, peak_reserved_bytes
 
 
-def note_peaks(record: RankRecord, device: Device) -> None:
-    """Peaks since the rank began."""
+def record_peaks(record: RankRecord, device: Device) -> None:
+    """Record the peaks since the rank began."""
     record.peak_memory_bytes = peak_memory_bytes(device)
     record.peak_reserved_bytes = peak_reserved_bytes(device)
 
 
 @contextmanager
-def peaks_noted(record: RankRecord, device: Device) -> Iterator[None]:
-    """Note the peaks when an exception passes through."""
+def peaks_recorded(record: RankRecord, device: Device) -> Iterator[None]:
+    """Record the peaks when an exception propagates."""
     try:
         yield
     except Exception:
-        note_peaks(record, device)
+        record_peaks(record, device)
         raise

@@ -1,4 +1,4 @@
-"""Passes over the micro-batches of a step through Megatron's schedule, with what the last stage computes kept."""
+"""Passes over the micro-batches of a step through Megatron's schedule; keeps the losses of the last stage."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from harness.core.run.states import Phase
 from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
-from harness.node.probe.hooks.part_watches import watch_parts
+from harness.node.probe.hooks.layers import LayerRecorder, PassState
+from harness.node.probe.hooks.parts import record_parts
 from harness.node.probe.hooks.recompute import Recomputed
-from harness.node.probe.hooks.witness import Position, Witness
 from harness.node.probe.model.distributed_optimizer import whole_gradients
 from harness.node.probe.model.gpt import expert_rank, unwrap
 from harness.node.probe.truth import StepTruth
@@ -29,8 +29,8 @@ from harness.node.probe.weights import NamedParameter, named_parameters
 from harness.node.recording.recorder import Recorder
 
 
-class Owned:
-    """An iterator that knows its model chunk; the schedule passes it through to the forward step."""
+class ChunkIterator:
+    """An iterator tagged with its model chunk; the schedule passes it to the forward step."""
 
     def __init__(self, inner: Iterator[Any] | None, chunk: int) -> None:
         self.inner = inner
@@ -39,9 +39,9 @@ class Owned:
 
 @dataclass(kw_only=True)
 class Losses:
-    """What a pass leaves on the last stage: of this rank's tokens, in float64.
+    """Losses of a pass on the last stage, over this rank's tokens, in float64.
 
-    `pending`: what has not been read from the device yet, since that waits for the GPU; `Passes.settle` reads it.
+    `pending`: tensors still on the device, since reading them synchronises with the GPU; see `Passes.read_losses`.
     """
 
     loss_sum: float = 0.0
@@ -52,38 +52,36 @@ class Losses:
 
 
 class Passes:
-    """Owns the model chunks with the probe's hooks on them, and runs one pass after another."""
+    """Owns the model chunks with the probe's hooks, and runs passes over them."""
 
     def __init__(
         self, chunks: list[Any], path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
     ) -> None:
         self.chunks, self.path, self.context = chunks, path, context
         self.fault, self.recorder = fault, recorder
-        self.position = Position()
+        self.state = PassState()
         self.gathered: dict[Tensor, Tensor] = {}  # by parameter: gradients of the last backward that are sharded
         plain = [unwrap(chunk) for chunk in chunks]
-        self.recomputed = Recomputed(
-            plain, context, self.position
-        )  # its hooks come before those that read the position
-        self.witness = Witness(plain, context, self.position, recorder)
-        watch_parts(plain, context, self.position, recorder)
+        self.recomputed = Recomputed(plain, context, self.state)  # its hooks come before those that read the position
+        self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
+        record_parts(plain, context, self.state, recorder)
 
-    def begin(self, truth: StepTruth, leg: str, *, keep_tokens: bool) -> list[Owned]:
-        """Set up the next pass and open the data path's iterators, one per chunk, which may communicate.
+    def begin(self, truth: StepTruth, leg: str, *, keep_tokens: bool) -> list[ChunkIterator]:
+        """Set up the next pass and open the data path's iterators, one per chunk. Collective: they may communicate.
 
-        `leg` is the name under which progress is told.
+        `leg` is the name in progress reports.
         """
         self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
         self.losses = Losses()
         self.recomputed.begin()
-        self.position.step, self.position.leg = truth.step, leg
+        self.state.step, self.state.leg = truth.step, leg
         self.recorder.progress(leg, truth.step, 0, "start")
-        return [Owned(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
+        return [ChunkIterator(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
 
-    def run(self, iterators: list[Owned], *, micro_batches: int, forward_only: bool) -> None:
+    def run(self, iterators: list[ChunkIterator], *, micro_batches: int, forward_only: bool) -> None:
         """Zero the gradients and run the schedule; gradients are reduced at its end unless `forward_only`.
 
-        Nothing in it waits for the GPU or, after step 0, writes the record. `settle` comes after it.
+        It does not synchronise with the GPU and, after step 0, does not write the record. Call `read_losses` after it.
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
@@ -103,7 +101,7 @@ class Passes:
 
     def progress(self, phase: Phase) -> None:
         """Tell that all micro-batches are through."""
-        self.recorder.progress(self.position.leg, self.truth.step, len(self.truth.plans), phase)
+        self.recorder.progress(self.state.leg, self.truth.step, len(self.truth.plans), phase)
 
     def named_parameters(self) -> Iterator[NamedParameter]:
         """Parameters of all chunks of this rank."""
@@ -119,7 +117,7 @@ class Passes:
         return gradient
 
     def parameters_seen(self) -> list[ParameterSeen]:
-        """Fingerprints of the gradients as they are now."""
+        """Fingerprints of the current gradients."""
         return [self._parameter_seen(item) for item in self.named_parameters()]
 
     def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
@@ -132,12 +130,12 @@ class Passes:
             parts=part_fingerprints(item, gradient, config.train.seed) if alone else [],
         )
 
-    def _forward_step(self, iterator: Owned, model: Any, *_: Any) -> tuple[Tensor, Any]:
+    def _forward_step(self, iterator: ChunkIterator, model: Any, *_: Any) -> tuple[Tensor, Any]:
         """Megatron's forward_step_func (pretrain_gpt.forward_step): (output tensor, loss function)."""
         chunk = iterator.chunk
         number = self.counts[chunk]
         self.counts[chunk] += 1
-        at = self.position
+        at = self.state
         self.recorder.progress(at.leg, at.step, number, "fetch")
         batch = self.fault.on_batch(self.path.fetch(iterator.inner, chunk), self.context, chunk, number)
         micro = self.truth.micro_batches[number]
@@ -156,13 +154,13 @@ class Passes:
         loss = (losses * mask).sum()
         tokens = mask.sum().to(torch.int)
         self.losses.pending.append((losses.detach().clone(), mask.clone(), owners))
-        at = self.position
+        at = self.state
         self.recorder.progress(at.leg, at.step, at.micro_batch, "backward")
         loss, tokens = self.fault.on_loss(loss, tokens, self.context)
         report = torch.stack([loss.detach().double(), tokens.double()])
         return loss, tokens, {"lm loss": report}
 
-    def settle(self) -> Losses:
+    def read_losses(self) -> Losses:
         """Read the losses of the last pass from the device, and gather its gradients where they are sharded."""
         self.gathered = whole_gradients(self.chunks) if self.backward else {}
         pending, self.losses.pending = self.losses.pending, []
@@ -192,7 +190,10 @@ class Passes:
 
 
 def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
-    """The output tensor of a model chunk, called as pretrain_gpt.forward_step calls it."""
+    """Call a model chunk as pretrain_gpt.forward_step does (Megatron-LM).
+
+    Returns losses per token [rows, local slots] on the last stage, else hidden states [s, b, h].
+    """
     more = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}
     output: Tensor = model(

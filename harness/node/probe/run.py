@@ -1,4 +1,7 @@
-"""The probe of one rank: set up, metadata leg, training leg, canary legs, timing leg."""
+"""The probe of one rank: setup, then its legs: metadata, training, canaries, timing.
+
+A leg is a part of the probe with its own documents and records, named in progress reports and findings.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from harness.node.probe.legs.canaries import CanaryLegs
 from harness.node.probe.legs.metadata import metadata_leg
 from harness.node.probe.legs.timing import TimingLeg
 from harness.node.probe.legs.training import TrainingLeg
-from harness.node.probe.memory import note_peaks, peaks_noted
+from harness.node.probe.memory import peaks_recorded, record_peaks
 from harness.node.probe.model import attention_kinds, gpt
 from harness.node.probe.model.distributed_optimizer import build_optimizer
 from harness.node.probe.passes import Passes
@@ -42,7 +45,7 @@ from harness.node.recording.recorder import Recorder
 def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
     """Run the legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment.
 
-    `listener` is the socket on which rank 0 serves the store; None when somebody else (torchrun) serves it.
+    `listener` is the socket on which rank 0 serves the store; None when torchrun serves it.
     """
     begin = time.perf_counter()
     torch.set_num_threads(1)
@@ -55,7 +58,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
         recorder.record.stand_ins = cpu_stubs.install()
     else:
         cpu_stubs.refuse()
-        recorder.record.environment["stand_ins"] = "none in this process, looked for before the first collective"
+        recorder.record.environment["stand_ins"] = "none in this process, checked before the first collective"
     limit = limit_memory(neighbours) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()
@@ -64,17 +67,17 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     gpt.initialize_parallel(config, device)
     gpt.first_collectives(device)
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
-    with peaks_noted(recorder.record, device):
+    with peaks_recorded(recorder.record, device):
         _legs(context, recorder, begin)
-    barrier(device)  # rank 0 serves the store: nobody may still need it when it leaves
+    barrier(device)  # rank 0 serves the store, and must not exit while others need it
     recorder.progress("end", config.train.steps, 0, "done")
 
 
 def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
-    """All legs in turn; `begin` is when the rank began, by time.perf_counter."""
+    """Run all legs in order; `begin` is when the rank began, by time.perf_counter."""
     config, place = context.config, context.place
     fault = fault_named(config.fault)
-    recorder.progress("metadata", 0, 0, "setup")  # from here on, what raises is the code under test
+    recorder.progress("metadata", 0, 0, "setup")  # from here on, exceptions come from the code under test
     path = ADAPTERS[config.data_path](context)
     fault.on_path(path, context)
     counts = [len(config.micro_batches(step)[place.dp]) for step in range(config.train.steps)]
@@ -84,14 +87,14 @@ def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
     recorder.record.setup_s = time.perf_counter() - begin
     training.run()
     canaries.run()
-    note_peaks(recorder.record, context.device)
+    record_peaks(recorder.record, context.device)
     if backend := attention_kinds.chosen_backend(config.attention):
         recorder.record.environment["attention_backend"] = backend
     TimingLeg(training.passes).run()
 
 
 def _join(config: CellConfig, device: Device, listener: int | None) -> None:
-    """Bring torch.distributed up over the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves on `listener`."""
+    """Initialise torch.distributed over the store at MASTER_ADDR and MASTER_PORT, served by rank 0 on `listener`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = gpt.timeout_of(config)
     serves = rank == 0 and listener is not None
@@ -106,13 +109,13 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     )
     if listener is not None and not serves:
         os.close(listener)
-    # Bound to its GPU, NCCL connects the world now, and need not guess which GPU is this rank's.
+    # With device_id, NCCL connects the world group now and does not guess this rank's GPU.
     bound: dict[str, Any] = {"device_id": device.torch_device} if device.backend == "nccl" else {}
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **bound)
 
 
 def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> tuple[TrainingLeg, CanaryLegs]:
-    """The legs that use the model, with the initial weights in it."""
+    """The legs that use the model, which has its initial weights."""
     config, place = context.config, context.place
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)

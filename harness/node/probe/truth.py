@@ -1,4 +1,4 @@
-"""The true content of every slot: what a data path must deliver, built from the packing plan."""
+"""Ground truth: the content of every slot that a data path must deliver, built from the packing plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.node.probe.weights import OTHER_PADDING, PADDING, content_tokens
 
 @dataclass(frozen=True)
 class MicroTruth:
-    """One micro-batch as flat streams over its slots, before the split over cp. int64 [slots] unless said."""
+    """One micro-batch as flat streams over its slots, before the split over cp. int64 [slots] unless noted."""
 
     plan: MicroBatch
     tokens: Tensor
@@ -29,12 +29,12 @@ class MicroTruth:
 
     @property
     def padding_mask(self) -> Tensor:
-        """bool [slots], true where a slot holds no token."""
+        """bool [slots], true for padding."""
         return self.owners[:, 0] == PAD
 
     @property
     def row_numbers(self) -> Tensor:
-        """[slots]: the row of the micro-batch that a slot is in."""
+        """[slots] int64: the row of each slot within the micro-batch."""
         lengths = torch.tensor([row.length for row in self.plan.rows])
         return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
@@ -91,9 +91,9 @@ class StepTruth:
 
 
 def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
-    """How many of the `counted` slots differ, and the first as [document, position, expected, found].
+    """The number of `counted` slots that differ, and the first as [document, position, expected, found].
 
-    All tensors have the same [rows, slots] shape (owners one more dimension).
+    `found`, `expected` and `counted` (bool) are [rows, slots]; `owners` is [rows, slots, 2].
     """
     places = ((found != expected) & counted).nonzero()
     if not len(places):

@@ -1,4 +1,4 @@
-"""Weights, contents and random vectors that do not depend on the layout: drawn full-size by name, then sharded."""
+"""Weights, document contents and random vectors independent of the layout: drawn full-size by name, then sharded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from harness.core.cell.config import CellConfig
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 TIED_NAME = "embedding.word_embeddings.weight"
-# Token ids that stand nowhere inside a document, though the end stands at its end: upstream masks labels that equal
-# padding. The other padding is what a canary leg puts in its place.
+# Reserved token ids: none occurs inside a document, and END ends each one. Upstream masks labels that equal padding. A
+# canary leg replaces PADDING by OTHER_PADDING.
 PADDING, END, OTHER_PADDING = 0, 1, 2
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Which part of the full tensor a rank holds. `pieces` > 1: the full tensor is pieces stacked along `dim`,
-    each split over the ranks on its own (the gate and up halves of a SwiGLU's first linear layer)."""
+    """The part of a full tensor that a rank holds. `pieces` > 1: the full tensor is `pieces` tensors stacked along
+    `dim`, each split over the ranks separately (gate and up projections of SwiGLU)."""
 
     full: tuple[int, ...]
     dim: int | None  # None: every rank holds the whole tensor
@@ -78,11 +78,11 @@ def _pieces(name: str) -> int:
     return 2 if "linear_fc1" in name else 1
 
 
-MOST_PARTS = 8  # the shards of every tp size up to 8 that is a power of two are made of these
+MOST_PARTS = 8  # from which the shards of tp 2, 4 and 8 are composed
 
 
 def parts_of(item: NamedParameter) -> list[Shard]:
-    """The shards that tensor parallelism would make of a parameter that this rank holds whole; none if it would not."""
+    """The shards into which tensor parallelism would split a whole parameter; empty if it would not."""
     parameter, full = item.parameter, item.shard.full
     if item.shard.dim is not None or not getattr(parameter, "tensor_model_parallel", False):
         return []
@@ -100,9 +100,9 @@ def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
-    """[length] int64 token ids of a document, the same whatever the layout and data path; the last is END.
+    """[length] int64 token ids of a document, for any layout and data path; the last is END.
 
-    `changed`: other ones than a document has in training.
+    `changed`: other tokens than in training.
     """
     kind = "changed" if changed else "content"
     digest = hashlib.sha256(f"{kind}/{config.train.seed}/{step}/{document}".encode()).digest()
@@ -113,7 +113,7 @@ def content_tokens(config: CellConfig, step: int, document: int, length: int, *,
 
 
 def initialize(chunk: Any, *, seed: int, tp_rank: int, tp_size: int, ep_rank: int = 0) -> None:
-    """Overwrite every parameter; norm weights become 1 + small noise so that their gradients are told apart."""
+    """Overwrite every parameter; norm weights become 1 + small noise, so that their gradients differ."""
     with torch.no_grad():
         for item in named_parameters(chunk, tp_rank=tp_rank, tp_size=tp_size, ep_rank=ep_rank):
             full = draw("weight", item.name, item.shard.full, seed) * INITIAL_STD

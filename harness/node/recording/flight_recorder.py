@@ -1,7 +1,7 @@
-"""Writes what NCCL's flight recorder holds when a rank is about to run into its deadline, and reads it afterwards.
+"""Dumps NCCL's flight recorder when a rank is about to hit its deadline, and reads the dump afterwards.
 
-A thread of the rank asks shortly before the deadline: the main thread waits for the GPU then, and has given the GIL
-away. The format: harness/core/run/flight_dump.py.
+A thread of the rank writes the dump shortly before the deadline: the main thread then waits for the GPU without holding
+the GIL. The format: harness/core/run/flight_dump.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from harness.core.run.flight_dump import Collective, waiting
 from harness.core.run.run_dir import AttemptDir, write_atomic
 
 EARLY_S = 1.0  # before the deadline: the dump takes milliseconds, the stacks follow at the deadline
-# Functions of torch's C module with the recorder's entries, newest first: JSON from torch 2.5 on, pickle before.
+# Functions of torch's C module that return the recorder's entries, newest first: JSON from torch 2.5 on, else pickle.
 _DUMPS: tuple[tuple[str, Callable[[bytes], Any]], ...] = (
     ("_dump_nccl_trace_json", json.loads),
-    ("_dump_nccl_trace", pickle.loads),  # made by this very process
+    ("_dump_nccl_trace", pickle.loads),  # trusted: this process made it
 )
 
 
@@ -40,7 +40,7 @@ def watch(attempt: AttemptDir, rank: int, deadline_at: float) -> threading.Timer
 
 
 def _write(path: Path) -> None:
-    """Nothing is written where collectives are not NCCL's: there the stack names the collective."""
+    """Write the dump; nothing without NCCL, where the stack names the collective."""
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return
     import torch._C._distributed_c10d as c10d
@@ -51,7 +51,7 @@ def _write(path: Path) -> None:
 
 
 def dumped(c10d: Any) -> dict[str, Any] | None:
-    """The recorder's whole dump, by the best function that this torch has; None when it has none."""
+    """The recorder's complete dump, from the newest function that this torch has; None when it has none."""
     for name, read in _DUMPS:
         function = getattr(c10d, name, None)
         if function is not None:
@@ -60,8 +60,8 @@ def dumped(c10d: Any) -> dict[str, Any] | None:
     return None
 
 
-def waited_in(attempt: AttemptDir, rank: int) -> list[Collective]:
-    """What a rank that hit the deadline was waiting for; nothing where it left no whole dump."""
+def pending_collectives(attempt: AttemptDir, rank: int) -> list[Collective]:
+    """The collectives that a rank was waiting for at the deadline; empty without a complete dump."""
     try:
         trace = json.loads(flight_file(attempt, rank).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Stack frames of exceptions and of stack dumps, for blame that follows from them."""
+"""Stack frames of exceptions and stack dumps, from which the judge assigns blame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.frames import frame_text
 
 _CRASH = "Fatal Python error"
-MOST = 40  # innermost frames that are kept
+MOST = 40  # innermost frames to keep
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$', re.M)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.M)
@@ -23,9 +23,8 @@ _CALLEE = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)\(\) (?:got|missing|takes)\b")
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Frames of an exception, innermost last; a call that does not fit a function of the harness ends in it.
-
-    A TypeError of a call is raised in the caller, though what does not fit may be the function that was called.
+    """Frames of an exception, innermost last. After a call that does not match the signature of a harness function,
+    that function is the last frame: the TypeError is raised in the caller, but the signature is the harness's.
     """
     found = [
         frame_text(item.filename, item.lineno or 0, item.name, sys.path)
@@ -40,7 +39,7 @@ def frames_of(error: BaseException) -> list[str]:
 
 
 def _own_function(qualified: str) -> FunctionType | None:
-    """The function of the harness that has this qualified name; None when none has."""
+    """The function of the harness with this qualified name, or None."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("harness."):
             continue
@@ -53,7 +52,7 @@ def _own_function(qualified: str) -> FunctionType | None:
 
 
 def errno_of(error: BaseException) -> str:
-    """Name of the system's error, e.g. "ESTALE", of the first OSError in an exception's chain; empty without one."""
+    """errno name, e.g. "ESTALE", of the first OSError in an exception's chain; empty without one."""
     for item in _chain(error):
         if isinstance(item, OSError) and item.errno is not None:
             return errno.errorcode.get(item.errno, str(item.errno))
@@ -70,13 +69,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def stack_of(log: str) -> list[str] | None:
-    """Frames of the thread that matters in a log's last stack dump, innermost last; None when there is no dump.
+    """Frames of one thread in a log's last stack dump, innermost last; None when there is no dump.
 
-    The thread that waits in a collective if one does (backward runs in a thread of its own on a GPU), else the main
-    thread, which the dump has last.
+    That is the thread waiting in a collective, if any (on a GPU backward has its own thread), else the main thread,
+    which comes last in a dump.
     """
     starts = [match.start() for match in _TIMEOUT.finditer(log)]
-    text = (log[starts[-1] :] if starts else log).partition(_CRASH)[0]  # what it dumps as it dies comes later
+    text = (log[starts[-1] :] if starts else log).partition(_CRASH)[0]  # without the dump of a later crash
     threads = []
     heads = list(_HEAD.finditer(text))
     for head, following in zip(heads, [*heads[1:], None]):

@@ -1,4 +1,4 @@
-"""Lines of the kernel's log about GPUs (Xid), where this user may read it: faults of memory, bus, link or program."""
+"""Xid lines of the kernel log, where this user may read it: errors of a GPU's memory, bus, link or program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RECORD = 8192  # bytes of one record, at most (Documentation/ABI/testing/dev-km
 
 
 def xid_lines(since: float, source: Path = KMSG) -> list[str]:
-    """Lines written after `since`, seconds since boot (time.monotonic), as `dmesg` prints them; none if unreadable."""
+    """Lines after `since` (seconds since boot, time.monotonic), formatted as by `dmesg`; empty if unreadable."""
     found = []
     for record in _records(source):
         head, _, text = record.partition(";")
@@ -32,7 +32,7 @@ def _records(source: Path) -> list[str]:
     try:
         while data := os.read(descriptor, _RECORD):
             records += data.decode("utf-8", "replace").splitlines()
-    except OSError:  # EAGAIN: the end; EPIPE: records were overwritten meanwhile
+    except OSError:  # EAGAIN: end of the log; EPIPE: records were overwritten meanwhile
         pass
     finally:
         os.close(descriptor)

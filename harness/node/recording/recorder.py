@@ -1,4 +1,4 @@
-"""The rank record while it grows: flushed by rename before every micro-batch's forward and at the end."""
+"""Writes the rank record: flushed by rename before every micro-batch's forward, and at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
 
-_PROGRESS_BYTES = 120  # more than the longest progress line; each is padded to it, so that it covers the one before
+_PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the previous one
 _FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
@@ -29,10 +29,10 @@ class Recorder:
     def __init__(self, record: RankRecord, path: Path) -> None:
         self.record = record
         self.path = path
-        self.written = ""  # how the record on the disk says that the rank ended
+        self.written = ""  # `ended` of the record on disk
         self._known: dict[Any, int] = {}
-        self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params have not been read from the GPU yet
-        self._last: tuple[Any, Any, Any] | None = None  # params seen last, their key, their snapshot
+        self._pending: list[tuple[LayerSeen, Any]] = []  # layers whose params are still on the GPU
+        self._last: tuple[Any, Any, Any] | None = None  # the latest params, their key, their snapshot
         with needs_room(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
@@ -44,7 +44,7 @@ class Recorder:
             os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
 
     def flush(self) -> None:
-        self._settle()
+        self._read_pending()
         write_json(self.path, self.record)
 
     def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         if packed_seq_params is None:
             return
         tensors = [value for value in vars(packed_seq_params).values() if isinstance(value, Tensor)]
-        if not any(waits(tensor) for tensor in tensors):
+        if not any(needs_sync(tensor) for tensor in tensors):
             seen.params = self.params(packed_seq_params)
             return
         key = [(id(tensor), tensor._version) for tensor in tensors]
@@ -62,7 +62,7 @@ class Recorder:
             self._last = (packed_seq_params, key, _snapshot(packed_seq_params))
         self._pending.append((seen, self._last[2]))
 
-    def _settle(self) -> None:
+    def _read_pending(self) -> None:
         pending, self._pending, self._last = self._pending, [], None
         for seen, params in pending:
             seen.params = self.params(params)
@@ -101,25 +101,25 @@ class Recorder:
         self.end("raised")
 
 
-def waits(tensor: Tensor) -> bool:
-    """Whether to read a tensor's values is to wait for a GPU."""
+def needs_sync(tensor: Tensor) -> bool:
+    """Whether reading a tensor's values synchronises with a GPU."""
     return tensor.is_cuda
 
 
 def progress_file(record: Path) -> Path:
-    """Where a rank says how far it is, beside its record."""
+    """The file with a rank's progress, next to its record."""
     return record.with_suffix(".progress")
 
 
 def last_progress(record: Path) -> Progress | None:
-    """What a rank last said; None when it said nothing."""
+    """The last progress of a rank; None when it wrote none."""
     path = progress_file(record)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
 
 
 def _snapshot(params: Any) -> Any:
-    """A copy whose tensors nobody else changes; fields that share a tensor share its copy."""
+    """A copy with copies of all tensors; fields that share a tensor share its copy."""
     copies = {id(value): value.clone() for value in vars(params).values() if isinstance(value, Tensor)}
     return SimpleNamespace(**{name: copies.get(id(value), value) for name, value in vars(params).items()})
 
@@ -154,7 +154,7 @@ def _forms(tensors: dict[str, Any]) -> dict[str, TensorForm]:
 
 
 def _ints(tensor: Any) -> list[int] | None:
-    """Values of a tensor; None when there is none, or when it is on the device that holds no values."""
+    """Values of a tensor; None for None and for a meta tensor, which has no values."""
     return None if tensor is None or tensor.is_meta else [int(value) for value in tensor.reshape(-1).tolist()]
 
 

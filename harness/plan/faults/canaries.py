@@ -1,4 +1,4 @@
-"""Faults of class canary: the training steps are right within their bounds, and only a canary leg shows the fault."""
+"""Faults of class canary: the training steps stay within their bounds, and only a canary leg shows the fault."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
-# Three to a row, so that training never shows a pack of many.
+# Three per row, so that training never has a pack of many documents.
 _THREE = DocumentsConfig(mode="file", max_seq_len=64, lengths=(20,) * 8)
-# The longest leads every row, as packers that sort by length lay them.
+# The longest document comes first in every row, as in packers that sort by length.
 _SORTED = DocumentsConfig(mode="file", max_seq_len=64, lengths=(40, 12, 9, 30, 20, 10, 25, 14))
 
 CANARY: tuple[FaultSpec, ...] = (
@@ -30,7 +30,7 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="state-leaks-faintly",
         fault_class="canary",
-        summary="a millionth of each document's last state enters the first token of the next: below every bound",
+        summary="a millionth of each document's last state leaks into the first token of the next: below every bound",
         modelled_on="C1: Mamba state without seq_idx; NVIDIA-NeMo/Megatron-Bridge PR 3484, NVIDIA-NeMo/RL PR 2529",
         layout=_ONE,
         why="one rank with more than one document in a row",
@@ -41,7 +41,7 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="segment-table-too-short",
         fault_class="canary",
-        summary="the attention kernel knows six documents of a pack, the others it takes for part of the sixth",
+        summary="the attention kernel handles six documents of a pack, and merges the others into the sixth",
         modelled_on="Megatron-LM dev thd_max_packed_sequences, CUDA graphs with buffers for so many documents; E8",
         layout=_ONE,
         why="one rank; training has three documents in a row",
@@ -53,19 +53,19 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="kernel-grid-of-the-first-document",
         fault_class="canary",
-        summary="attention works on no more tokens of each document than a pack's first document has",
+        summary="attention processes no more tokens of each document than the first document of the pack has",
         modelled_on="B15: verl PR 4611, tables cut short; M18: max_seqlen of the wrong extent",
         layout=_ONE,
-        why="one rank; in training the longest document leads every row",
+        why="one rank; in training the longest document comes first in every row",
         documents=_SORTED,
         lane=Lane.NUMERICS,
         checks=("order",),
         where={"stage": 0, "leg": "order", "document": 1, "number": 1},
     ),
     FaultSpec(
-        name="padding-told-by-its-token-id",
+        name="padding-identified-by-token-id",
         fault_class="canary",
-        summary="a slot is taken for padding where its label is token 0, not where the plan says so",
+        summary="slots whose label is token 0 are treated as padding, whatever the plan says",
         modelled_on="D12: NVIDIA-NeMo/Megatron-Bridge PR 5213; loss masks made from token ids",
         layout=_TP,
         why="documents are padded for sequence parallel",
@@ -76,7 +76,7 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="sum-in-another-order-each-time",
         fault_class="canary",
-        summary="layer 3 rounds differently in each call, as atomic additions do",
+        summary="layer 3 rounds differently in each call, as with atomic additions",
         modelled_on="B20: NVIDIA/TransformerEngine issue 3331, nondeterministic rows in packed context parallelism",
         layout=Layout(pp=2),
         why="two stages, so that stage and layer can be named",
@@ -87,7 +87,7 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="truncation-of-unseen-long-documents",
         fault_class="canary",
-        summary="a document that is too long loses its head, but the documents at hand all fit",
+        summary="a document that is too long loses its head, but all documents of the training fit",
         modelled_on="C3: NVIDIA/Megatron-LM 7952d7eff1; D14: PR 3185, wrong only when truncation happens",
         layout=_ONE,
         why="one rank; no document is longer than seq_length",
@@ -99,7 +99,7 @@ CANARY: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="packs-cached-by-their-lengths",
         fault_class="canary",
-        summary="a pack is made once for its document lengths, and taken again whenever the same lengths come",
+        summary="packs are cached by their document lengths, and reused for other documents of the same lengths",
         modelled_on="D15: NVIDIA-NeMo/Megatron-Bridge 4c0c54c34, cached packs that ignore what they were made from",
         layout=_ONE,
         why="one rank; the lengths repeat from step to step",
@@ -114,7 +114,7 @@ CANARY: tuple[FaultSpec, ...] = (
         summary="tp rank 1 raises when a pack has more than six documents",
         modelled_on="E8: NVIDIA-NeMo/Megatron-Bridge 4e085c1e4; buffers for a fixed number of documents",
         layout=_TP,
-        why="two ranks, so that the first that failed can be told from the one that lost its peer",
+        why="two ranks, to distinguish the rank that failed first from the one that lost its peer",
         lane=Lane.NUMERICS,
         checks=("ended",),
         where={"tp": 1, "rank": 1, "leg": "repetition"},

@@ -18,7 +18,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="real-offsets-where-padded-must-be",
         fault_class="layout",
-        summary="cu_seqlens_padded holds the real offsets, which are not where documents lie",
+        summary="cu_seqlens_padded holds the real offsets, which differ from where documents start",
         modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2",
         layout=_TP,
         why="real and padded lengths differ when documents are padded for sequence parallel",
@@ -64,7 +64,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="cp-chunks-contiguous",
         fault_class="layout",
-        summary="every cp rank takes one contiguous part of the row instead of its zigzag chunks",
+        summary="every cp rank gets one contiguous part of the row instead of its zigzag chunks",
         modelled_on="B5: Megatron-LM dev 244316c655, contiguous and zigzag partition mixed up",
         layout=_CP,
         why=_SPLIT,
@@ -75,7 +75,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="cp-zigzag-over-the-whole-row",
         fault_class="layout",
-        summary="the row is cut in 2 * cp chunks as a whole instead of document by document",
+        summary="the row is split into 2 * cp chunks as a whole instead of per document",
         modelled_on="B11: NVIDIA-NeMo/Megatron-Bridge PR 5463",
         layout=_CP,
         why=_SPLIT,
@@ -86,7 +86,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="position-ids-not-reset",
         fault_class="layout",
-        summary="position ids run on over the row instead of restarting with each document",
+        summary="position ids count over the whole row instead of restarting with each document",
         modelled_on="B12: NVIDIA-NeMo/Megatron-Bridge e9ff89d97 and 9b51264b1",
         layout=_ONE,
         why="one rank with more than one document in a row",
@@ -97,7 +97,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="labels-rolled-after-the-cp-split",
         fault_class="layout",
-        summary="labels are the local tokens shifted by one, so they are wrong where chunks meet",
+        summary="labels are the local tokens shifted by one, so they are wrong at chunk boundaries",
         modelled_on="B14: verl PR 4250",
         layout=_CP,
         why=_SPLIT,

@@ -1,4 +1,4 @@
-"""Faults of classes hang, crash and infrastructure: the cell does not come to its end."""
+"""Faults of classes hang, crash and infrastructure: the cell does not complete."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CRASH: tuple[FaultSpec, ...] = (
         summary="tp rank 1 raises in the second step",
         modelled_on="A14, A15: a TypeError or NameError on a code path of one rank",
         layout=_TP,
-        why="two ranks, so that the first that failed can be told from the one that lost its peer",
+        why="two ranks, to distinguish the rank that failed first from the one that lost its peer",
         lane=Lane.NUMERICS,
         checks=("ended",),
         where={"tp": 1, "rank": 1, "leg": "training", "step": 1},
@@ -52,10 +52,10 @@ CRASH: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="rotary-table-of-garbage-length",
         fault_class="crash",
-        summary="in the second step a rotary table is asked for a garbage max_seqlen, which no memory holds",
+        summary="in the second step a rotary table is requested for a garbage max_seqlen, larger than any memory",
         modelled_on="A4: NVIDIA/Megatron-LM issue 4092, an uninitialised max_seqlen that sizes the rotary table",
         layout=Layout(),
-        why="one rank: it has no more memory than its share",
+        why="one rank, whose memory is limited to its share",
         lane=Lane.NUMERICS,
         checks=("ended",),
         where={"rank": 0, "leg": "training", "step": 1},
@@ -103,7 +103,7 @@ INFRASTRUCTURE: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="rank-killed-from-outside",
         fault_class="infrastructure",
-        summary="tp rank 1 is killed by SIGKILL, as by the out-of-memory killer: the code is not to blame",
+        summary="tp rank 1 is killed by SIGKILL, as by the out-of-memory killer: not a failure of the code under test",
         modelled_on="node failure, preemption, out of memory",
         layout=_TP,
         why="two ranks, so that the one that was killed can be named",

@@ -1,4 +1,4 @@
-"""Faults of class metadata: PackedSeqParams missing, garbage, of the wrong form, or of other documents."""
+"""Faults of class metadata: PackedSeqParams that are missing, garbage, malformed, or of other documents."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="later-chunks-without-metadata",
         fault_class="metadata",
-        summary="model chunks after the first of an interleaved stage get no packed params",
-        modelled_on="2.1: pretrain_gpt.get_batch asks for the first stage without the virtual stage; PR 2924",
+        summary="all model chunks of an interleaved stage but the first get no packed params",
+        modelled_on="2.1: pretrain_gpt.get_batch tests for the first stage without the virtual stage; PR 2924",
         layout=Layout(pp=2, vpp=3),
         why="interleaving needs two stages; later chunks need vpp above 1",
         lane=Lane.METADATA,
@@ -119,7 +119,7 @@ METADATA: tuple[FaultSpec, ...] = (
         name="kv-offsets-int64",
         fault_class="metadata",
         summary="cu_seqlens_kv is int64 while cu_seqlens_q is int32",
-        modelled_on="M13: Megatron-LM core/utils.py; each of the four offset tensors is handed to the kernel",
+        modelled_on="M13: Megatron-LM core/utils.py; each of the four offset tensors is passed to the kernel",
         layout=_ONE,
         why=_ANY_ONE,
         lane=Lane.METADATA,
@@ -130,7 +130,7 @@ METADATA: tuple[FaultSpec, ...] = (
         name="cu-seqlens-on-another-device",
         fault_class="metadata",
         summary="cu_seqlens stays on a device that is not the model's",
-        modelled_on="M19: DpBalancedScheduler wants CUDA tensors; kernels read offsets where the activations are",
+        modelled_on="M19: DpBalancedScheduler needs CUDA tensors; kernels read offsets where the activations are",
         layout=_ONE,
         why=_ANY_ONE,
         lane=Lane.METADATA,
@@ -140,7 +140,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="ghost-segments-at-the-end",
         fault_class="metadata",
-        summary="cu_seqlens is filled up with its last value: attention runs over segments that no document has",
+        summary="cu_seqlens is padded with its last value: attention runs over empty segments",
         modelled_on="5.2: NVIDIA/Megatron-LM ce2cc40707, cu_seqlens padded with bin_size entries",
         layout=_ONE,
         why=_ANY_ONE,
@@ -151,7 +151,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="cu-seqlens-with-sentinels",
         fault_class="metadata",
-        summary="cu_seqlens ends in the -1 entries that fill a packed file's rows",
+        summary="cu_seqlens ends with the -1 entries that pad the rows of a packed file",
         modelled_on="B8: NVIDIA-NeMo/Megatron-Bridge dec0532c1 (PR 4489), -1 sentinels passed to the partition",
         layout=_ONE,
         why=_ANY_ONE,
@@ -174,7 +174,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="micro-batch-counts-differ-over-dp",
         fault_class="metadata",
-        summary="data-parallel replica 1 runs one micro-batch fewer: nothing hangs, its documents are not trained on",
+        summary="data-parallel replica 1 runs one micro-batch fewer: nothing hangs, its documents are lost",
         modelled_on="E1: NVIDIA-NeMo/RL PR 748; M21: packs are made a multiple of dp",
         layout=Layout(dp=2),
         why="two replicas",
@@ -185,10 +185,10 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="document-boundary-dropped-on-one-tp-rank",
         fault_class="metadata",
-        summary="tp rank 1 has cu_seqlens without the first inner boundary: its heads merge two documents",
+        summary="cu_seqlens of tp rank 1 lacks the first inner boundary: its heads merge two documents",
         modelled_on="A17: NVIDIA-NeMo/Megatron-Bridge 7f840989c, cu_seqlens cut by argmin",
         layout=_TP,
-        why="two tp ranks, so that one can be right",
+        why="two tp ranks, of which one is right",
         lane=Lane.METADATA,
         checks=("params_agree_plan",),
         where={"tp": 1, "ranks": [1], "field": "cu_seqlens_q"},
@@ -197,7 +197,7 @@ METADATA: tuple[FaultSpec, ...] = (
         name="max-seqlen-divided-by-cp",
         fault_class="metadata",
         summary="max_seqlen is the local maximum, after the split over cp",
-        modelled_on="M18: get_rotary_seq_len wants the global maximum; B15: verl 875788ef6",
+        modelled_on="M18: get_rotary_seq_len needs the global maximum; B15: verl 875788ef6",
         layout=Layout(cp=2),
         why="local and global maximum differ from cp 2 on",
         lane=Lane.METADATA,
@@ -244,7 +244,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="padded-offsets-on-one-tp-rank",
         fault_class="metadata",
-        summary="one tp rank is given cu_seqlens_padded, the other not: right numbers, another kernel",
+        summary="only one of two tp ranks gets cu_seqlens_padded: right numbers, another kernel",
         modelled_on="F2: NVIDIA-NeMo/Megatron-Bridge PR 2039, slower kernel when padded offsets are always passed",
         layout=_TP,
         why="two tp ranks of a data path that may leave the padded offsets out",
@@ -278,7 +278,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="validator-switched-off",
         fault_class="metadata",
-        summary="upstream's validation of arguments lets everything through",
+        summary="upstream's argument validation accepts everything",
         modelled_on="Megatron-Bridge 0.4: pad_cu_seqlens without pad_to_max_length is accepted by validate",
         layout=_ONE,
         why="validators are asked on one rank",

@@ -16,7 +16,7 @@ _BALANCED = ModelConfig(layers=2, moe=MoeConfig(aux_loss="aux_loss", aux_loss_co
 _MASKED = ModelConfig(layers=2, moe=MoeConfig(aux_loss="aux_loss", aux_loss_coeff=0.1, padding_mask=True))
 _PER_ROW = ModelConfig(layers=2, moe=MoeConfig(aux_loss="seq_aux_loss", aux_loss_coeff=0.1))
 _PREDICTING = ModelConfig(layers=2, mtp=MtpConfig())
-# Small latent projections would leave positions next to no effect on the output.
+# With smaller latent projections, positions would have next to no effect on the output.
 _LATENT = ModelConfig(layers=2, mla=MlaConfig(q_lora_rank=64, kv_lora_rank=64, qk_pos_emb_head_dim=32))
 
 MODELS: tuple[FaultSpec, ...] = (
@@ -35,7 +35,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="padding-counted-by-routers",
         fault_class="model",
-        summary="routers are not told which slots are padding, and balance their experts over those too",
+        summary="routers get no padding mask, and balance their experts over padding too",
         modelled_on="D11: NVIDIA-NeMo/Megatron-Bridge 23743e2f7 (PR 5470), Megatron-LM dev e348ed156e",
         layout=_ONE,
         why="one rank with padded rows",
@@ -48,7 +48,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="router-statistics-over-merged-rows",
         fault_class="model",
-        summary="the auxiliary loss per row takes the merged rows of a micro-batch for one",
+        summary="the auxiliary loss per row treats the merged rows of a micro-batch as one",
         modelled_on="D10: NVIDIA/Megatron-LM e86c262ccd (PR 5696), fixed in 0.19",
         layout=_ONE,
         why="one rank with two packed rows in a micro-batch",
@@ -62,7 +62,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="router-weights-differ-on-one-tp-rank",
         fault_class="model",
-        summary="tp rank 1 routes its share of the tokens by other router weights",
+        summary="tp rank 1 routes its share of the tokens with other router weights",
         modelled_on="NVIDIA/Megatron-LM issue 7452 class: parallelism composition; copies that are not equal",
         layout=_TP,
         why="two tp ranks, each routing its part of the sequence",
@@ -74,7 +74,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="experts-of-another-ep-rank",
         fault_class="model",
-        summary="ep rank 1 holds the experts of ep rank 0 a second time",
+        summary="ep rank 1 holds a second copy of the experts of ep rank 0",
         modelled_on="E5: NVIDIA-NeMo/RL PR 4079, tokens that reach wrong experts; a checkpoint sharded wrongly",
         layout=Layout(dp=2, ep=2),
         why="two ranks that share the experts of a layer",
@@ -86,7 +86,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="expert-gradients-times-ep",
         fault_class="model",
-        summary="gradients of experts are summed over the replicas of the dense layers once more; losses are right",
+        summary="gradients of experts are summed once more over the data-parallel replicas; losses are right",
         modelled_on="D4: NVIDIA/Megatron-LM 3bdcbbbe5d, a reduction over the wrong group",
         layout=Layout(dp=2, ep=2),
         why="two ranks that share the experts of a layer",
@@ -99,7 +99,7 @@ MODELS: tuple[FaultSpec, ...] = (
         name="prediction-rolls-across-documents",
         fault_class="model",
         summary="multi-token prediction shifts tokens and labels over the row: documents see the next one",
-        modelled_on="B5 and MTP of 1.4: NVIDIA/Megatron-LM roll_tensor before it knew packed sequences; d8144e7712",
+        modelled_on="B5 and MTP of 1.4: NVIDIA/Megatron-LM roll_tensor before packed sequences; d8144e7712",
         layout=Layout(pp=2),
         why="two stages, so that the last can be named",
         model=_PREDICTING,
@@ -110,7 +110,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="prediction-without-loss-mask",
         fault_class="model",
-        summary="the loss mask does not reach multi-token prediction, which then learns from masked documents too",
+        summary="multi-token prediction gets no loss mask, and so trains on masked documents too",
         modelled_on="D9: NVIDIA/Megatron-LM a22c40e8d6 (PR 3159), the token counts of MTP",
         layout=_ONE,
         why="one rank with a masked document",
@@ -122,7 +122,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="latent-rope-by-real-offsets",
         fault_class="model",
-        summary="latent attention turns positions by the real offsets where documents are padded",
+        summary="latent attention applies rotary positions at the real offsets although documents are padded",
         modelled_on="B2: NVIDIA/Megatron-LM 8e44748ee2, MLA rotary with unpadded cu_seqlens",
         layout=_ONE,
         why="one rank with padded documents",

@@ -1,4 +1,4 @@
-"""Faults of classes leak and normalisation: the data path is right, the numbers are not."""
+"""Faults of classes leak and normalisation: the data path is right, the numbers are wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
 _CP = Layout(cp=2)
 _DP = Layout(dp=2)
-# A document of one token alone in its row: with cp 2 it is padded to four slots, and rank 1 holds only padding.
+# A row with a single one-token document: with cp 2 it is padded to four slots, and rank 1 has only padding.
 _ONE_TOKEN = DocumentsConfig(mode="adversarial", max_seq_len=64, lengths=(62, 1, 64))
 
 OUTPUT: tuple[FaultSpec, ...] = (
@@ -35,7 +35,7 @@ OUTPUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="loss-divided-by-documents-per-pack",
         fault_class="normalisation",
-        summary="the loss of a pack is divided by its number of documents, as if each were a sample of its own",
+        summary="the loss of a pack is divided by its number of documents, as if each were a sample",
         modelled_on="D8: SkyRL 9ef15e374, loss of packed rows averaged over samples; NVIDIA/Megatron-LM a22c40e8d6",
         layout=_ONE,
         why="one rank with packs of different numbers of documents",
@@ -49,7 +49,7 @@ LEAK: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="attention-ignores-documents",
         fault_class="leak",
-        summary="the attention kernel takes the row for one document; metadata is right",
+        summary="the attention kernel treats the row as one document; metadata is right",
         modelled_on="C1, C2: NVIDIA-NeMo/RL ed718b47d, packed code path not taken",
         layout=_ONE,
         why="one rank with more than one document in a row",
@@ -75,7 +75,7 @@ LEAK: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="attention-ignores-documents-in-bf16",
         fault_class="leak",
-        summary="layer 2 of a bf16 cell takes the row for one document: more than rounding makes of nothing",
+        summary="layer 2 of a bf16 cell treats the row as one document: more than rounding explains",
         modelled_on="C2: NVIDIA-NeMo/RL ed718b47d, packed code path not taken; training runs are bf16",
         layout=_TP,
         why="two tp ranks, whose sums in bf16 differ from those of one",
@@ -87,7 +87,7 @@ LEAK: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="kernel-boundary-off-by-one-on-one-tp-rank",
         fault_class="leak",
-        summary="on the heads of tp rank 1, each document's first token is taken for the last of the one before",
+        summary="on the heads of tp rank 1, each document's first token counts as the last of the previous document",
         modelled_on="B20, B21: NVIDIA/TransformerEngine issues 3331 and 1930, kernels that misread offsets",
         layout=_TP,
         why="two tp ranks: half of the heads are right",
@@ -135,7 +135,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="token-count-of-one-cp-rank-lost",
         fault_class="normalisation",
-        summary="cp rank 1 adds its loss but not its tokens to the denominator",
+        summary="cp rank 1 adds its loss to the numerator but not its tokens to the denominator",
         modelled_on="D8, D9: SkyRL 9ef15e374, NVIDIA/Megatron-LM a22c40e8d6",
         layout=_CP,
         why="needs a second rank whose tokens count",
@@ -181,7 +181,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="gradients-not-reduced-over-dp",
         fault_class="normalisation",
-        summary="every data-parallel replica steps with its own gradients",
+        summary="every data-parallel replica updates with its own gradients",
         modelled_on="TrainCheck (OSDI 2025) class: replicas drift apart silently",
         layout=_DP,
         why="two replicas",
@@ -192,7 +192,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="attention-backward-not-reduced-over-cp",
         fault_class="normalisation",
-        summary="backward of the key and value exchange drops what other cp ranks contribute; losses are right",
+        summary="the backward of the key and value exchange drops the gradients from other cp ranks; losses are right",
         modelled_on="D16: NVIDIA-NeMo/Megatron-Bridge 1d65d5756, all-gather backward without all-reduce",
         layout=_CP,
         why="needs a second cp rank to contribute",

@@ -1,4 +1,4 @@
-"""What an injected fault is: a known bug, the smallest cell that can show it, and what must be reported."""
+"""The specification of an injected fault: the bug, the smallest cell that shows it, and the finding it must cause."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ MODEL = ModelConfig(layers=6)
 TRAIN = TrainConfig(steps=2, global_batch=8, seq_length=64)
 DOCUMENTS = adversarial_mix(TRAIN.seq_length, 2)
 DEADLINE_S = 60.0
-TIMED_DEADLINE_S = 900.0  # of cells that are timed: a leg whose rounds do not fit into a share of it gives up
-HANG_DEADLINE_S = 25.0  # of cells that may hang: many times what their clean twins take on a busy machine
+TIMED_DEADLINE_S = 900.0  # of timed cells: a timing leg whose rounds exceed a share of it gives up
+HANG_DEADLINE_S = 25.0  # of cells that may hang: many times the duration of their clean twins on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSpec:
     """One fault of the self-test. harness/node/faults has its injection under the same name.
 
-    It is caught when the outcome is as said, the leading finding is in `lane`, of the first of `checks` and has all
-    of `where`, and each of the other checks has a finding, one with what `also` says of that check. Beside a numerics
-    fault the metadata lane must pass, beside a throughput fault both others.
+    It is caught when the outcome is `outcome`; the leading finding is in `lane`, from the first of `checks`, and
+    matches `where`; and every other check has a finding, which matches `also[check]` if given. With a numerics fault
+    the metadata lane must pass; with a throughput fault, both other lanes.
     """
 
     name: str
     fault_class: str  # one of CLASSES
     summary: str
-    modelled_on: str  # bug corpus entry and upstream reference
+    modelled_on: str  # bug corpus entry and upstream commit, pull request or issue
     layout: Layout
     why: str  # why this is the smallest layout that shows it
     lane: Lane
     checks: tuple[str, ...]
     where: dict[str, Any] = field(default_factory=dict)
-    also: dict[str, dict[str, Any]] = field(default_factory=dict)  # check -> `where` of a finding further down
+    also: dict[str, dict[str, Any]] = field(default_factory=dict)  # check -> `where` of one of its findings
     outcome: Outcome = Outcome.FAIL
     data_path: str = REFERENCE.name
     forbidden: str = ""  # data path `rules`: the combination that upstream must refuse
@@ -51,9 +51,8 @@ class FaultSpec:
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
     deadline_s: float = DEADLINE_S
-    timing: TimingConfig = (
-        NOT_TIMED  # with `turns`: cell and twin take turns, as in two stacks, the twin being the base
-    )
+    # With `turns`, cell and clean twin run interleaved, as on two stacks; the twin is the base.
+    timing: TimingConfig = NOT_TIMED
     model: ModelConfig = MODEL
     options: PackingOptions = DEFAULT_OPTIONS
     axes: dict[str, Any] = field(default_factory=dict)  # values of axes that have no field here

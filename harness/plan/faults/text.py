@@ -73,7 +73,7 @@ def _ordered(faults: Sequence[FaultSpec]) -> list[FaultSpec]:
 
 def _table(rows: Sequence[FaultSpec]) -> str:
     lines = [
-        "| fault | what is broken | modelled on | cell, and why it is the smallest | caught by |",
+        "| fault | what is broken | modelled on | cell, and why it is minimal | caught by |",
         "|---|---|---|---|---|",
     ]
     for spec in rows:

@@ -1,4 +1,4 @@
-"""Rules of attention kernels and compute dtypes: the limits of core/cell/attention.py, and those of pinned stacks."""
+"""Rules of attention kernels and compute dtypes: the limits of core/cell/attention.py, and of pinned stacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 
 def fp8(config: CellConfig) -> str | None:
-    """Which of its needs is missing first; the last one is the probe's own."""
+    """The first unmet requirement of fp8; the last one is the probe's."""
     if config.dtype != "fp8":
         return None
     if config.device == "cpu":
@@ -27,13 +27,13 @@ def fp8(config: CellConfig) -> str | None:
     if config.style.packed and config.style.document_multiple % multiple:
         return (
             f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and "
-            f"{config.style.document_multiple} is none"
+            f"{config.style.document_multiple} is not"
         )
-    return "dtype fp8 needs an fp8 recipe for every linear layer, which the probe of this version does not set"
+    return "dtype fp8 needs an fp8 recipe for every linear layer, which this version of the probe does not set"
 
 
 def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
-    """For stacks whose packages pin Transformer Engine; what is installed elsewhere only the node knows."""
+    """For stacks whose packages pin Transformer Engine; for others the node checks what is installed."""
 
     def predicate(config: CellConfig) -> str | None:
         if config.attention not in TE_KINDS or config.stack == DEFAULT or config.stack not in stacks:
@@ -49,7 +49,7 @@ def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
 
 
 def _pinned(pattern: re.Pattern[str], packages: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The version that the first matching requirement names."""
+    """The version in the first matching requirement."""
     found = next((match for item in packages if (match := pattern.match(item.replace(" ", "")))), None)
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 

@@ -1,4 +1,4 @@
-"""The rule that depends on the cluster: a cell's ranks spread evenly over nodes that one job may take."""
+"""The rule that depends on the cluster: a cell's ranks are spread evenly over the nodes of one job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.plan.rules.rule import Rule
 
 
 def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellConfig]:
-    """Every node of a job runs equally many ranks (torch elastic: one nproc_per_node), and nodes are limited."""
+    """Every node of a job runs equally many ranks (torch elastic: one nproc_per_node), up to a number of nodes."""
 
     def predicate(config: CellConfig) -> str | None:
         shape, world = config.layout, config.layout.world_size
@@ -22,6 +22,7 @@ def nodes_rule(cluster: ClusterProfile, nodes_per_cell: int = 1) -> Rule[CellCon
             why = f"launch.nodes_per_cell = {nodes_per_cell}: {nodes} nodes"
         if nodes > cluster.nodes:
             return f"{sizes}, {why}, more than the {cluster.nodes} that a job of cluster {cluster.name} may take"
-        return f"{sizes}, {why}, not equally many each: {world} = {world // nodes} * {nodes} + {world % nodes}"
+        rest = f"{world} = {world // nodes} * {nodes} + {world % nodes}"
+        return f"{sizes}, {why}, which cannot have equally many ranks each: {rest}"
 
     return Rule("cluster.nodes", "harness: one number of ranks per node (torch elastic nproc_per_node)", predicate)

@@ -1,4 +1,4 @@
-"""Rules of the parallel layout: what must divide what before any packing."""
+"""Rules of the parallel layout: divisibility that does not depend on packing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def vpp_needs_pp(config: Shape) -> str | None:
 
 
 def documents_by_replicas(config: Shape) -> str | None:
-    """Unpacked rows are documents, so the documents of a step must split evenly."""
+    """Unpacked rows are documents, so the documents of a step must split evenly over replicas."""
     if config.style.packed:
         return None
     documents = config.train.global_batch
@@ -62,7 +62,7 @@ def documents_by_replicas(config: Shape) -> str | None:
 
 
 def rows_by_replicas(config: Shape) -> str | None:
-    """Packed rows can be split until each holds one document, and no further."""
+    """Packed rows can be split until each has one document."""
     if not config.style.packed:
         return None
     train = config.train
@@ -75,7 +75,7 @@ def rows_by_replicas(config: Shape) -> str | None:
         if config.style.longest_first and rows % parts:
             return (
                 f"step {step}: {train.global_batch} documents fill {rows} rows of {train.seq_length} tokens, which "
-                f"{config.data_path} packs beforehand and cannot split into a multiple of {_parts(config, parts)}"
+                f"{config.data_path} packs in advance and cannot split into a multiple of {_parts(config, parts)}"
             )
         if wanted > train.global_batch:
             return (
@@ -95,7 +95,7 @@ def _parts(config: Shape, parts: int) -> str:
 def _row_count(
     documents: DocumentsConfig, seed: int, step: int, count: int, seq_length: int, style: PackingStyle
 ) -> int:
-    """Rows that the documents of a step fill before any is split."""
+    """The number of rows that the documents of a step fill, before any is split."""
     made = documents_of_step(documents, seed=seed, step=step, count=count, seq_length=seq_length)
     return len(pack(made, style, seq_length=seq_length, multiple=1))
 

@@ -20,15 +20,15 @@ def per_token_loss_with_cp(config: Shape) -> str | None:
         return None
     step, micro_batch, shares = found
     return (
-        f"{base}: in step {step}, micro-batch {micro_batch}, the ranks hold {', '.join(map(str, shares))} tokens that "
-        "count, and each divides by its own number"
+        f"{base}: in step {step}, micro-batch {micro_batch}, the ranks have {', '.join(map(str, shares))} unmasked "
+        "tokens, and each divides by its own count"
     )
 
 
 def _uneven(config: Shape) -> tuple[int, int, list[int]] | None:
-    """(step, micro-batch, loss tokens per cp rank) of the first micro-batch that is not spread evenly over cp.
+    """(step, micro-batch, unmasked tokens per cp rank) of the first micro-batch with unequal counts over cp.
 
-    None too where there are no such rows or they cannot be cut over cp: rules of their own say so.
+    None also where rows cannot be made or split over cp, which other rules reject.
     """
     cp = config.layout.cp
     for step in range(config.train.steps):
@@ -65,8 +65,8 @@ def per_token_loss_only(config: Shape) -> str | None:
     if config.options.calculate_per_token_loss or config.path.own:
         return None
     return (
-        "calculate_per_token_loss is false, so gradients compare between equal rows only, and no control has the rows "
-        f"of packing {config.data_path}"
+        "calculate_per_token_loss is false, so gradients are comparable between equal rows only, and no control has "
+        f"the rows of packing {config.data_path}"
     )
 
 

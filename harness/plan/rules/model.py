@@ -9,8 +9,8 @@ def cuda_graphs_of_packed_rows(config: Shape) -> str | None:
     if not config.model.cuda_graphs or not config.style.packed:
         return None
     return (
-        f"model.cuda_graphs is true and packing {config.data_path} packs: a graph is replayed with the addresses and "
-        "sizes of its capture and takes tensors alone, while cu_seqlens and max_seqlen differ in every micro-batch"
+        f"model.cuda_graphs is true and packing {config.data_path} packs: a graph replays the addresses and sizes of "
+        "its capture and takes tensors only, while cu_seqlens and max_seqlen differ in every micro-batch"
     )
 
 
@@ -18,8 +18,8 @@ def cuda_graphs_under_the_probe(config: Shape) -> str | None:
     if not config.model.cuda_graphs or config.style.packed:
         return None
     return (
-        "model.cuda_graphs is true: the probe reads what every layer receives and puts out, on the host, which the "
-        "capture of a graph does not allow"
+        "model.cuda_graphs is true: the probe reads inputs and outputs of every layer on the host, which is not "
+        "allowed while a graph is captured"
     )
 
 
@@ -33,7 +33,7 @@ def rope_fusion_of_plain_rope(config: Shape) -> str | None:
 def ep_needs_experts(config: Shape) -> str | None:
     if config.layout.ep == 1 or config.model.moe:
         return None
-    return f"ep {config.layout.ep} spreads experts, and the model is dense: set model.moe, or leave ep at 1"
+    return f"ep {config.layout.ep} distributes experts, and the model is dense: set model.moe, or ep 1"
 
 
 def ep_by_ranks(config: Shape) -> str | None:
@@ -78,7 +78,7 @@ def padding_mask_on_later_stages(config: Shape) -> str | None:
     if not config.model.padding_mask or not layout.sp or layout.pp * layout.vpp == 1:
         return None
     return (
-        f"the padding mask of routers is split over tp {layout.tp} by the first stage alone, so on later stages of pp "
+        f"only the first stage splits the padding mask of routers over tp {layout.tp}, so on later stages of pp "
         f"{layout.pp} it has {layout.tp} times as many slots as the router has tokens"
     )
 
@@ -86,7 +86,7 @@ def padding_mask_on_later_stages(config: Shape) -> str | None:
 def padding_mask_has_path(config: Shape) -> str | None:
     if not config.model.padding_mask or config.path.hands_padding_mask:
         return None
-    return f"model.moe.padding_mask: packing {config.data_path} hands routers no padding mask"
+    return f"model.moe.padding_mask: packing {config.data_path} passes no padding mask to routers"
 
 
 def aux_loss_per_row_split(config: Shape) -> str | None:
@@ -98,32 +98,32 @@ def aux_loss_per_row_split(config: Shape) -> str | None:
         return None
     if config.style.row_length is None:
         return (
-            f"rows differ in length, and seq_aux_loss tells the {config.micro_batch_size} merged rows of a micro-batch "
-            "apart by one length; set pad_to_max_length: true"
+            f"rows differ in length, and seq_aux_loss splits {config.micro_batch_size} merged rows of a micro-batch "
+            "by one length; set pad_to_max_length: true"
         )
     if layout.tp * layout.cp == 1:
         return None
     return (
-        f"seq_aux_loss tells {config.micro_batch_size} merged rows apart by seq_length {config.train.seq_length}, and "
-        f"a rank of tp {layout.tp} x cp {layout.cp} has only 1/{layout.tp * layout.cp} of it per row"
+        f"seq_aux_loss splits {config.micro_batch_size} merged rows by seq_length {config.train.seq_length}, and "
+        f"a rank of tp {layout.tp} x cp {layout.cp} has only 1/{layout.tp * layout.cp} of each row"
     )
 
 
 def mtp_reads_tokens(config: Shape) -> str | None:
     if config.model.mtp is None or config.path.tokens_on_last_stage:
         return None
-    return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} hands it none"
+    return f"multi-token prediction needs tokens on the last stage, and packing {config.data_path} passes none"
 
 
 def mtp_needs_slots(config: Shape) -> str | None:
-    """Real offsets are not where documents lie once documents are padded."""
+    """Real offsets differ from where documents start once documents are padded."""
     style = config.style
     if config.model.mtp is None or not style.packed or not style.real_lengths or style.document_multiple == 1:
         return None
     return (
         f"documents are padded to a multiple of {style.document_multiple}, and upstream rolls tokens and labels "
-        "between the real offsets of cu_seqlens_q, which are then not where documents lie; use packing sft, which "
-        "tells padded ones"
+        "between the real offsets of cu_seqlens_q, which then differ from where documents start; use packing sft, "
+        "whose offsets are padded"
     )
 
 
@@ -155,7 +155,7 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM TransformerConfig: expert parallel without num_moe_experts",
         ep_needs_experts,
     ),
-    Rule("layout.ep-by-ranks", "Megatron-LM parallel_state: expert ranks lie in DP x CP", ep_by_ranks),
+    Rule("layout.ep-by-ranks", "Megatron-LM parallel_state: EP divides DP x CP", ep_by_ranks),
     Rule("moe.experts-by-ep", "Megatron-LM BaseMoELayer: num_moe_experts % EP == 0", experts_by_ep),
     Rule("moe.ffn-by-tp", "Megatron-LM ColumnParallelLinear: moe_ffn_hidden_size % TP == 0", expert_ffn_by_tp),
     Rule("moe.sp-with-tp", "Megatron-LM MoELayer.forward: TP needs sequence parallel while training", experts_need_sp),
@@ -169,13 +169,13 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM GPTModel._preprocess (0.16 to 0.19): the padding mask is split under pre_process",
         padding_mask_on_later_stages,
     ),
-    Rule("moe.padding-mask-path", "harness: which data paths hand routers a padding mask", padding_mask_has_path),
+    Rule("moe.padding-mask-path", "harness: which data paths pass a padding mask to routers", padding_mask_has_path),
     Rule(
         "moe.aux-loss-rows",
         "Megatron-LM TransformerLayer._maybe_unflatten_for_moe: hidden_states.shape[0] // tokens_per_sample",
         aux_loss_per_row_split,
     ),
-    Rule("mtp.tokens", "harness: which data paths hand tokens to the last stage", mtp_reads_tokens),
+    Rule("mtp.tokens", "harness: which data paths pass tokens to the last stage", mtp_reads_tokens),
     Rule(
         "mtp.real-offsets",
         "Megatron-LM roll_tensor: cu_seqlens_q (0.16 to 0.19); padded offsets from d8144e7712 on",

@@ -14,7 +14,7 @@ def seq_length_by_cp(config: Shape) -> str | None:
 
 
 def seq_length_by_sp(config: Shape) -> str | None:
-    """Rows of fixed length are split over cp, then over tp; a row of free length is aligned for that already."""
+    """Rows of fixed length are split over cp, then over tp; rows of variable length are aligned for that already."""
     tp, cp = config.layout.tp, config.layout.cp
     style = config.style
     if not config.layout.sp or (style.row_length is None and not style.tail_segment):
@@ -23,7 +23,7 @@ def seq_length_by_sp(config: Shape) -> str | None:
 
 
 def row_holds_alignment(config: Shape) -> str | None:
-    """A document cut to seq_length and padded must still fit in a row."""
+    """A document truncated to seq_length and then padded must still fit in a row."""
     if not config.style.packed:
         return None
     multiple = config.style.document_multiple
@@ -37,9 +37,9 @@ def row_holds_alignment(config: Shape) -> str | None:
 
 
 def documents_aligned(config: Shape) -> str | None:
-    """Every document's padded length must be cut evenly: over 2 * cp, and where rows end with it over cp * tp with sp.
+    """Padded documents must split evenly: over 2 * cp, and where a row may end with one, with sp over cp * tp.
 
-    Only pad_seq_to_mult can break it: what a data path derives by itself is aligned.
+    Only pad_seq_to_mult can violate this: the multiples that data paths choose are aligned.
     """
     layout, multiple = config.layout, config.options.pad_seq_to_mult
     if multiple is None or not config.style.packed:
@@ -59,7 +59,7 @@ def documents_aligned(config: Shape) -> str | None:
 
 
 def _multiple(config: Shape) -> str:
-    """Where the multiple of a cell's documents comes from."""
+    """The origin of the multiple to which a cell's documents are padded."""
     if config.options.pad_seq_to_mult is not None:
         return "pad_seq_to_mult"
     return f"the alignment {config.path.alignment.text(config.layout)}"
@@ -74,8 +74,8 @@ def packing_has_switch(config: Shape) -> str | None:
     if config.options.remove_microbatch_padding or "remove_microbatch_padding" in config.path.options:
         return None
     return (
-        f"remove_microbatch_padding is false, and packing is {config.data_path}: it is a switch of "
-        f"{_with_option('remove_microbatch_padding')} alone"
+        f"remove_microbatch_padding is false, and packing is {config.data_path}: only "
+        f"{_with_option('remove_microbatch_padding')} has this switch"
     )
 
 
@@ -127,7 +127,7 @@ RULES: tuple[Rule[Shape], ...] = (
     ),
     *(_limit_of(path, limit) for path in DATA_PATHS.values() for limit in path.limits),
     Rule("packing.skyrl-switch", "harness: remove_microbatch_padding is SkyRL's", packing_has_switch),
-    Rule("rules.case", "harness: a case for packing rules, and for nothing else", forbidden_with_rules),
+    Rule("rules.case", "harness: packing rules needs a case, other packing none", forbidden_with_rules),
     Rule(
         "packing.pad-cu-seqlens-max-length",
         "Megatron-Bridge ConfigContainer.validate: pad_cu_seqlens requires pad_to_max_length",

@@ -1,4 +1,4 @@
-"""A rule of sequence packing: an id, where it comes from, and a predicate that gives the reason it forbids a cell."""
+"""A rule of sequence packing: an id, its source, and a predicate that returns why it forbids a cell."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness.core.packing.styles import PackingStyle
 
 
 class Shape(Protocol):
-    """What of a cell decides its rows and its model, and so the part that most rules read.
+    """The part of a cell that determines its rows and its model, which most rules read.
 
-    Cells of one shape differ in dtype, attention, device and stack alone. A rule that is typed to take a Shape cannot
-    read those, so one answer holds for all cells of a shape.
+    Cells of one shape differ only in dtype, attention, device and stack. A rule typed to take a Shape cannot read
+    those, so its result holds for all cells of the shape.
     """
 
     @property
@@ -52,7 +52,7 @@ Asked = TypeVar("Asked", contravariant=True)
 
 @dataclass(frozen=True)
 class Rule(Generic[Asked]):
-    """`predicate` returns None when the cell is allowed, else the reason with the arithmetic in the user's numbers."""
+    """`predicate` returns None when the cell is allowed, else the reason, with the arithmetic in the user's numbers."""
 
     id: str
     source: str

@@ -1,4 +1,4 @@
-"""The rule that depends on where cells run and on the stacks of a matrix."""
+"""The rule that depends on the stacks of a matrix and on where cells run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness.plan.rules.rule import Rule
 
 
 def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
-    """For this machine: the harness starts containers through Slurm only (pyxis)."""
+    """For runs on this machine: the harness starts containers through Slurm only (pyxis)."""
 
     def predicate(config: CellConfig) -> str | None:
         stack = stacks.get(config.stack)
         if stack is None or not stack.container:
             return None
-        return f"stack {stack.name} is container {stack.container}, and cells run on this machine, not on a cluster"
+        return f"stack {stack.name} is container {stack.container}, and cells run on this machine; run on a cluster"
 
     return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate)

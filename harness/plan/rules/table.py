@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are reported."""
+"""All rules, in reporting order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness.plan.rules import attention, layout, loss, model, packing
 from harness.plan.rules.rule import Rule, Shape
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
-CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # of what cells of one shape may differ in
+CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # of dtype, attention, device and stack
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 
 
 def world_size_rule(max_ranks: int) -> Rule[Shape]:
-    """The one rule that depends on the launch section."""
+    """The rule that depends on the launch section."""
 
     def predicate(config: Shape) -> str | None:
         shape = config.layout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,12 +9,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from harness.core.cell.layout import Layout
 from harness.core.outcomes import Outcome
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.infra.html.report import _versions, place_words, reach_words, render_html, show
-from harness.infra.html.views import outcome_grids, rank_picture
-from harness.judge.report.model import RankView, Report
+from harness.infra.html.outcome_grid import outcome_grids
+from harness.infra.html.report import _versions, render_html
+from harness.judge.report.model import Report
 from tests.sample_report import HOSTILE, big_report, hostile_report, passing_report, sample_report
 
 VOID = {"meta", "link", "br", "rect"}
@@ -182,51 +180,6 @@ def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_dr
     assert "the reference and 3 cells" in html
 
 
-def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> None:
-    (grid,) = outcome_grids(sample_report())
-    assert (grid.title, grid.corner) == ("", "layout")
-    assert grid.columns == ["unpacked", "reference", "sft"]
-    rows = [row for row, _ in grid.rows]
-    assert rows[0] == "tp1-pp1-cp1" and rows[-1] == "tp8-pp1-cp1"
-    assert "tp1-pp2-cp1-mbs2" in rows and "tp1-pp2-cp1-vpp2" in rows
-    square = dict(grid.rows)["tp2-pp1-cp2"][2]
-    assert [(chip.outcome, chip.note) for chip in square] == [(Outcome.REJECTED, "cp-alignment")]
-    assert "62 % (2 * cp) = 62 % 4 = 2" in square[0].title
-
-
-def test_grid_shows_further_axes_only_where_the_matrix_varies_them() -> None:
-    names = [row for row, _ in outcome_grids(big_report(40))[0].rows]
-    assert "tp2-pp2-cp2" in names and "tp2-pp2-cp2-bf16" in names  # fp32 is usual here
-
-
-def test_several_stacks_have_a_grid_per_data_path_and_the_longer_side_goes_down() -> None:
-    report = big_report(40)
-    grids = outcome_grids(report)
-    assert [(grid.title, grid.corner, grid.columns) for grid in grids] == [
-        ("reference", "layout", ["core-0", "core-1"]),
-        ("sft", "layout", ["core-0", "core-1"]),
-    ]
-    assert sum(len(chips) for grid in grids for _, squares in grid.rows for chips in squares) == 40
-    one_layout = [cell for cell in report.cells if cell.layout == report.cells[0].layout][:1]
-    names = ("new", "old", "older")
-    on_stacks = [replace(cell, axes={**cell.axes, "stack": name}) for name in names for cell in one_layout]
-    (grid,) = outcome_grids(replace(report, cells=on_stacks))
-    assert (grid.corner, [row for row, _ in grid.rows], len(grid.columns)) == ("stack", list(names), 1)
-
-
-def test_an_axis_without_a_name_of_its_own_is_named_with_its_value() -> None:
-    report = passing_report()
-    odd = replace(report.cells[1], axes={**report.cells[1].axes, "pad_seq_to_mult": 1})
-    rest = [
-        replace(cell, axes={**cell.axes, "pad_seq_to_mult": "auto"}) for cell in [report.cells[0], *report.cells[2:]]
-    ]
-    assert [row for row, _ in outcome_grids(replace(report, cells=[*rest, odd]))[0].rows] == [
-        "tp1-pp1-cp1",
-        "tp1-pp1-cp1-pad_seq_to_mult=1",
-        "tp2-pp1-cp1",
-    ]
-
-
 def test_of_many_cells_with_one_fault_only_two_are_unfolded() -> None:
     html = render_html(big_report(20, failing=2))
     assert html.count('<details class="cell o-FAIL"') == 10
@@ -237,47 +190,6 @@ def test_every_outcome_is_a_word_and_not_only_a_colour(sample: str) -> None:
     text = Page(sample[sample.index('id="h-grid"') : sample.index('id="h-curves"')]).text
     for word in ("✓ pass", "✕ fail", "✕ known failure", "– rejected", "! error", "↻ flaky"):  # noqa: RUF001
         assert word in text
-
-
-def test_the_rank_picture_is_stage_by_tp_with_equal_letters_for_equal_values() -> None:
-    cell = next(cell for cell in sample_report().cells if cell.outcome is Outcome.FAIL)
-    picture = rank_picture(cell, 100)
-    (plane,) = picture.planes
-    assert plane.columns == [0, 1] and [row[0] for row in plane.rows] == [f"stage {stage}" for stage in range(4)]
-    words = [[square.word if square else None for square in row[2]] for row in plane.rows]
-    assert words == [["ok", "ok"], ["ok", "missing"], ["ok", "missing"], ["ok", "ok"]]
-    assert [value.letter for value in picture.values] == ["A"] and picture.values[0].ranks == 6
-    assert picture.values[0].text == str(cell.ranks[0].cu_seqlens)
-    assert sum(width for _, width in picture.values[0].segments) == pytest.approx(100, abs=0.1)
-
-
-def test_a_different_value_gets_its_own_letter() -> None:
-    cell = next(cell for cell in sample_report().cells if cell.outcome is Outcome.XFAIL)
-    picture = rank_picture(cell, 100)
-    assert {value.max_seqlen for value in picture.values} == {cell.ranks[0].max_seqlen, -1093}
-    assert [plane.title for plane in picture.planes] == ["dp 0, cp 0", "dp 0, cp 1"]
-
-
-def test_a_large_layout_draws_the_bad_ranks_first_and_says_what_is_left_out() -> None:
-    layout = Layout(tp=8, pp=8, cp=8)
-    views = [
-        RankView(rank=rank, place=layout.coordinates(rank), state="ok", cu_seqlens=[0, 8], max_seqlen=8)
-        for rank in range(layout.world_size)
-    ]
-    views[500] = replace(views[500], state="missing", cu_seqlens=None, max_seqlen=None)
-    cell = replace(sample_report().cells[0], layout=layout, ranks=views)
-    picture = rank_picture(cell, 160)
-    assert picture.squares == 128
-    drawn = [square for plane in picture.planes for row in plane.rows for square in row[2] if square]
-    assert any(square.view.rank == 500 for square in drawn)
-    assert picture.left_out.startswith("384 more ranks are not drawn") and "all of them are ok" in picture.left_out
-
-
-@pytest.mark.parametrize("garbage", [[], [0], [5, 1], [0, 7, 3], [-4, 8], [0, 0]])
-def test_a_malformed_cu_seqlens_is_written_but_not_drawn(garbage: list[int]) -> None:
-    cell = sample_report().cells[1]
-    picture = rank_picture(replace(cell, ranks=[replace(cell.ranks[0], cu_seqlens=garbage, state="differs")]), 10)
-    assert picture.values[0].text == str(garbage) and picture.values[0].segments == []
 
 
 def test_text_from_the_data_is_escaped_everywhere() -> None:
@@ -311,30 +223,3 @@ def test_long_texts_are_cut_and_the_cut_is_said() -> None:
     assert len(html) < 200_000
     assert "THE END" in html and "the log has the beginning" in html
     assert "28 more findings are in report.json" in html and "more characters)" in html
-
-
-def test_places_are_said_outermost_first_and_unknown_keys_are_kept() -> None:
-    where = {"token": 17, "document": 4, "stage": 1, "micro_batch": 0, "new_key": [1], "layer": None, "ranks": [1, 2]}
-    assert place_words(where) == ["stage 1", "micro-batch 0", "document 4", "token 17", "new key [1]"]
-
-
-def test_reach_is_said_only_when_there_is_more_than_one_place() -> None:
-    assert reach_words({"places": 1, "ranks": [3]}) == ""
-    assert reach_words({"places": 12, "ranks": [2, 3], "stages": [1]}) == "12 places; ranks 2, 3; stages 1"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "none"),
-        (math.nan, "NaN"),
-        (-math.inf, "-infinity"),
-        (1e-5, "1e-05"),
-        (64, "64"),
-        ([0, 1, math.inf], '[0, 1, {"$float": "inf"}]'),
-        ({"value": 0.1, "unit": "relative", "origin": "matrix"}, "0.1 relative"),
-        ("1e-05 relative (default)", "1e-05 relative (default)"),
-    ],
-)
-def test_values_are_shown_short(value: object, text: str) -> None:
-    assert show(value) == text

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.infra.html.trend_svg import Spot, trend
+from harness.infra.html.trend_svg import TrendPoint, trend
 
 
-def spots(*values: float) -> list[Spot]:
+def spots(*values: float) -> list[TrendPoint]:
     return [
-        Spot(started=f"2026-08-{day:02d}T00:00:00Z", value=value, title=f"<{day}>")
+        TrendPoint(started=f"2026-08-{day:02d}T00:00:00Z", value=value, title=f"<{day}>")
         for day, value in enumerate(values, 1)
     ]
 
@@ -46,8 +46,8 @@ def test_zero_has_a_line_of_its_own_on_a_log_axis() -> None:
 
 
 def test_failed_runs_and_what_is_no_number_are_crosses() -> None:
-    failed = [*spots(1.0, 2.0), Spot(started="2026-08-09T00:00:00Z", value=1.5, title="failed", bad=True)]
-    svg = trend([*failed, Spot(started="2026-08-10T00:00:00Z", value=math.nan, title="nan")], alt="x")
+    failed = [*spots(1.0, 2.0), TrendPoint(started="2026-08-09T00:00:00Z", value=1.5, title="failed", bad=True)]
+    svg = trend([*failed, TrendPoint(started="2026-08-10T00:00:00Z", value=math.nan, title="nan")], alt="x")
     assert svg.count('class="bad"') == 2
     assert svg.count("<circle") == 2
     assert "nan" not in re.sub(r"<title>.*?</title>", "", svg)
@@ -55,7 +55,7 @@ def test_failed_runs_and_what_is_no_number_are_crosses() -> None:
 
 def test_a_version_is_marked_where_it_begins_and_named_where_there_is_room() -> None:
     close = [
-        Spot(
+        TrendPoint(
             started=f"2026-08-01T{hour:02d}:00:00Z", value=1.0, title="", mark=f"v{hour}" if hour in (2, 3, 20) else ""
         )
         for hour in range(24)

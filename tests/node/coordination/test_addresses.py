@@ -8,7 +8,7 @@ import pytest
 from harness.core.errors import InfrastructureError
 from harness.core.run.run_dir import AttemptDir
 from harness.node.coordination import addresses, rendezvous
-from harness.node.coordination.rendezvous import Share
+from harness.node.coordination.rendezvous import NodeShare
 
 NODE = {"lo": ["127.0.0.1"], "eth0": ["10.1.0.7"], "ib0": ["192.168.5.7"]}
 
@@ -49,7 +49,7 @@ def test_the_addresses_of_this_machine_are_found() -> None:
 
 
 def test_a_store_for_other_nodes_is_reached_at_the_address_that_answers(tmp_path: Path) -> None:
-    share = Share(node=0, nodes=2, world_size=4)
+    share = NodeShare(node=0, nodes=2, world_size=4)
     with rendezvous.listen(share, ["127.0.0.1"]) as listener:
         meeting = rendezvous.announce(AttemptDir(tmp_path), listener, ["127.0.0.2", "127.0.0.1"])
         assert listener.getsockname()[0] == "0.0.0.0"

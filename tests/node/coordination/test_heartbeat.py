@@ -11,50 +11,50 @@ from harness.core.run.run_dir import RunDir
 from harness.core.serialization import from_jsonable, loads
 from harness.node.coordination import heartbeat as module
 from harness.node.coordination import rendezvous
-from harness.node.coordination.heartbeat import Heart
-from harness.node.coordination.rendezvous import Beat, Heartbeats, heartbeat_file, read
+from harness.node.coordination.heartbeat import HeartbeatWriter
+from harness.node.coordination.rendezvous import Heartbeat, HeartbeatMonitor, heartbeat_file, read
 
 
-def beat_of(path: Path) -> Beat:
-    return from_jsonable(Beat, loads(path.read_text()))
+def heartbeat_of(path: Path) -> Heartbeat:
+    return from_jsonable(Heartbeat, loads(path.read_text()))
 
 
 def until(condition: Callable[[], bool], path: Path) -> None:
-    """Reads the file again and again, for as long as pytest lets the test run."""
+    """Polls the file until the condition holds; pytest's time-out ends the test."""
     while not condition():
         os.sched_yield()
         assert path.exists()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_agent_that_is_busy_importing_goes_on_beating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    heart = Heart(tmp_path / "beat", "token")
-    heart.begin("loading")
-    first = beat_of(heart.path)
-    until(lambda: beat_of(heart.path).time > first.time, heart.path)  # this process does nothing else meanwhile
-    assert (beat_of(heart.path).state, beat_of(heart.path).pid) == ("loading", os.getpid())
-    heart.turn()
-    until(lambda: beat_of(heart.path).state == "ready", heart.path)
-    heart.end()
-    last = beat_of(heart.path)
+def test_an_agent_that_is_busy_importing_keeps_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
+    writer = HeartbeatWriter(tmp_path / "beat", "token")
+    writer.start("loading")
+    first = heartbeat_of(writer.path)
+    until(lambda: heartbeat_of(writer.path).time > first.time, writer.path)  # this process does nothing else meanwhile
+    assert (heartbeat_of(writer.path).state, heartbeat_of(writer.path).pid) == ("loading", os.getpid())
+    writer.tick()
+    until(lambda: heartbeat_of(writer.path).state == "ready", writer.path)
+    writer.stop()
+    last = heartbeat_of(writer.path)
     assert last.state == "ended"
-    assert beat_of(heart.path) == last  # nobody writes any more
-    assert heart._process is not None
-    assert not heart._process.is_alive()
+    assert heartbeat_of(writer.path) == last  # nothing writes it any more
+    assert writer._process is not None
+    assert not writer._process.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_agent_whose_main_loop_stands_still_for_long_falls_silent(
+def test_an_agent_whose_main_loop_hangs_for_long_stops_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.0)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
     monkeypatch.setattr(module, "STUCK_S", 0.2)
-    heart = Heart(tmp_path / "beat", "token")
-    heart.begin("ready")
-    assert heart._process is not None
-    heart._process.join()
-    assert heart._process.exitcode == 0
+    writer = HeartbeatWriter(tmp_path / "beat", "token")
+    writer.start("ready")
+    assert writer._process is not None
+    writer._process.join()
+    assert writer._process.exitcode == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -65,18 +65,18 @@ def test_a_disk_that_is_full_for_the_heartbeat_ends_the_agent(tmp_path: Path, mo
         if os.getpid() != agent:
             raise DiskFullError(f"cannot write {path}")
 
-    monkeypatch.setattr(module, "BEAT_S", 0.0)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
     monkeypatch.setattr(module, "write_json", full)
-    heart = Heart(tmp_path / "beat", "token")
-    heart.begin("ready")
-    assert heart._process is not None
-    heart._process.join()
-    with pytest.raises(DiskFullError, match="no room"):
-        heart.turn()
+    writer = HeartbeatWriter(tmp_path / "beat", "token")
+    writer.start("ready")
+    assert writer._process is not None
+    writer._process.join()
+    with pytest.raises(DiskFullError, match="no space left"):
+        writer.tick()
 
 
 class Clock:
-    """Stands for the time module."""
+    """A fake of the time module."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -92,10 +92,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_stall_of_ones_own_is_not_taken_for_the_silence_of_others(tmp_path: Path, clock: Clock) -> None:
+def test_a_gap_in_polling_does_not_count_as_silence_of_the_others(tmp_path: Path, clock: Clock) -> None:
     run = RunDir(tmp_path)
-    others = Heartbeats(run, "local", [1, 2], silence_s=30.0)
-    clock.now = 600.0  # this process imported, or the shared file system stood still for everybody
+    others = HeartbeatMonitor(run, "local", [1, 2], silence_s=30.0)
+    clock.now = 600.0  # this process imported, or the shared file system hung
     assert others.silent() == []
     for _ in range(9):
         clock.now += 3.0
@@ -104,16 +104,16 @@ def test_a_stall_of_ones_own_is_not_taken_for_the_silence_of_others(tmp_path: Pa
     assert others.silent() == [1, 2]
 
 
-def test_many_heartbeats_cost_one_listing_of_their_folder_per_look(
+def test_many_heartbeats_cost_one_listing_of_their_folder_per_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path)
-    others = Heartbeats(run, "local", range(1, 16))
+    others = HeartbeatMonitor(run, "local", range(1, 16))
     for node in range(1, 16):
-        Heart(heartbeat_file(run, "local", node), "token").end()
+        HeartbeatWriter(heartbeat_file(run, "local", node), "token").stop()
     listed: list[Path] = []
     original = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda folder: listed.append(folder) or original(folder))
-    assert len(others.beats()) == 15
+    assert len(others.latest()) == 15
     assert listed == [tmp_path / "agents"]
-    assert read(Beat, heartbeat_file(run, "local", 3)) == others.beats()[3]
+    assert read(Heartbeat, heartbeat_file(run, "local", 3)) == others.latest()[3]

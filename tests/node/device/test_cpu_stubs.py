@@ -11,20 +11,20 @@ from harness.core.packing.arithmetic import zigzag
 from harness.node.device.cpu_stubs import _thd_get_partitioned_indices
 
 
-def test_the_partition_stand_in_is_zigzag_per_document() -> None:
+def test_the_partition_stub_is_zigzag_per_document() -> None:
     bounds = torch.tensor([0, 4, 16], dtype=torch.int32)
     shares = [_thd_get_partitioned_indices(bounds, 16, 2, rank).tolist() for rank in range(2)]
     assert shares[0] == [0, 3, 4, 5, 6, 13, 14, 15]
     assert shares[1] == zigzag([0, 4, 16], 2, 1)
 
 
-def test_the_partition_stand_in_refuses_offsets_that_do_not_end_at_the_row() -> None:
+def test_the_partition_stub_refuses_offsets_that_do_not_end_at_the_row() -> None:
     with pytest.raises(ValueError, match="ends at 16, the row has 20"):
         _thd_get_partitioned_indices(torch.tensor([0, 16], dtype=torch.int32), 20, 2, 0)
 
 
 def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:
-    """In a process of its own: the stand-ins stay for good."""
+    """In a separate process: stubs cannot be removed."""
     program = """
 import torch
 from harness.node.device.cpu_stubs import install
@@ -38,8 +38,8 @@ assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
-def test_a_rank_on_cuda_refuses_to_run_beside_stand_ins() -> None:
-    """Whoever put them there: those that `install` forgot are found by the file that they come from."""
+def test_a_rank_on_cuda_refuses_to_run_with_stubs() -> None:
+    """Also those that `install` did not record: they are found by the file that defines them."""
     program = """
 import torch
 from harness.node.device import cpu_stubs
@@ -51,16 +51,16 @@ cpu_stubs._installed.clear()
 try:
     cpu_stubs.refuse()
 except RuntimeError as error:
-    assert "CPU stand-ins are installed in a rank that computes on CUDA" in str(error), error
+    assert "CPU stubs are installed in a rank that computes on CUDA" in str(error), error
     assert "torch.cuda.synchronize" in cpu_stubs.installed(), cpu_stubs.installed()
 else:
-    raise AssertionError("stand-ins were not noticed")
+    raise AssertionError("stubs were not detected")
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
-def test_stand_ins_are_told_apart_by_torch_dynamo() -> None:
-    """Dynamo files torch's functions by identity and refuses one that has two names with different rules."""
+def test_torch_dynamo_distinguishes_the_stubs() -> None:
+    """Dynamo keeps rules by function identity and refuses a function with two names and different rules."""
     program = """
 from harness.node.device.cpu_stubs import install
 install()

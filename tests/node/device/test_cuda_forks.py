@@ -1,5 +1,5 @@
-"""Packages that start CUDA when they are imported. torch spoils forks also on a machine without a GPU, so nothing is
-pretended but the table of GPUs: each case runs in a fork of one program that has imported the node side."""
+"""Packages that start CUDA when they are imported. torch refuses CUDA in forks after that even on a machine without a
+GPU, so only the table of GPUs is fake. Each case runs in a fork of one program that has imported the node side."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from harness.core.errors import InfrastructureError
 from harness.core.cell.layout import Layout
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # hidden while the lines above import, as load() hides them
 h200 = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
-torch.cuda.init = lambda: None  # for the last look of forks_kept: this machine may have no driver
+torch.cuda.init = lambda: None  # for the last look of forks_protected: this machine may have no driver
 
 def alone(package):
-    with cuda_forks.forks_kept("importing the stack"):
+    with cuda_forks.forks_protected("importing the stack"):
         shown = os.environ["CUDA_VISIBLE_DEVICES"]
         importlib.import_module(package)
     return repr(shown)
@@ -99,14 +99,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("raises", "importing the stack", "raises_without_gpu.py:2"),
         ("counts", "importing the stack", "only_counts.py:2"),
         ("at load", "importing the stack under test", "only_counts.py:2"),
-        ("data path", "asking for data path late", "starts_cuda.py:3"),
+        ("data path", "importing data path late", "starts_cuda.py:3"),
     ],
 )
 def test_a_package_that_calls_into_the_driver_is_named_before_any_rank_is_forked(
     case: str, doing: str, where: str, said: dict[str, str]
 ) -> None:
     module = where.partition(".")[0]
-    assert said[case].startswith(f"refused: {doing} started CUDA in the process that forks the ranks, called by")
+    assert said[case].startswith(f"refused: {doing} initialised CUDA in the process that forks the ranks, called by")
     assert f" {module} (" in said[case]
     assert f"{where})" in said[case]
 
@@ -116,7 +116,7 @@ def test_gpus_are_hidden_from_a_package_that_asks_whether_there_are_any(case: st
     assert said[case] == "kept '' 0,1 False"
 
 
-def test_a_data_path_that_keeps_away_from_the_driver_is_taken(said: dict[str, str]) -> None:
+def test_a_data_path_that_does_not_call_the_driver_is_accepted(said: dict[str, str]) -> None:
     assert said["good data path"] == "kept None 0,1 False"
 
 

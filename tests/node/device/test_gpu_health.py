@@ -1,4 +1,4 @@
-"""After a cell failed on a GPU: whether the GPU still computes, and what the kernel said."""
+"""After a cell failed on a GPU: whether the GPU still computes, and the Xid lines of the kernel log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.core.errors import InfrastructureError
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import supervisor
-from harness.node.coordination.rendezvous import Share
+from harness.node.coordination.rendezvous import NodeShare
 from harness.node.device import cuda_forks, gpu_health
 from harness.node.process import other_threads
 from harness.node.recording.kernel_log import xid_lines
@@ -26,7 +26,7 @@ OTHER = "6,102,9000000,-;eth0: link becomes ready\n"
 NEW = "3,103,9500000,-;NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained: SM (0x1). RST: No\n SUBSYSTEM=pci\n"
 
 
-def test_a_gpu_that_computes_is_told_from_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_computes_is_distinguished_from_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_health.compute("cpu")
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.full(size, 2.0, device=device))
     with pytest.raises(RuntimeError, match="cpu computed 6"):
@@ -49,7 +49,7 @@ def test_the_gpus_of_the_cell_are_used_in_a_child(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_driver_that_does_not_answer_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_forks, "PATIENCE_S", 0.1)
     with pytest.raises(InfrastructureError, match=r"asking: the driver has not answered for 0 s"):
         cuda_forks.in_child(lambda: os.read(os.pipe()[0], 1), "asking")
@@ -70,7 +70,7 @@ def test_broken_gpus_end_the_allocation(
     gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: parts.append(part) or "using GPU 3: it is gone")
-    cell, share = replace(config(), device=device), Share(node=0, nodes=1, world_size=2, gpus=(2, 3))
+    cell, share = replace(config(), device=device), NodeShare(node=0, nodes=1, world_size=2, gpus=(2, 3))
     if ends:
         with pytest.raises(InfrastructureError, match="using GPU 3: it is gone"):
             gpu_health.check_after(attempt, cell, share)
@@ -82,7 +82,7 @@ def test_broken_gpus_end_the_allocation(
 @pytest.mark.parametrize(
     ("ranks", "gpus", "asked"), [(2, (2, 3), [2, 3]), (2, None, [0, 1]), (16, None, [*range(8)]), (1, (7,), [7])]
 )
-def test_only_the_gpus_of_the_cell_itself_are_asked(
+def test_only_the_gpus_of_the_cell_itself_are_tested(
     ranks: int, gpus: tuple[int, ...] | None, asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, used = AttemptDir(tmp_path), list[list[int]]()
@@ -90,15 +90,15 @@ def test_only_the_gpus_of_the_cell_itself_are_asked(
     gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: used.append([*part]) or "")
-    gpu_health.check_after(attempt, config(), Share(node=0, nodes=1, world_size=ranks, gpus=gpus))
+    gpu_health.check_after(attempt, config(), NodeShare(node=0, nodes=1, world_size=ranks, gpus=gpus))
     assert used == [asked]
 
 
-def test_a_node_without_gpus_is_not_asked() -> None:
+def test_a_node_without_gpus_is_not_tested() -> None:
     assert gpu_health.broken_gpus(range(0)) == ""
 
 
-def test_threads_of_the_process_that_forks_are_told() -> None:
+def test_threads_of_the_process_that_forks_are_listed() -> None:
     begun, over = threading.Event(), threading.Event()
     before = other_threads()
     thread = threading.Thread(target=lambda: begun.set() or over.wait())
@@ -109,7 +109,7 @@ def test_threads_of_the_process_that_forks_are_told() -> None:
     thread.join()
 
 
-def test_what_the_kernel_said_about_gpus_since_then_stands_in_the_logs_of_ranks_that_failed(
+def test_xid_lines_of_the_kernel_log_are_added_to_the_logs_of_ranks_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "kmsg"
@@ -121,6 +121,6 @@ def test_what_the_kernel_said_about_gpus_since_then_stands_in_the_logs_of_ranks_
     monkeypatch.setattr(supervisor, "xid_lines", lambda since: xid_lines(since, source))
     attempt = AttemptDir(tmp_path)
     attempt.log(2).parent.mkdir()
-    supervisor._note_xids(attempt, [2], 5.0)
+    supervisor._log_xids(attempt, [2], 5.0)
     assert "Xid (PCI:0000:1b:00): 94" in attempt.log(2).read_text()
     assert not attempt.log(1).exists()

@@ -1,4 +1,4 @@
-"""The state of a GPU: names of reasons; and that a machine without one says why it tells nothing."""
+"""The state of a GPU: names of throttle reasons, and the reason why a machine without a GPU has none."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def test_reasons_for_lower_clocks_have_names(mask: int, names: list[str]) -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: tests/gpu asks it")
-def test_without_a_gpu_every_field_is_absent_and_the_reason_is_told() -> None:
+def test_without_a_gpu_every_field_is_none_and_the_reason_is_given() -> None:
     state = gpu_state(Device(kind="cuda", backend="nccl", index=0), "before")
     assert state.missing
     assert (state.when, state.sm_clock_mhz, state.power_w, state.slowed_by) == ("before", None, None, None)
 
 
 def test_of_the_samples_under_load_the_busiest_counts_and_every_reason_for_lower_clocks() -> None:
-    told = iter([(90.0, []), (690.0, ["software power cap"]), (650.0, ["hardware slowdown"]), (80.0, None)])
-    states = [GpuState(when="under load", power_w=power, slowed_by=reasons) for power, reasons in told]
+    samples = iter([(90.0, []), (690.0, ["software power cap"]), (650.0, ["hardware slowdown"]), (80.0, None)])
+    states = [GpuState(when="under load", power_w=power, slowed_by=reasons) for power, reasons in samples]
     assert busiest(states) == [
         GpuState(when="under load", power_w=690.0, slowed_by=["hardware slowdown", "software power cap"])
     ]
     assert busiest([]) == []
 
 
-def test_a_gpu_is_asked_again_and_again_while_something_runs() -> None:
+def test_a_gpu_is_sampled_while_something_runs() -> None:
     enough = threading.Event()
     asked: list[int] = []
 

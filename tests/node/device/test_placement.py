@@ -31,13 +31,13 @@ def test_a_rank_on_the_cpu_cannot_allocate_more_than_its_share() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(least=_LEAST_LIMIT)], check=True)
 
 
-def test_a_field_that_the_kernel_does_not_tell_is_an_error() -> None:
+def test_a_field_that_proc_does_not_have_is_an_error() -> None:
     assert _kibibytes("/proc/meminfo", "MemTotal") > 2**30
     with pytest.raises(RuntimeError, match="/proc/meminfo has no Nonsense"):
         _kibibytes("/proc/meminfo", "Nonsense")
 
 
-def test_a_processor_is_its_model_and_how_many() -> None:
+def test_a_processor_is_named_with_its_number_of_cores() -> None:
     assert re.fullmatch(r"\S.* x [1-9]\d*", processor())
 
 
@@ -66,7 +66,7 @@ def test_a_rank_that_is_to_use_the_cpu_hides_the_gpus(two_gpus: list[int]) -> No
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == ""
 
 
-def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is cuda, and this machine has no GPU"):
         choose_device(0, 1, "cuda")

@@ -1,4 +1,4 @@
-"""The injections: one for every entry of the catalogue, each doing what it says on a batch of its own cell."""
+"""The injections: one for every entry of the catalogue, each changing a batch of its cell as described."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_an_unknown_fault_is_an_error() -> None:
         fault_named("no-such-fault")
 
 
-def test_every_injection_overrides_a_seam() -> None:
-    seams = [name for name in vars(Fault) if name.startswith("on_") or name == "micro_batches"]
+def test_every_injection_overrides_a_hook() -> None:
+    hooks = [name for name in vars(Fault) if name.startswith("on_") or name == "micro_batches"]
     for name, kind in FAULTS.items():
-        assert any(getattr(kind, seam) is not getattr(Fault, seam) for seam in seams), name
+        assert any(getattr(kind, hook) is not getattr(Fault, hook) for hook in hooks), name
 
 
 @pytest.mark.parametrize(("rank", "lost"), [(0, False), (1, True), (2, False)])

@@ -11,7 +11,7 @@ import pytest
 from harness.core.cell.layout import Layout
 from harness.core.run.import_proofs import proofs_of
 from harness.core.run.records import RankRecord
-from harness.node.probe.imports import import_proof, modules_beside
+from harness.node.probe.imports import import_proof, other_modules
 
 
 def module(name: str, file: str | None, monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
@@ -36,7 +36,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_short_proof_has_the_heads_and_whatever_lies_elsewhere() -> None:
+def test_the_short_proof_has_the_heads_and_modules_from_elsewhere() -> None:
     found = [(proof.module, proof.version, proof.path) for proof in import_proof()]
     assert found == [
         ("skyrl", "0.4.0", "/env/skyrl/__init__.py"),
@@ -48,7 +48,7 @@ def test_the_short_proof_has_the_heads_and_whatever_lies_elsewhere() -> None:
 def test_the_full_proof_has_every_module_that_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     module("skyrl.backends.megatron", "/env/skyrl/backends/megatron.py", monkeypatch)
     record = RankRecord(
-        cell="c", rank=0, place=Layout().coordinates(0), imports=import_proof(), modules=modules_beside()
+        cell="c", rank=0, place=Layout().coordinates(0), imports=import_proof(), modules=other_modules()
     )
     assert record.modules == {"skyrl": "backends/ backends.megatron"}
     assert {proof.module: proof.path for proof in proofs_of(record)} == {
@@ -58,10 +58,10 @@ def test_the_full_proof_has_every_module_that_has_a_file(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("loaded")
-def test_a_module_under_another_name_than_its_file_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_whose_name_does_not_match_its_file_is_listed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     module("skyrl.other", "/env/skyrl/somewhere.py", monkeypatch)
     assert "skyrl.other" in [proof.module for proof in import_proof()]
-    assert "other" not in modules_beside()["skyrl"].split()
+    assert "other" not in other_modules()["skyrl"].split()
 
 
 @pytest.mark.usefixtures("loaded")

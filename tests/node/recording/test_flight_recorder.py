@@ -16,7 +16,7 @@ import torch.distributed as dist
 from harness.core.run.flight_dump import waiting
 from harness.core.run.run_dir import AttemptDir, write_atomic
 from harness.node.recording import flight_recorder
-from harness.node.recording.flight_recorder import dumped, flight_file, waited_in, watch
+from harness.node.recording.flight_recorder import dumped, flight_file, pending_collectives, watch
 from tests.core.run.test_flight_dump import entry, trace
 
 # Two ranks over gloo, whose collectives torch 2.15 records too. Rank 1 enters none.
@@ -77,7 +77,7 @@ def test_a_rank_over_nccl_leaves_its_dump_before_the_deadline(tmp_path: Path, mo
     monkeypatch.setattr(flight_recorder, "dumped", lambda module: trace(entry(1)))
     attempt = AttemptDir(tmp_path)
     watch(attempt, 3, time.time()).join()
-    assert [item.name for item in waited_in(attempt, 3)] == ["all_reduce"]
+    assert [item.name for item in pending_collectives(attempt, 3)] == ["all_reduce"]
     assert flight_file(attempt, 3).parent == attempt.log(3).parent
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     watch(attempt, 4, time.time()).join()
@@ -85,7 +85,7 @@ def test_a_rank_over_nccl_leaves_its_dump_before_the_deadline(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 3}'])
-def test_a_dump_that_was_cut_says_nothing(text: str, tmp_path: Path) -> None:
+def test_a_truncated_dump_counts_as_none(text: str, tmp_path: Path) -> None:
     write_atomic(flight_file(AttemptDir(tmp_path), 0), text)
-    assert waited_in(AttemptDir(tmp_path), 0) == []
-    assert waited_in(AttemptDir(tmp_path), 1) == []
+    assert pending_collectives(AttemptDir(tmp_path), 0) == []
+    assert pending_collectives(AttemptDir(tmp_path), 1) == []

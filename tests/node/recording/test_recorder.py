@@ -9,7 +9,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import LayerSeen, RankRecord
 from harness.core.serialization import from_jsonable, loads
 from harness.node.recording.recorder import Recorder
-from tests.node.pretended_gpu import OnGpu, on_gpu
+from tests.node.fake_gpu import OnGpu, on_gpu
 
 
 def _recorder(path: Path) -> Recorder:
@@ -21,7 +21,7 @@ def _read(recorder: Recorder) -> RankRecord:
     return from_jsonable(RankRecord, loads(recorder.path.read_text()))
 
 
-def test_a_flush_leaves_a_whole_record_that_says_how_far_it_came(tmp_path: Path) -> None:
+def test_a_flush_writes_a_complete_record_with_the_progress(tmp_path: Path) -> None:
     recorder = _recorder(tmp_path)
     recorder.progress("training", 1, 3, "forward")
     recorder.flush()
@@ -64,7 +64,7 @@ def test_params_are_recorded_by_value_and_each_value_once(tmp_path: Path) -> Non
     assert (second.max_seqlen_q, second.max_seqlen_type) == (5, "Tensor")
 
 
-def test_forms_tell_tensors_that_are_equal_from_those_that_are_the_same(tmp_path: Path) -> None:
+def test_forms_distinguish_equal_tensors_from_identical_ones(tmp_path: Path) -> None:
     recorder = _recorder(tmp_path)
     offsets = torch.tensor([0, 3, 8], dtype=torch.int32)
     params = PackedSeqParams(
@@ -111,7 +111,7 @@ def test_params_on_a_gpu_are_read_at_the_next_flush_as_they_were_when_a_layer_go
     assert record.packed_params[0].forms["cu_seqlens_kv"].same_as == "cu_seqlens_q"
 
 
-def test_after_an_error_nothing_is_read_from_the_gpu_and_no_layer_seems_to_have_got_nothing(tmp_path: Path) -> None:
+def test_after_an_error_nothing_is_read_from_the_gpu_and_unread_layers_are_dropped(tmp_path: Path) -> None:
     recorder = _recorder(tmp_path)
     recorder.layer(_layer(1), None)
     recorder.layer(_layer(2), _on_gpu())

@@ -159,7 +159,7 @@ def test_rows_that_are_packed_beforehand_must_divide_as_they_are() -> None:
         "bridge_offline", dp=2, train=TrainConfig(global_batch=6), documents=DocumentsConfig(mode="file", lengths=(32,))
     )
     assert reason("batch.rows-by-replicas", config) == (
-        "step 0: 6 documents fill 3 rows of 64 tokens, which bridge_offline packs beforehand and cannot split into a "
+        "step 0: 6 documents fill 3 rows of 64 tokens, which bridge_offline packs in advance and cannot split into a "
         "multiple of dp 2 x micro_batch_size 1 = 2"
     )
     assert reason("batch.rows-by-replicas", replace(config, data_path="reference")) is None

@@ -68,7 +68,7 @@ def test_a_mean_over_a_ranks_own_tokens_needs_as_many_that_count_on_each_rank(
     reason = found.get("loss.per-token-with-cp")
     counted = tuple(length for index, length in enumerate(lengths) if index not in masked)
     assert (reason is not None) == uneven
-    assert not reason or f"the ranks hold {shares_of(counted)} tokens that count" in reason
+    assert not reason or f"the ranks have {shares_of(counted)} unmasked tokens" in reason
     assert "loss.per-token-with-cp" not in {item.rule for item in rejections(mean_loss(lengths, 1, *masked))}
 
 

@@ -79,7 +79,7 @@ def reason(rule: str, config: CellConfig) -> str | None:
         (
             "moe.padding-mask-path",
             cell("sft", model=MASKED),
-            "sft hands routers",
+            "sft passes no padding mask",
             cell("unpacked", model=MASKED),
         ),
         (
@@ -91,10 +91,10 @@ def reason(rule: str, config: CellConfig) -> str | None:
         (
             "moe.aux-loss-rows",
             cell(cp=2, model=PER_ROW, micro_batch_size=2, options=FULL),
-            "a rank of tp 1 x cp 2 has only 1/2 of it per row",
+            "a rank of tp 1 x cp 2 has only 1/2 of each row",
             cell(cp=2, model=PER_ROW, options=FULL),
         ),
-        ("mtp.tokens", cell("skyrl", model=PREDICTING), "packing skyrl hands it none", cell("sft", model=PREDICTING)),
+        ("mtp.tokens", cell("skyrl", model=PREDICTING), "packing skyrl passes none", cell("sft", model=PREDICTING)),
         (
             "mtp.real-offsets",
             cell(cp=2, model=PREDICTING),
@@ -127,7 +127,7 @@ def test_a_rule_rejects_with_its_arithmetic_and_lets_its_neighbour_pass(
 def test_cuda_graphs_are_rejected_with_the_reason() -> None:
     for path, rule, reason in (
         ("sft", "packing.cuda-graphs", "cu_seqlens and max_seqlen differ in every micro-batch"),
-        ("unpacked", "probe.cuda-graphs", "the capture of a graph does not allow"),
+        ("unpacked", "probe.cuda-graphs", "not allowed while a graph is captured"),
     ):
         asked = CellConfig(layout=Layout(), data_path=path, model=ModelConfig(cuda_graphs=True))
         (rejected,) = rejections(asked)
@@ -156,7 +156,7 @@ def test_a_padding_mask_is_refused_exactly_where_a_later_stage_needs_the_mask_th
 @pytest.mark.parametrize(("tp", "cp"), list(itertools.product((1, 2, 4), (1, 2))))
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
 @pytest.mark.parametrize("aux_loss", ["none", "aux_loss", "seq_aux_loss"])
-def test_merged_rows_are_told_apart_by_their_length_only_where_a_rank_has_whole_rows(
+def test_merged_rows_are_split_by_their_length_only_where_a_rank_has_whole_rows(
     tp: int, cp: int, micro_batch_size: int, aux_loss: str
 ) -> None:
     model = ModelConfig(moe=MoeConfig(aux_loss=aux_loss))
@@ -164,7 +164,7 @@ def test_merged_rows_are_told_apart_by_their_length_only_where_a_rank_has_whole_
     merged = aux_loss == "seq_aux_loss" and micro_batch_size > 1
     found = reason("moe.aux-loss-rows", split)
     assert (found is not None) == (merged and tp * cp > 1)
-    assert not found or f"has only 1/{tp * cp} of it per row" in found
+    assert not found or f"has only 1/{tp * cp} of each row" in found
     assert reason("moe.aux-loss-rows", replace(split, data_path="unpacked")) is None
 
 

@@ -1,7 +1,7 @@
-"""Fingerprints: a sum of squares and random projections that add up over the shards of a tensor.
+"""Fingerprints of tensors: the sum of squares and random projections, both additive over shards.
 
-A projection of the whole is the dot product with a full-size random tensor; a shard takes the same part of it,
-so sums over shards equal the whole whatever the layout (up to rounding; sums are in float64).
+A projection is the dot product with a full-size random tensor, of which a shard uses its own part. So the sum over
+shards equals the projection of the whole tensor in any layout, up to rounding; sums are in float64.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from harness.node.probe.weights import NamedParameter, draw, parts_of
 
 
 def gradient_fingerprint(item: NamedParameter, gradient: Tensor, seed: int) -> Fingerprint:
-    """Fingerprint of this rank's shard of a parameter's gradient."""
+    """Fingerprint of this rank's shard of a parameter's gradient; `gradient` has the shape of the shard."""
     local = gradient.detach().to("cpu", torch.float64)
     return _fingerprint(local, [item.shard.take(vector) for vector in _vectors(item, seed)])
 
 
 def part_fingerprints(item: NamedParameter, gradient: Tensor, seed: int) -> list[Fingerprint]:
-    """Fingerprints of the parts that tensor parallelism would split a whole gradient into; see weights.parts_of."""
+    """Fingerprints of the shards into which tensor parallelism would split a whole gradient; see weights.parts_of."""
     shards = parts_of(item)
     vectors = _vectors(item, seed) if shards else []
     whole = gradient.detach().to("cpu", torch.float64)
@@ -33,7 +33,7 @@ def part_fingerprints(item: NamedParameter, gradient: Tensor, seed: int) -> list
 
 
 def _vectors(item: NamedParameter, seed: int) -> list[Tensor]:
-    """Full-size random vectors of a parameter."""
+    """The random tensors of a parameter, each in its full shape."""
     return [draw(f"projection-{number}", item.name, item.shard.full, seed) for number in range(PROJECTIONS)]
 
 
@@ -44,17 +44,17 @@ def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
 
 @lru_cache(maxsize=4)
 def _position_vectors(length: int, hidden: int, seed: int) -> Tensor:
-    """[PROJECTIONS, length, hidden]: the vector a token is projected on depends on its place in the document."""
+    """[PROJECTIONS, length, hidden]: the vectors for each token position in a document."""
     return torch.stack(
         [draw(f"position-{number}", "activation", (length, hidden), seed) for number in range(PROJECTIONS)]
     )
 
 
 def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
-    """Per document, over this rank's real tokens.
+    """Fingerprint of each document over this rank's real tokens.
 
-    hidden [tokens, hidden]; owners int64 [tokens, 2] = (document or PAD, position). `length` is the longest position
-    + 1 that can occur.
+    hidden [tokens, hidden]; owners int64 [tokens, 2] = (document or PAD, position); `length`: the largest possible
+    position + 1.
     """
     real = owners[:, 0] != PAD
     rows = hidden.detach()[real].to("cpu", torch.float64)
@@ -70,7 +70,7 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
 
 
 def merge(into: dict[int, Fingerprint], new: dict[int, Any]) -> None:
-    """Add fingerprints of further tokens of the same documents."""
+    """Add the fingerprints of further tokens of the same documents to `into`."""
     for document, part in new.items():
         if document in into:
             old = into[document]

@@ -1,7 +1,7 @@
-"""Whether a data path that unpacks log-probabilities gives each back to the token it belongs to.
+"""Whether a data path that unpacks log-probabilities returns each to the token it belongs to.
 
-Instead of the model, made-up logits: at each slot the next token gets a log-probability that no other slot of the
-micro-batch has. So a value that comes back tells which slot it was computed at.
+Synthetic logits replace the model: the next token of each slot gets a log-probability that is unique in the
+micro-batch. So each returned value identifies the slot at which it was computed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from harness.core.run.records import TensorSeen
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.probe.truth import MicroTruth
 
-LOWEST = -4.0  # log-probabilities lie evenly in [LOWEST, LOWEST / 4]
+LOWEST = -4.0  # log-probabilities are spaced evenly in [LOWEST, LOWEST / 4]
 
 
 def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch: Batch) -> TensorSeen | None:
-    """None when the path returns none. `first` is [document, position, expected slot, slot found or -1]."""
+    """The comparison; None when the path returns no log-probabilities.
+
+    `first` is [document, position, expected slot, slot found or -1].
+    """
     if not hasattr(path, "log_probs"):
         return None
     values = slot_values(micro.plan.slots)

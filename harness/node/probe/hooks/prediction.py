@@ -1,7 +1,7 @@
-"""Multi-token prediction at step 0: its loss per document, over the tokens that upstream counted.
+"""Records multi-token prediction at step 0: its loss per document, over the tokens that upstream counts.
 
-The losses are those that upstream's own compute_language_model_loss returns for the labels that it rolled. Which of
-them count is read from what it hands to backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
+The losses are those that upstream's compute_language_model_loss returns for the labels that upstream rolled. The tokens
+that count are read from what upstream passes to backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from harness.core.run.records import DocumentLoss, MtpSeen
-from harness.node.probe.hooks.witness import Position
+from harness.node.probe.hooks.layers import PassState
 from harness.node.recording.recorder import Recorder
 
 
-class MtpWatch:
-    """Stands around the loss and the output layer of the last stage's chunk; changes nothing."""
+class PredictionRecorder:
+    """Wraps the loss and hooks the output layer of the last stage's chunk; changes no values."""
 
-    def __init__(self, chunk: Any, depths: int, position: Position, recorder: Recorder) -> None:
-        self.depths, self.position, self.recorder = depths, position, recorder
+    def __init__(self, chunk: Any, depths: int, state: PassState, recorder: Recorder) -> None:
+        self.depths, self.state, self.recorder = depths, state, recorder
         self.losses: list[Tensor] = []  # per depth, [rows, local slots] each
-        self.main_next = False  # the next loss is that of the main head
+        self.main_next = False  # whether the next loss is the main head's
         self.upstream = chunk.compute_language_model_loss
         chunk.compute_language_model_loss = self._loss
         chunk.output_layer.register_forward_pre_hook(self._before_output)
@@ -35,11 +35,11 @@ class MtpWatch:
         return loss
 
     def _before_output(self, module: Any, args: Any) -> None:
-        """The main head comes after all depths; its input carries their losses, the last depth outermost."""
+        """The main head runs after all depths; the autograd graph of its input holds their losses, last depth first."""
         if len(self.losses) < self.depths:
             return
         losses, self.losses, self.main_next = self.losses, [], True
-        if not self.position.first_step:
+        if not self.state.first_step:
             return
         node = args[0].grad_fn
         for depth in range(self.depths, 0, -1):
@@ -48,9 +48,9 @@ class MtpWatch:
             node = node.next_functions[0][0]
 
     def _seen(self, depth: int, losses: Tensor, weighted: Tensor) -> MtpSeen:
-        assert self.position.owners is not None
-        documents = self.position.owners[..., 0].flatten()
-        weighted = weighted.detach().cpu()  # owners are in main memory
+        assert self.state.owners is not None
+        documents = self.state.owners[..., 0].flatten()
+        weighted = weighted.detach().cpu()  # owners are on the CPU
         counted, values = weighted.flatten() != 0, losses.cpu().flatten().double()
         seen = {}
         for document in torch.unique(documents[counted]).tolist():
@@ -58,7 +58,7 @@ class MtpWatch:
             seen[int(document)] = DocumentLoss(loss_sum=float(values[mine].sum()), tokens=int(mine.sum()))
         return MtpSeen(
             depth=depth,
-            micro_batch=self.position.micro_batch,
+            micro_batch=self.state.micro_batch,
             documents=seen,
             weighted=float(weighted.double().sum()),
         )

@@ -10,16 +10,16 @@ from collections import deque
 from typing import Any
 
 from harness.node.data_paths.base import RankContext
-from harness.node.probe.hooks.witness import Position
+from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.model.parts import mtp_layers
 from harness.node.probe.model.recompute import recomputed_module, recomputing
 
 
 class Recomputed:
-    """Hooks around the modules that are computed twice; must be made before hooks that read the position."""
+    """Hooks around the modules that are computed twice; must be made before hooks that read the state."""
 
-    def __init__(self, chunks: list[Any], context: RankContext, position: Position) -> None:
-        self.position = position
+    def __init__(self, chunks: list[Any], context: RankContext, state: PassState) -> None:
+        self.state = state
         self.waiting: list[deque[dict[str, Any]]] = []  # per module: positions of its forwards, until their backward
         for chunk in chunks:
             for layer in (*chunk.decoder.layers, *mtp_layers(chunk)):
@@ -38,16 +38,16 @@ class Recomputed:
         self.waiting.append(positions)
 
         def enter(*_: Any) -> None:
-            now = dict(vars(self.position))
+            now = dict(vars(self.state))
             if recomputing():
                 later.append(now)
-                vars(self.position).update(positions.popleft())
+                vars(self.state).update(positions.popleft())
             else:
                 positions.append(now)
 
         def leave(*_: Any) -> None:
             if recomputing():
-                vars(self.position).update(later.pop())
+                vars(self.state).update(later.pop())
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)

@@ -1,7 +1,7 @@
-"""What routers did at step 0: which experts real and padding tokens went to, and what became of auxiliary losses.
+"""Records routers at step 0: the experts of real and of padding tokens, and the auxiliary losses.
 
-Scores are recomputed here from the router's logits (softmax, top k), so that the judge can hold upstream's auxiliary
-loss against its own arithmetic. Names of megatron.core.transformer.moe, 0.14 to 0.19.
+Scores are recomputed from the router's logits (softmax, top k), so that the judge can check upstream's auxiliary loss
+against its own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.14 to 0.19.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ExpertShare, RouterSeen
 from harness.node.data_paths.base import RankContext
-from harness.node.probe.hooks.witness import Position
+from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.model.recompute import recomputing
 from harness.node.recording.recorder import Recorder
 
 
-class RouterWatch:
-    """Stands around each router's `routing` and `attach_and_log_load_balancing_loss`; changes nothing."""
+class RouterRecorder:
+    """Wraps each router's `routing` and `attach_and_log_load_balancing_loss`; changes no values."""
 
-    def __init__(self, layers: dict[int, Any], context: RankContext, position: Position, recorder: Recorder) -> None:
+    def __init__(self, layers: dict[int, Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
         """`layers`: global number -> transformer layer."""
-        self.context, self.position, self.recorder = context, position, recorder
-        self.seen: RouterSeen | None = None  # of the routing under way
+        self.context, self.state, self.recorder = context, state, recorder
+        self.seen: RouterSeen | None = None  # of the current call of `routing`
         for number, layer in layers.items():
             router = getattr(layer.mlp, "router", None)
             if router is not None:
@@ -57,21 +57,21 @@ class RouterWatch:
 
     def _seen_before(self, layer: int) -> RouterSeen | None:
         """Of the forward that is recomputed: upstream adds auxiliary losses only with autograd on, which is now."""
-        if not self.position.first_step:
+        if not self.state.first_step:
             return None
         found = (seen for seen in self.recorder.record.routers if seen.layer == layer)
-        return next((seen for seen in found if seen.micro_batch == self.position.micro_batch), None)
+        return next((seen for seen in found if seen.micro_batch == self.state.micro_batch), None)
 
     def _shares(self, layer: int, logits: Tensor) -> RouterSeen | None:
         """logits [s, b, experts] of this rank, or what upstream made of them: see _slots. Of step 0 alone."""
-        if not self.position.first_step:
+        if not self.state.first_step:
             return None
         moe = self.context.config.model.moe
-        owners, rows = self.position.owners, self.position.rows
+        owners, rows = self.state.owners, self.state.rows
         assert moe is not None and owners is not None and rows is not None
         padding, row = self._slots(owners[..., 0] == PAD, logits), self._slots(rows, logits)
         if padding is None or row is None:
-            return None  # the data path delivered another shape; the metadata lane says so
+            return None  # a wrong shape, which the metadata lane reports
         scores = torch.softmax(logits.flatten(0, 1).float(), -1)
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(moe.topk, dim=1).indices, 1.0)
         count = self.context.config.micro_batch_size
@@ -88,14 +88,14 @@ class RouterWatch:
             ]
 
         return RouterSeen(
-            layer=layer, micro_batch=self.position.micro_batch, real=shares(~padding), padding=shares(padding)
+            layer=layer, micro_batch=self.state.micro_batch, real=shares(~padding), padding=shares(padding)
         )
 
     def _slots(self, values: Tensor, logits: Tensor) -> Tensor | None:
-        """[rows, local slots] in the order of flattened logits; None when they do not fit.
+        """`values` [rows, local slots], flattened in the order of the logits; None when shapes do not match.
 
-        Under sequence parallel logits are this rank's contiguous share. From 0.19 upstream sets the merged rows of a
-        packed micro-batch side by side again: [slots per row, rows].
+        Under sequence parallel the logits are this rank's contiguous share. From 0.19 upstream splits the merged rows
+        of a packed micro-batch again: [slots per row, rows].
         """
         stream = values.transpose(0, 1)  # [s, b]
         layout = self.context.config.layout
@@ -109,7 +109,7 @@ class RouterWatch:
 
 
 def aux_scale() -> float | None:
-    """The scale that the schedule put on auxiliary losses; None where there are none."""
+    """The scale that the schedule set for auxiliary losses (MoEAuxLossAutoScaler); None where there are none."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     scale = MoEAuxLossAutoScaler.main_loss_backward_scale

@@ -1,6 +1,6 @@
-"""Canary legs: each runs step 0 once more with the initial weights, on what core/cell/canary_legs.py varies.
+"""Canary legs: each repeats step 0 with the initial weights, on documents varied by core/cell/canary_legs.py.
 
-They follow the training leg, so that none of its evidence can be lost to them.
+They run after the training leg, so that their failures cannot cost its evidence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.core.cell.canary_legs import Leg, legs_of
 from harness.core.run.records import LegSeen
 from harness.node.device.placement import synchronize
-from harness.node.probe.legs.metadata import batches_seen
+from harness.node.probe.legs.metadata import observed_batches
 from harness.node.probe.legs.rewriting import Rewriter
 from harness.node.probe.model.gpt import unwrap
 from harness.node.probe.passes import Passes
@@ -22,14 +22,14 @@ from harness.node.probe.weights import draw
 
 
 class CanaryLegs:
-    """Holds the initial weights from its construction on, in main memory."""
+    """Runs the canary legs. Copies the initial weights to main memory when constructed."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.legs = legs_of(passes.context.config)
         rewrites = any(leg.rewrites for leg in self.legs)
         chunks = [unwrap(chunk) for chunk in passes.chunks] if rewrites else []
-        self.rewriter = Rewriter(chunks, passes.context, passes.position)
+        self.rewriter = Rewriter(chunks, passes.context, passes.state)
         self.initial = [_copy(item.parameter) for item in passes.named_parameters()] if self.legs else []
 
     def run(self) -> None:
@@ -39,7 +39,7 @@ class CanaryLegs:
         with torch.no_grad():
             for item, weight in zip(self.passes.named_parameters(), self.initial, strict=True):
                 item.parameter.copy_(weight)
-                item.parameter.grad = None  # the optimizer left the last step's there, and a backward would add to it
+                item.parameter.grad = None  # left by the optimizer: a backward would add to it
         for leg in self.legs:
             begin = time.perf_counter()
             self.passes.recorder.flush()
@@ -51,27 +51,27 @@ class CanaryLegs:
         self.passes.recorder.flush()
 
     def _fetch(self, leg: Leg) -> LegSeen:
-        """The batches alone, held against the truth."""
+        """Fetch the batches only, and compare them with the truth."""
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
-        batches = batches_seen(truth, leg.name, passes.path, passes.context, passes.fault, passes.recorder)
+        batches = observed_batches(truth, leg.name, passes.path, passes.context, passes.fault, passes.recorder)
         return LegSeen(leg=leg.name, batches=list(batches))
 
     def _pass(self, leg: Leg) -> LegSeen:
-        """A pass through the model; gradients are recorded after a backward, and are left as they are."""
+        """A pass through the model; after a backward, gradients are recorded."""
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
         count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
         if leg.moved_weights:
             self._move_weights()
         iterators = passes.begin(truth, leg.name, keep_tokens=False)
-        passes.position.fingerprints = leg.backward
+        passes.state.fingerprints = leg.backward
         self.rewriter.lengths = {item.index: item.length for item in leg.documents} if leg.rewrites else None
-        # Also without a backward autograd stays on: kernels must be those of training to be equal bit by bit.
+        # Autograd stays on even without a backward: results are bitwise equal only with the kernels of training.
         passes.run(iterators, micro_batches=count, forward_only=not leg.backward)
         self.rewriter.lengths = None
         synchronize(passes.context.device)
-        losses = passes.settle()
+        losses = passes.read_losses()
         seen = LegSeen(
             leg=leg.name,
             loss_sum=losses.loss_sum,
@@ -80,12 +80,12 @@ class CanaryLegs:
             tokens=losses.tokens,
         )
         if leg.backward:
-            seen.parameters, seen.activations = passes.parameters_seen(), passes.witness.taken()
-            seen.input_gradients = self.rewriter.taken()
+            seen.parameters, seen.activations = passes.parameters_seen(), passes.layer_recorder.drain()
+            seen.input_gradients = self.rewriter.drain()
         return seen
 
     def _move_weights(self) -> None:
-        """By one machine epsilon, up or down at random. Nothing moves them back: such a leg is the last."""
+        """Change each weight by one machine epsilon, up or down at random. Not undone: this must be the last leg."""
         seed = self.passes.context.config.train.seed
         with torch.no_grad():
             for item in self.passes.named_parameters():

@@ -1,8 +1,8 @@
-"""Two cells of different stacks take turns, through files that each writes when a turn of its is over.
+"""Interleaved timing of two cells in different stacks, which take turns by writing a file at the end of each turn.
 
-Turns are numbered from 0 over both: ABAB, so that each comes after a wait. (With ABBA one side in each round would have
-just run, with warm caches.) Only rank 0 of a cell looks at files. A side that waits too long gives up, and says so, so
-that the other does not wait either.
+Turns are numbered from 0 over both cells, in the order ABAB, so that each follows a wait. (With ABBA, one cell of each
+round would have warm caches.) Only rank 0 of a cell reads the files. A cell that waits too long gives up and writes a
+file, so that the other stops waiting too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch.distributed as dist
 from harness.core.run.run_dir import RunDir, write_json
 from harness.node.data_paths.base import RankContext
 
-PATIENCE = 0.5  # share of the deadline; the other side may have to load its torch first
+PATIENCE = 0.5  # fraction of the deadline; the other cell may still have to import torch
 _POLL_S = 0.005
 
 
-def turns_of(rounds: int, first: bool) -> Iterator[tuple[int, int]]:
-    """(round, number of the turn) of one side, in order."""
+def turn_numbers(rounds: int, first: bool) -> Iterator[tuple[int, int]]:
+    """(round, turn) of one cell, in order; `first`: the cell that begins."""
     for turn in range(rounds):
         yield turn, 2 * turn + (0 if first else 1)
 
 
-class Turns:
-    """One side's view of the turns."""
+class Interleaver:
+    """One cell's side of the interleaving."""
 
     def __init__(self, context: RankContext) -> None:
         timing = context.config.timing
@@ -38,10 +38,10 @@ class Turns:
         self.patience_s = PATIENCE * context.config.deadline_s
 
     def wait(self, number: int) -> bool:
-        """Until the turn before `number` is over; False when it does not come. Collective."""
-        told = torch.tensor([int(self.rank_zero and self._comes(number))], device=self.device)
-        dist.broadcast(told, 0)
-        return bool(told)
+        """Wait until the turn before `number` is over; False when the other cell gave up or is too late. Collective."""
+        ready = torch.tensor([int(self.rank_zero and self._previous_is_over(number))], device=self.device)
+        dist.broadcast(ready, 0)
+        return bool(ready)
 
     def over(self, number: int) -> None:
         if self.rank_zero:
@@ -51,7 +51,7 @@ class Turns:
         if self.rank_zero:
             write_json(self.folder / "given-up", {"turn": number, "time": time.time()})
 
-    def _comes(self, number: int) -> bool:
+    def _previous_is_over(self, number: int) -> bool:
         limit = time.monotonic() + self.patience_s
         before, given_up = self.folder / str(number - 1), self.folder / "given-up"
         while number and not before.exists():

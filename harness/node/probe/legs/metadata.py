@@ -1,6 +1,6 @@
-"""Metadata leg: fetch every micro-batch of step 0 without the model, and hold it against the truth.
+"""Metadata leg: fetch every micro-batch of step 0 without the model, and compare it with the truth.
 
-It runs first, so that a data path that crashes or hangs the training still gets its metadata verdict.
+It runs first, so that a data path that crashes or hangs in training still gets its metadata verdict.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Re
         recorder.progress("metadata", 0, 0, "fetch")
         recorder.record.refusal = path.refusal()
     truth = StepTruth(context.config, 0, context.place.dp)
-    for seen in batches_seen(truth, "metadata", path, context, fault, recorder):
+    for seen in observed_batches(truth, "metadata", path, context, fault, recorder):
         recorder.record.batches.append(seen)
     recorder.flush()
 
 
-def batches_seen(
+def observed_batches(
     truth: StepTruth, leg: str, path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
 ) -> Iterator[BatchSeen]:
-    """Every batch of every chunk held against the truth; the record is flushed before each fetch."""
+    """Fetch every batch of every chunk and compare it with the truth; flushes the record before each fetch."""
     for chunk in range(context.config.layout.vpp):
         recorder.progress(leg, 0, 0, "start")
         iterator = path.iterator(truth, chunk)
         if chunk == 0 and leg == "metadata":
-            note_workload(path, leg, 0, context, fault, recorder)
+            record_workload(path, leg, 0, context, fault, recorder)
         for number, micro in enumerate(truth.micro_batches):
             recorder.progress(leg, 0, number, "fetch")
             recorder.flush()
@@ -50,8 +50,8 @@ def batches_seen(
             yield seen
 
 
-def note_workload(path: Adapter, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
-    """What the data path counted of the step whose iterators it has just made, if it counts."""
+def record_workload(path: Adapter, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+    """Record the work that the data path counted for the step it has just opened, if it counts."""
     counted: Workload | None = getattr(path, "workload", None)
     if counted is None:
         return
@@ -74,7 +74,7 @@ def _seen(
     owners = micro.local(micro.owners, cp, cp_rank)
 
     def counted(name: str) -> Tensor:
-        """Slots at which a field has a meaning: masked labels have none, and the mask has one everywhere."""
+        """Slots at which a field matters: labels where unmasked, the mask everywhere, others outside padding."""
         if name == "loss_mask":
             return torch.ones(owners.shape[:-1], dtype=torch.bool)
         return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD

@@ -1,8 +1,8 @@
-"""Rewriting leg: every layer gets a right input, and a right gradient of its output, whatever came before it.
+"""Rewriting leg: every layer gets a known input and output gradient, whatever the preceding modules computed.
 
-Both are drawn from the seed and global indices (layer, document, position, hidden unit) and cut like the real ones, so
-they are the same whatever the layout and packing, and no error can travel. A module that still differs from the
-reference's same leg is faulty itself (TTrace, arXiv 2506.09280).
+Both are drawn from the seed and global indices (layer, document, position, hidden unit) and split like the real ones.
+So they do not depend on layout and packing, and no error propagates between modules. A module that still differs from
+the same leg of the reference is faulty itself (TTrace, arXiv 2506.09280).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import ActivationSeen
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
-from harness.node.probe.hooks.witness import Position, local_owners
+from harness.node.probe.hooks.layers import PassState, local_owners
 from harness.node.probe.weights import INITIAL_STD, draw
 
 
 class Rewrite(torch.autograd.Function):
-    """Forward puts `value` in the place of the input; backward shows the gradient and passes another on."""
+    """Forward replaces the input by `value`; backward passes the gradient to `show` and returns `gradient` instead."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, value: Tensor, gradient: Tensor, show: Callable[[Tensor], None]) -> Tensor:
@@ -37,10 +37,10 @@ class Rewrite(torch.autograd.Function):
 
 
 class Rewriter:
-    """Hooks before every layer and before what follows the last; they act while the documents' lengths are given."""
+    """Hooks before every layer and the final norm, which act while `lengths` (document -> tokens) is set."""
 
-    def __init__(self, chunks: list[Any], context: RankContext, position: Position) -> None:
-        self.context, self.position = context, position
+    def __init__(self, chunks: list[Any], context: RankContext, state: PassState) -> None:
+        self.context, self.state = context, state
         self.lengths: dict[int, int] | None = None
         self.gradients: dict[int, ActivationSeen] = {}
         last = context.config.model.layers + 1
@@ -50,8 +50,8 @@ class Rewriter:
             for number, module in modules if final is None else [*modules, (last, final)]:
                 module.register_forward_pre_hook(self._hook(number), with_kwargs=True)
 
-    def taken(self) -> list[ActivationSeen]:
-        """Fingerprints of the gradients of the modules' inputs since the last call, by module."""
+    def drain(self) -> list[ActivationSeen]:
+        """Fingerprints of the modules' input gradients since the last call, by module."""
         seen = [self.gradients[module] for module in sorted(self.gradients)]
         self.gradients = {}
         return seen
@@ -68,18 +68,18 @@ class Rewriter:
 
     def _rewritten(self, number: int, hidden: Tensor) -> Tensor:
         """hidden [s, b, h], the input of a module."""
-        owners = local_owners(self.position, self.context)
+        owners = local_owners(self.state, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
-            return hidden  # the data path delivered another shape; the metadata lane says so
+            return hidden  # a wrong shape, which the metadata lane reports
         value = self._drawn("input", number, owners, hidden) * INITIAL_STD
         gradient = self._drawn("gradient", number - 1, owners, hidden)
-        # What another rank has too is shown by tensor-parallel rank 0 alone.
-        speaks = self.context.place.tp == 0 or self.context.config.layout.sp
-        show = partial(self._show, number, owners) if speaks else _nothing
+        # Values replicated over tp are recorded by tp rank 0 only.
+        records = self.context.place.tp == 0 or self.context.config.layout.sp
+        show = partial(self._show, number, owners) if records else _nothing
         return Rewrite.apply(hidden, value, gradient, show)  # type: ignore[no-any-return]
 
     def _drawn(self, kind: str, module: int, owners: Tensor, like: Tensor) -> Tensor:
-        """Standard normal for every real token, 0 for padding: in the shape, type and device of `like`."""
+        """Standard normal values for real tokens, 0 for padding, with the shape, dtype and device of `like`."""
         assert self.lengths is not None
         flat = owners.flatten(0, 1)
         drawn = torch.zeros(len(flat), like.shape[-1])

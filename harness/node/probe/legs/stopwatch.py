@@ -1,4 +1,4 @@
-"""Times of loads: between two CUDA events on a GPU, processor time on a CPU."""
+"""Timing of loads: by CUDA events on a GPU, by CPU time of the process on a CPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Reading = Callable[[], float]  # seconds; on a GPU only after a synchronisation
 
 
 def stopwatch(device: Device) -> Callable[[Run], Reading]:
-    """What runs a load and gives its time, to be read later, so that reading does not stop the GPU."""
+    """A function that runs a load and returns its reading, to be called later so as not to synchronise now."""
     return between_events if device.kind == "cuda" else by_processor
 
 
 def between_events(run: Run) -> Reading:
-    """From when the GPU comes to the load until it is through with it."""
+    """Time from the load's first to its last kernel on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     run()
@@ -28,7 +28,7 @@ def between_events(run: Run) -> Reading:
 
 
 def by_processor(run: Run) -> Reading:
-    """What this process computed: others may share the processor, and gloo sleeps in waits."""
+    """CPU time of this process: other processes may share the cores, and gloo sleeps while it waits."""
     begin = time.process_time()
     run()
     seconds = time.process_time() - begin

@@ -1,7 +1,8 @@
-"""Timing leg: loads that only time tells apart, in turn and round after round; nothing but seconds is recorded.
+"""Timing leg: times loads one after the other, in rounds, and records nothing but seconds.
 
-It comes last, after everything else is recorded, and takes the probe's own hooks off the model, since they cost time
-for each document. What is timed is the code under test on batches that were fetched before.
+A load is a piece of work that is timed as a whole: a forward and backward over one step's batches, or the rotary
+function. The leg runs last and removes the probe's hooks from the model, since they cost time per document. It times
+the code under test on batches that were fetched before.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from harness.node.data_paths.base import Adapter, Batch
 from harness.node.data_paths.table import ADAPTERS
 from harness.node.device.gpu_state import busiest, gpu_state, sampled
 from harness.node.device.placement import barrier, synchronize
-from harness.node.probe.legs.interleaving import Turns, turns_of
+from harness.node.probe.legs.interleaving import Interleaver, turn_numbers
 from harness.node.probe.legs.stopwatch import stopwatch
 from harness.node.probe.model.gpt import DTYPES, transformer_config
 from harness.node.probe.model.kernels import attention_ops
-from harness.node.probe.model.rotary import other_rotary, rotary_load
+from harness.node.probe.model.rotary import rotary_load, with_other_rotary
 from harness.node.probe.passes import Passes, forward
 from harness.node.probe.truth import StepTruth
 
-SHARE = 0.4  # of the deadline, that the rounds may take
+SHARE = 0.4  # fraction of the deadline that the rounds may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """`run` is None on ranks that have no part in it."""
+    """`run` is None on ranks that do not take part."""
 
     name: str
     documents: int
@@ -47,7 +48,7 @@ class Load:
 
 
 class TimingLeg:
-    """Owns the loads of a cell."""
+    """Prepares and times the loads of a cell."""
 
     def __init__(self, passes: Passes) -> None:
         self.chunks, self.path = passes.chunks, passes.path
@@ -56,7 +57,7 @@ class TimingLeg:
         self.warmup = self.context.config.timing.warmup_on(self.context.device.kind)
 
     def run(self) -> None:
-        """Time every load `rounds` times, after rounds that warm up and are not recorded. Collective."""
+        """Time every load `rounds` times, after warm-up rounds, which are not recorded. Collective."""
         timing = self.context.config.timing
         if not timing.asked:
             return
@@ -68,7 +69,7 @@ class TimingLeg:
         self.recorder.flush()
 
     def prepare(self) -> None:
-        """Leave nothing of the probe on the model. Loads come after this."""
+        """Remove the probe's hooks from the model. Call it before making loads."""
         self.recorder.progress("timing", 0, 0, "start")
         self.recorder.record.warmup_rounds = self.warmup
         for chunk in self.chunks:
@@ -77,28 +78,28 @@ class TimingLeg:
     def _rounds(self, loads: list[Load]) -> None:
         rounds = self.context.config.timing.rounds
         gc.collect()
-        gc.disable()  # else a collection falls into some load or other
+        gc.disable()  # else a collection would fall into some load
         try:
             for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
                 begin = time.perf_counter()
-                with self._kernels_noted(number == -self.warmup):
+                with self._kernels_recorded(number == -self.warmup):
                     self.one_round(loads if number % 2 else loads[::-1], number)
                 if number == -1:
                     if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
                         return
-                    self._note_gpu("before")
-                self.recorder.flush()  # what a cell that runs out of time has timed so far
-            self._note_gpu("after")
-            self._note_gpu_under(loads)
+                    self._record_gpu("before")
+                self.recorder.flush()  # keeps the rounds so far if the deadline passes
+            self._record_gpu("after")
+            self._record_gpu_under_load(loads)
         finally:
             gc.enable()
 
     def one_round(self, loads: Sequence[Load], number: int) -> None:
         """Run loads one after the other, then read their times; a round below 0 is not recorded.
 
-        Each load starts on an idle device: else it could be launched behind the kernels of the one before, and what
-        it takes to launch many kernels, or to wait for the host, would not show.
+        Each load starts on an idle device: otherwise its launches would overlap with the kernels of the previous load,
+        which would hide the cost of launching many kernels and of host synchronisation.
         """
         device, readings = self.context.device, []
         for load in loads:
@@ -112,34 +113,34 @@ class TimingLeg:
                 Timed(load=load.name, documents=load.documents, round=number, seconds=read()) for load, read in readings
             ]
 
-    def _note_gpu(self, when: Moment) -> None:
+    def _record_gpu(self, when: Moment) -> None:
         if self.context.device.kind == "cuda":
             self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
 
-    def _note_gpu_under(self, loads: list[Load]) -> None:
-        """The GPU's state while it works, in a round that is not recorded: an idle GPU is not slowed by anything."""
+    def _record_gpu_under_load(self, loads: list[Load]) -> None:
+        """The GPU's state under load, in a round that is not recorded: an idle GPU is never throttled."""
         if self.context.device.kind == "cuda":
             with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
                 self.one_round(loads, -1)
             self.recorder.record.gpu_states += busiest(states)
 
     @contextmanager
-    def _kernels_noted(self, noted: bool) -> Iterator[None]:
-        """Record which attention kernels the loads of a round take: a library may choose others for other shapes."""
+    def _kernels_recorded(self, noted: bool) -> Iterator[None]:
+        """Record which attention kernels the loads of a round use: a library may choose by shape."""
         if not noted:
             yield
             return
         with attention_ops() as names:
             yield
-        self.recorder.record.environment["timed_attention"] = ", ".join(sorted(names)) or "none that torch names"
+        self.recorder.record.environment["timed_attention"] = ", ".join(sorted(names)) or "none that torch reports"
 
     def _turns(self) -> None:
-        """The step of this cell, in turns with the same cell in another stack; the first rounds warm up."""
+        """Time the step of this cell interleaved with the same cell in another stack; the first rounds warm up."""
         config = self.context.config
-        turns, load = Turns(self.context), self.load_of("turn", 0, config, self.path)
-        for number, turn in turns_of(config.timing.rounds + self.warmup, config.timing.first):
+        turns, load = Interleaver(self.context), self.load_of("turn", 0, config, self.path)
+        for number, turn in turn_numbers(config.timing.rounds + self.warmup, config.timing.first):
             if not turns.wait(turn):
-                self.recorder.record.untimed["turn"] = f"the other stack did not come to its turn {turn - 1}"
+                self.recorder.record.untimed["turn"] = f"the cell of the other stack did not finish turn {turn - 1}"
                 return
             begin = time.perf_counter()
             self.one_round([load], number - self.warmup)
@@ -149,25 +150,25 @@ class TimingLeg:
             turns.over(turn)
 
     def _fits(self, seconds: float, names: set[str]) -> bool:
-        """Whether rounds of so many seconds of wall time end well before the deadline; if not, says so. Collective."""
-        told = torch.tensor([seconds], device=self.context.device.torch_device)
-        dist.broadcast(told, 0)
+        """Whether rounds of so many seconds of wall time fit before the deadline; if not, records why. Collective."""
+        agreed = torch.tensor([seconds], device=self.context.device.torch_device)
+        dist.broadcast(agreed, 0)
         config = self.context.config
         rounds, room = config.timing.rounds, SHARE * config.deadline_s
-        if rounds * float(told) <= room:
+        if rounds * float(agreed) <= room:
             return True
-        why = f"{rounds} rounds of {float(told):.3g} s do not fit in {room:.3g} s, {SHARE} of launch.deadline_s"
+        why = f"{rounds} rounds of {float(agreed):.3g} s do not fit in {room:.3g} s, {SHARE} of launch.deadline_s"
         self.recorder.record.untimed.update(dict.fromkeys(names, why))
         return False
 
     def _slope(self) -> Iterator[Load]:
-        """Packs of the same tokens in more and more documents; the rotary function alone on one rank only."""
+        """Packs of equally many tokens in increasing numbers of documents; the rotary function alone on rank 0 only."""
         config = self.context.config
         if not config.timing.documents:
             return
         upstream = transformer_config(config)
         yield from self._rotary("rotary", upstream)
-        other = other_rotary(upstream, self.context.device.kind)
+        other = with_other_rotary(upstream, self.context.device.kind)
         if isinstance(other, str):
             self.recorder.record.untimed["rotary_other"] = other
         else:
@@ -185,7 +186,7 @@ class TimingLeg:
             yield Load(name=name, documents=documents, run=alone)
 
     def _packing(self) -> Iterator[Load]:
-        """The documents of step 0 as the data path packs them; one per row, and full rows, in the same layout."""
+        """The documents of step 0 as packed by the data path; one per row; and full rows; all in the same layout."""
         config = self.context.config
         asked = [name for name, wanted in self._unpacked_loads().items() if wanted]
         made = {}
@@ -205,7 +206,7 @@ class TimingLeg:
         return {"unpacked": timing.unpacked, "full": timing.full_rows}
 
     def load_of(self, name: str, documents: int, config: CellConfig, path: Adapter | None = None) -> Load:
-        """Forward and backward over the micro-batches of step 0 of `config`, fetched now."""
+        """A forward and backward over the micro-batches of step 0 of `config`, which are fetched here."""
         path = path or ADAPTERS[config.data_path](replace(self.context, config=config))
         truth = StepTruth(config, 0, self.context.place.dp)
         batches = []
@@ -230,7 +231,7 @@ class TimingLeg:
 
 
 def _forward_step(config: CellConfig, iterator: Iterator[Batch], model: Any, *_: Any) -> tuple[Tensor, Any]:
-    """Megatron's forward_step_func, as in the training leg but for the records."""
+    """Megatron's forward_step_func, as in the training leg but without records."""
     batch = next(iterator)
     return forward(model, batch, config), partial(_loss, batch)
 

@@ -1,4 +1,4 @@
-"""Training leg: a few optimizer steps through Megatron's schedule, everything recorded that the checks need."""
+"""Training leg: a few optimizer steps through Megatron's schedule, with the records that the checks need."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megatron.core import parallel_state
 from harness.core.run.records import StepSeen
 from harness.node.device.placement import synchronize
 from harness.node.probe.hooks.routers import aux_scale
-from harness.node.probe.legs.metadata import note_workload
+from harness.node.probe.legs.metadata import record_workload
 from harness.node.probe.passes import Passes
 from harness.node.probe.truth import StepTruth
 
 
 class TrainingLeg:
-    """Runs the steps and the optimizer."""
+    """Runs the training steps."""
 
     def __init__(self, passes: Passes, optimizer: Any) -> None:
         self.passes, self.optimizer = passes, optimizer
@@ -33,8 +33,8 @@ class TrainingLeg:
         truth = StepTruth(self.context.config, step, self.context.place.dp)
         count = self.fault.micro_batches(len(truth.plans), self.context, step)
         iterators = passes.begin(truth, "training", keep_tokens=step == 0)
-        note_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
-        passes.position.fingerprints = step == 0 and self.context.config.fingerprints
+        record_workload(passes.path, "training", step, self.context, self.fault, self.recorder)
+        passes.state.fingerprints = step == 0 and self.context.config.fingerprints
         synchronize(self.context.device)
         begin, busy = time.perf_counter(), time.process_time()
         self.optimizer.zero_grad()
@@ -42,7 +42,7 @@ class TrainingLeg:
         passes.run(iterators, micro_batches=count, forward_only=False)
         synchronize(self.context.device)
         trained, computed = time.perf_counter() - begin, time.process_time() - busy
-        losses = passes.settle()
+        losses = passes.read_losses()
         seen = StepSeen(
             step=step,
             micro_batches=count,
@@ -67,13 +67,13 @@ class TrainingLeg:
         seen.grad_norm = _gradient_norm(self.passes)
         if seen.step == 0 and self.context.config.fingerprints:
             self.recorder.record.parameters = self.passes.parameters_seen()
-            self.recorder.record.activations = self.passes.witness.taken()
+            self.recorder.record.activations = self.passes.layer_recorder.drain()
         if seen.step == 0:
             self.recorder.record.aux_scale = aux_scale() if self.context.config.model.balanced else None
         self._global_loss(seen)
 
     def _global_loss(self, seen: StepSeen) -> None:
-        """Sum of loss and token count over all replicas and context ranks; last stage only."""
+        """Loss sum and token count over all replicas and context ranks; on the last stage only."""
         if not self.context.is_last(len(self.passes.chunks) - 1):
             return
         losses = self.passes.losses
@@ -86,7 +86,7 @@ class TrainingLeg:
 def _gradient_norm(passes: Passes) -> float:
     """Norm over the whole model before clipping: replicated parameters count once.
 
-    Experts that are spread over ranks (`allreduce` is false on them) add up over those ranks too.
+    Experts distributed over ep ranks (`allreduce` is false on them) are summed over those ranks too.
     """
     context = passes.context
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)

@@ -1,8 +1,7 @@
 """Reference packed attention: exact, per-document causal, context-parallel aware, for any device and dtype.
 
 Megatron's local DotProductAttention refuses packed_seq_params and context parallel, and Transformer Engine
-needs a GPU; this module is passed as `core_attention` of the layer spec instead. It believes what it is given:
-without packed_seq_params it attends over the whole row, so that lost metadata leaks as it does upstream.
+needs a GPU; the layer spec gets this module instead.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from harness.core.packing.arithmetic import zigzag
+from harness.node.probe.model.core_attention import CoreAttention
 
-PART = 1024  # query slots that attend at a time in longer rows
+PART = 1024  # query slots per part of a longer row
 
 
 class GatherContext(torch.autograd.Function):
-    """All-gather along a new first dimension; backward sums the gradients of all ranks for the own part."""
+    """All-gather [...] to [ranks, ...]; backward all-reduces the gradient and returns this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -40,39 +39,19 @@ class GatherContext(torch.autograd.Function):
         return grad[ctx.group.rank()], None
 
 
-class ReferenceAttention(MegatronModule):  # type: ignore[misc]
-    """core_attention with the interface of megatron.core.transformer.dot_product_attention (0.14 to 0.19)."""
+class ReferenceAttention(CoreAttention):
+    """Exact causal attention of each segment, by one masked product per part of the row."""
 
-    def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any) -> None:
-        super().__init__(config=config)
-        self.layer_number = layer_number
-        self.softmax_scale = softmax_scale
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
-    ) -> Tensor:
-        """[t, heads, dim] packed, or [s, b, heads, dim] unpacked; returns [t, heads * dim] or [s, b, heads * dim]."""
-        if packed_seq_params is None:
-            return self._unpacked(query, key, value)
-        padded = packed_seq_params.cu_seqlens_q_padded
-        bounds = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
-        query, key, value = (part.squeeze(1) if part.dim() == 4 else part for part in (query, key, value))
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
         batched = [part.unsqueeze(1) for part in (query, key, value)]
-        return self._attend(*batched, bounds=bounds).squeeze(1)
+        return self._attend(*batched, bounds=offsets.tolist()).squeeze(1)
 
-    def _unpacked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def unpacked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         slots = query.size(0) * parallel_state.get_context_parallel_world_size()
         return self._attend(query, key, value, bounds=[0, slots])
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, bounds: list[int]) -> Tensor:
-        """Causal attention inside each segment; inputs [s, b, heads, dim] hold this context rank's slots."""
+        """Causal attention inside each segment; inputs [s, b, heads, dim] are the slots of this context rank."""
         mine = torch.arange(bounds[-1], device=query.device)
         group = parallel_state.get_context_parallel_group()
         if group.size() > 1:
@@ -92,12 +71,12 @@ class ReferenceAttention(MegatronModule):  # type: ignore[misc]
 def _in_parts(
     query: Tensor, key: Tensor, value: Tensor, mine: Tensor, bounds: list[int], scale: float | None
 ) -> Tensor:
-    """Attention of [b, heads, s, dim]. A mask has s x total entries, so of long rows only a part exists at a time: a
-    part's mask is made again in backward."""
+    """Attention of [b, heads, s, dim]. A mask has s x total entries, so long rows are processed in parts, and a part's
+    mask is recomputed in backward."""
 
     def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
         mask = _segment_mask(bounds, mine)
-        with sdpa_kernel(SDPBackend.MATH):  # else cuDNN or a fused kernel may be taken, which round otherwise
+        with sdpa_kernel(SDPBackend.MATH):  # cuDNN and fused kernels round differently
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
     if len(mine) <= PART:

@@ -1,7 +1,7 @@
-"""Which attention a cell computes with on this node, and what the software here cannot do.
+"""Which attention a cell uses on this node, and why one cannot run here.
 
-`auto` becomes Transformer Engine, else torch's varlen_attn, else the harness's reference attention: the first that
-nothing speaks against. It is the same on all ranks, whose stack and layout are.
+`auto` resolves to the first that can run: Transformer Engine, torch's varlen_attn, the harness's reference attention.
+All ranks have the same stack and layout, and so the same result.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS
 from harness.node.probe.model.attention import ReferenceAttention
 from harness.node.probe.model.varlen import VarlenAttention
 
-FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # what Transformer Engine's flash back end is
+FLASH_PACKAGES = (
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+)  # any of these serves Transformer Engine's flash backend
 _STACK = "the stack under test"
 _HOW = "add it to `packages` of the stack"
 # Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
 _BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": AttnBackend.fused}
 
 
-def lacking(
+def unsupported_attention(
     config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None
 ) -> Rejection | Missing | None:
-    """Why the cell's attention cannot run here: device, installed software, GPU; None when it can.
+    """Why the cell's attention cannot run on this device, software or GPU; None when it can.
 
-    `capability`: of the node's GPUs, like (9, 0); None where there is none.
+    `capability`: compute capability of the node's GPUs, e.g. (9, 0); None without GPUs.
     """
     kind = config.attention
     if kind not in KERNELS:
@@ -59,18 +63,18 @@ def lacking(
             return Missing(reason=f"{reason}, or a machine with a GPU")
         return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
     if kind == "varlen":
-        return _varlen_lacking()
-    return _engine_lacking(config, capability)
+        return _unsupported_varlen()
+    return _unsupported_engine(config, capability)
 
 
-def _varlen_lacking() -> Rejection | None:
+def _unsupported_varlen() -> Rejection | None:
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         return None
-    reason = f"torch {torch.__version__} has no varlen_attn: torch 2.10 has"
+    reason = f"torch {torch.__version__} has no varlen_attn: it needs torch 2.10 or later"
     return Rejection(rule="attention.varlen-torch", reason=reason, source=_STACK)
 
 
-def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:
+def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:
     engine = installed("transformer-engine")
     if engine is None or installed("transformer-engine-torch") is None:
         reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
@@ -81,22 +85,22 @@ def _engine_lacking(config: CellConfig, capability: tuple[int, int] | None) -> R
     bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)
     if bound and (wrong := te_deterministic(config, capability or (0, 0))):
         return Rejection(rule=TE_DETERMINISTIC[0], reason=wrong, source=TE_DETERMINISTIC[1])
-    return _flash_lacking(config) if config.attention == "te-flash" else None
+    return _unsupported_flash(config) if config.attention == "te-flash" else None
 
 
-def _flash_lacking(config: CellConfig) -> Rejection | Missing | None:
+def _unsupported_flash(config: CellConfig) -> Rejection | Missing | None:
     there = [name for name in FLASH_PACKAGES if installed(name)]
     needed = ", ".join(FLASH_PACKAGES)
     if not there:
         return Missing(reason=f"attention te-flash needs one of {needed}, and this stack has none; {_HOW}")
     if "flash-attn-3" not in there and (found := first_padded(config)):
-        reason = f"{found}; of {', '.join(there)} none takes padding between documents: flash-attn-3 does"
+        reason = f"{found}; {', '.join(there)} does not support padding between documents: it needs flash-attn-3"
         return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
     return None
 
 
 def installed(name: str) -> str | None:
-    """Version of a distribution, None when it is not installed. Nothing is imported."""
+    """Version of a distribution, without importing it; None when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -104,32 +108,34 @@ def installed(name: str) -> str | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`2.16.0+abc` gives (2, 16, 0)."""
+    """Version numbers: "2.16.0+abc" gives (2, 16, 0)."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None) -> CellConfig:
-    """The cell with the attention that it computes with in place of `auto`; `capability` as in `lacking`."""
+    """The cell with `auto` replaced by the attention it uses; `capability` as in `unsupported_attention`."""
     if config.attention != "auto":
         return config
     wanted = ("te", "varlen") if place.kind == "cuda" and config.dtype == "bf16" else ()
     for kind in wanted:
         tried = replace(config, attention=kind)
-        if not limits(tried) and lacking(tried, place, capability) is None and ring_needs_p2p(tried, place) is None:
+        if limits(tried) or ring_needs_p2p(tried, place) is not None:
+            continue
+        if unsupported_attention(tried, place, capability) is None:
             return tried
     return replace(config, attention="reference")
 
 
 def core_attention(kind: str) -> Any:
-    """The class that stands as core_attention in a layer spec; `auto` only where nothing resolved it: reference."""
+    """The class for core_attention in a layer spec; for an unresolved `auto`, the reference attention."""
     if kind in TE_KINDS:
         return get_gpt_layer_with_transformer_engine_spec().submodules.self_attention.submodules.core_attention
     return VarlenAttention if kind == "varlen" else ReferenceAttention
 
 
 def attention_fields(kind: str) -> dict[str, Any]:
-    """Fields of upstream's configuration that choose Transformer Engine's back ends."""
+    """Fields of upstream's configuration that select Transformer Engine's backend."""
     return {"attention_backend": _BACKENDS[kind]} if kind in TE_KINDS else {}
 
 
@@ -141,7 +147,7 @@ def described(kind: str) -> str:
 
 
 def chosen_backend(kind: str) -> str:
-    """The back end that Transformer Engine took for its last call, by its own word; empty when it has none."""
+    """The backend of Transformer Engine's last call, from its own cache; empty when there was none."""
     name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
     state = getattr(sys.modules.get(name), "_attention_backends", None) if kind in TE_KINDS else None
     if not state:

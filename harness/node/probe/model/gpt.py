@@ -1,4 +1,4 @@
-"""The model under the probe: megatron-core's GPTModel, DDP and optimizer, built for one cell's layout."""
+"""The model of a cell: megatron-core's GPTModel, DDP and optimizer, built for the cell's layout."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def _undrawn(weight: torch.Tensor) -> torch.Tensor:
-    """An init_method of upstream's configuration that leaves a weight as it was allocated."""
+    """An init_method for upstream's configuration that leaves weights uninitialised."""
     return weight
 
 
 _FIXED: dict[str, Any] = {
     "use_cpu_initialization": True,
-    # `initialize` draws every weight, so upstream need not. perform_initialization False would do the same, but older
-    # releases then leave weights without their tensor-parallel attributes.
+    # `initialize` sets every weight. perform_initialization=False would skip upstream's initialisation too, but older
+    # releases then do not set the tensor-parallel attributes of weights.
     **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
@@ -55,9 +55,9 @@ def initialize_parallel(config: CellConfig, device: Device) -> None:
     """Megatron's process groups and random state for the layout; torch.distributed must be up."""
     layout = config.layout
     wanted: dict[str, Any] = {
-        # Like the world's: a hang must end by the cell's deadline, whatever it is, and not by a time-out before it.
+        # Like the world group's: a hang must end by the cell's deadline, not by an earlier time-out.
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
-        # Copies of the groups over gloo, which checkpoints of a distributed optimizer use: none here.
+        # Copies of the groups over gloo, for checkpoints of a distributed optimizer, which the probe does not use.
         "create_gloo_process_groups": device.backend != "nccl",
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters
@@ -73,15 +73,16 @@ def initialize_parallel(config: CellConfig, device: Device) -> None:
 
 
 def timeout_of(config: CellConfig) -> timedelta:
-    """Of collectives: longer than the deadline, so that a hang ends by the deadline's dumps, not by a time-out."""
+    """Time-out of collectives: longer than the deadline, so that a hang ends with the dumps at the deadline."""
     return timedelta(seconds=config.deadline_s + 60)
 
 
 def first_collectives(device: Device) -> list[str]:
-    """One all_reduce on the world and on every parallel group, so that all connections exist before upstream's code.
+    """Run one all_reduce on the world and on every parallel group, so that they are connected before upstream runs.
 
-    NCCL connects a group at its first collective: what fails there is the network, a GPU or the driver, and must not
-    look like a failure of the batch or the model. Returns the groups' names, in the order that all ranks share.
+    NCCL connects a group at its first collective: an error there comes from the network, a GPU or the driver, and must
+    not look like a failure of the batch or the model. Returns the groups' names, in the same order on all ranks.
+    RuntimeError when a sum is wrong.
     """
     found: dict[str, Any] = {"WORLD": None}
     for name, group in sorted(vars(parallel_state).items()):
@@ -91,14 +92,14 @@ def first_collectives(device: Device) -> list[str]:
     for name, group in found.items():
         total = one.clone()
         dist.all_reduce(total, group=group)
-        if int(total) != dist.get_world_size(group):  # also waits for the GPU
+        if int(total) != dist.get_world_size(group):  # int() also synchronises with the GPU
             size = dist.get_world_size(group)
             raise RuntimeError(f"the first all_reduce of {name} gave {float(total):g} instead of {size}, its ranks")
     return list(found)
 
 
 def upstream_fields(config: CellConfig) -> dict[str, Any]:
-    """Every field of upstream's configuration that the cell asks for; a part's own come last."""
+    """All fields of upstream's configuration that the cell sets; those of model parts come last."""
     layout, dtype = config.layout, DTYPES[config.dtype]
     return {
         **upstream_of(layout),
@@ -111,10 +112,10 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         **_FIXED,
         # Rows differ in length between micro-batches, so stages must exchange shapes.
         "variable_seq_lengths": True,
-        # The configuration refuses the default dispatcher beside variable lengths, even for a dense model.
+        # Upstream refuses its default dispatcher with variable lengths, even for a dense model.
         "moe_token_dispatcher_type": "alltoall",
-        # Megatron's own default for interleaving (arguments.py). The batched form crosses the forward and backward
-        # messages of two stages that are each other's previous and next (pp 2) on backends that match by order.
+        # Megatron's default for interleaving (arguments.py). With pp 2, where each stage is both previous and next of
+        # the other, batched messages would be mixed up on backends that match messages by order.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
         "add_bias_linear": False,
@@ -127,10 +128,10 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
     }
 
 
-def lacking(config: CellConfig) -> Rejection | Missing | None:
-    """Why this release's configuration cannot say what the cell is; None when it can.
+def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
+    """Why this release's configuration cannot express the cell; None when it can.
 
-    A release without a field that the cell leaves off (None, false) is as the cell wants it.
+    A missing field does not matter if the cell leaves it off (None or false).
     """
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
@@ -140,15 +141,15 @@ def lacking(config: CellConfig) -> Rejection | Missing | None:
     if not absent:
         return None
     asked = upstream_names()
-    said = ", ".join(f"{name} ({asked[name]})" if name in asked else name for name in absent)
-    reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {said}"
+    named = ", ".join(f"{name} ({asked[name]})" if name in asked else name for name in absent)
+    reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {named}"
     if all(name in asked for name in absent):
         return Rejection(rule="stack.field", reason=reason, source="the stack under test")
     return Missing(reason=f"{reason}; the probe needs it")
 
 
 def transformer_config(config: CellConfig) -> TransformerConfig:
-    """Upstream's configuration. `lacking` is asked before: what it does not know here is off."""
+    """Upstream's configuration, without fields it lacks: `unsupported_fields` has checked that these are off."""
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
     return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
@@ -177,7 +178,7 @@ def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device
             **({"vp_stage": stage} if stage is not None else {}),
             **mtp_arguments(config, upstream, spec, stage),
         ).to(device.torch_device)
-        # As megatron.training.get_model does: inputs cast to bf16, outputs of the last stage back to fp32.
+        # As in megatron.training.get_model: inputs are cast to bf16, outputs of the last stage back to fp32.
         wrapped = Float16Module(upstream, chunk) if upstream.bf16 else chunk
         chunks.append(DistributedDataParallel(upstream, ddp_config(config), wrapped))
     upstream.finalize_model_grads_func = finalize_model_grads
@@ -193,5 +194,5 @@ def unwrap(chunk: Any) -> GPTModel:
 
 
 def expert_rank() -> int:
-    """This rank's place among those that share the experts of a layer."""
+    """This rank's expert-parallel rank."""
     return int(parallel_state.get_expert_model_parallel_rank())

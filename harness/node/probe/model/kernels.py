@@ -1,4 +1,4 @@
-"""Choices of kernels that a model asks for: fused rotary positions. They have not run on a GPU yet."""
+"""Kernels that a cell asks for (fused rotary positions), and names of the attention kernels that ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from harness.core.cell.config import CellConfig
 
-# Operators of torch that stand for one attention kernel each, and autograd functions of Transformer Engine.
+# Operators of torch with one attention kernel each, and autograd functions of Transformer Engine.
 _ATTENTION = re.compile(
     r"aten::(_scaled_dot_product_\w+?|_(?:flash|cudnn|efficient)_attention_forward\w*?)(?:_for_cpu)?$|"
     r"(FusedAttnFunc\w*|FlashAttnFunc\w*|FlashAttnVarlenFunc\w*|UnfusedDotProductAttention)$"
@@ -20,7 +20,7 @@ _ATTENTION = re.compile(
 
 @contextmanager
 def attention_ops() -> Iterator[set[str]]:
-    """The attention kernels that torch's profiler sees inside, by the name of their operator."""
+    """Collects the attention kernels that torch's profiler sees, as operator names."""
     names: set[str] = set()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         yield names
@@ -29,16 +29,16 @@ def attention_ops() -> Iterator[set[str]]:
             names.add(found[1] or found[2])
 
 
-def lacking(config: CellConfig, device: str) -> str | None:
-    """Why kernels that a cell asks for cannot run on a kind of device, "cpu" or "cuda"; None when they can."""
+def unsupported_kernel(config: CellConfig, device: str) -> str | None:
+    """Why kernels that a cell asks for cannot run on `device`, "cpu" or "cuda"; None when they can."""
     reason = no_rope_fusion(device) if config.model.rope_fusion else None
     return f"model.rope_fusion is true: {reason}" if reason else None
 
 
 def no_rope_fusion(device: str) -> str | None:
-    """Why fused rotary kernels cannot run on a kind of device; None where they can."""
+    """Why fused rotary kernels cannot run on `device`, "cpu" or "cuda"; None when they can."""
     if device != "cuda":
         return "fused rotary kernels (apply_rope_fusion) are CUDA kernels, and the ranks compute on the CPU"
     if rope_utils.fused_apply_rotary_pos_emb_thd is None:
-        return "fused rotary kernels (apply_rope_fusion) are Transformer Engine's, and the stack has none"
+        return "fused rotary kernels (apply_rope_fusion) need Transformer Engine, which the stack does not have"
     return None

@@ -1,8 +1,8 @@
 """Experts, multi-token prediction and latent attention: upstream's settings and layer specs for them.
 
-Experts run one after the other (SequentialMLP): grouped products need a GPU. Norms are the probe's own, since torch's
-refuse sequence parallel, and core attention is what attention_kinds.py says. All else is the same for all kinds of it,
-so that parameters have the same names and values.
+Experts run one after the other (SequentialMLP): grouped GEMMs need a GPU. Norms are the probe's own, since torch's
+refuse sequence parallel, and attention_kinds.py chooses core attention. Everything else is the same for all kinds of
+attention, so that parameters have the same names and values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.node.probe.model.attention_kinds import core_attention
 from harness.node.probe.model.norm import RMSNorm
 
 
-def lacking(config: CellConfig) -> str | None:
+def unsupported_parts(config: CellConfig) -> str | None:
     """Why this release cannot run the cell's model; None when it can."""
     release = f"megatron-core {package_info.__version__}"
     if config.model.padding_mask and "padding_mask" not in inspect.signature(GPTModel.forward).parameters:
-        return f"{release} has no padding mask for routers: GPTModel.forward takes one from 0.16 on"
+        return f"{release} has no padding mask for routers: GPTModel.forward has one from 0.16 on"
     rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
     if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
         return f"{release} rolls tokens for multi-token prediction across documents: packed rows from 0.16 on"
@@ -54,7 +54,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
         fields |= {
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
             "moe_grouped_gemm": False,
-            # Stages need not exchange shapes where all rows are equally long, and allgather refuses that they do.
+            # allgather refuses variable lengths; rules ensure that all rows then have the same length.
             "variable_seq_lengths": moe.dispatcher != "allgather",
         }
     if mtp:
@@ -84,7 +84,7 @@ def layer_spec(config: CellConfig) -> Any:
 def mtp_arguments(
     config: CellConfig, upstream: TransformerConfig, spec: TransformerBlockSubmodules, vp_stage: int | None
 ) -> dict[str, Any]:
-    """GPTModel's argument for its prediction layers, where the model and the stage have some."""
+    """GPTModel's argument for prediction layers; empty for a model without them."""
     if config.model.mtp is None:
         return {}
     known = inspect.signature(get_gpt_mtp_block_spec).parameters

@@ -1,4 +1,4 @@
-"""The stack's own rotary function for packed (THD) tensors, called as its attention calls it.
+"""The rotary function of the stack for packed (THD) tensors, called as attention calls it.
 
 | megatron-core | unfused THD function | cost per document |
 |---|---|---|
@@ -26,8 +26,8 @@ from harness.core.cell.timing import ROTARY_HEADS, ROTARY_SIZE
 from harness.node.probe.model.kernels import no_rope_fusion
 
 
-def other_rotary(config: Any, device: str) -> Any:
-    """Upstream's configuration with rope fusion the other way round; a text where the stack cannot run that."""
+def with_other_rotary(config: Any, device: str) -> Any:
+    """Upstream's configuration with apply_rope_fusion inverted; the reason as text where the stack cannot run it."""
     other = copy.copy(config)
     other.apply_rope_fusion = not config.apply_rope_fusion
     return (no_rope_fusion(device) if other.apply_rope_fusion else None) or other
@@ -39,7 +39,7 @@ def rotary_load(
     """Forward and backward of the function over one pack, as a call without arguments.
 
     `config` is upstream's TransformerConfig. The pack has `tokens` tokens over all context ranks in `documents` equal
-    documents; this rank's share [tokens / cp, heads, head size] is rotated. Contents are random: only time counts.
+    documents, of which this rank rotates [tokens / cp, heads, head size]. Values are random: only time matters.
     """
     group = parallel_state.get_context_parallel_group()
     length = tokens // documents
@@ -54,7 +54,7 @@ def rotary_load(
 
     def run() -> None:
         states.grad = None
-        # Looked up at each call: this is the name under which attention calls it.
+        # Looked up at each call, as attention does, so that replacements are timed.
         upstream.apply_rotary_pos_emb(states, table, config, **more).backward(grad)
 
     return run

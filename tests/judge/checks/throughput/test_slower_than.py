@@ -46,11 +46,11 @@ def test_only_rounds_in_which_both_took_their_turn_count() -> None:
 def test_turns_that_were_not_taken_are_a_warning_with_the_reason() -> None:
     evidence = against(1.3)
     record = evidence.records[0]
-    record.timings, record.untimed = [], {"turn": "the other stack did not come to its turn 3"}
+    record.timings, record.untimed = [], {"turn": "the cell of the other stack did not finish turn 3"}
     (finding,) = check(evidence)
     assert (finding.severity, finding.message) == (
         Severity.WARNING,
-        "not timed: the other stack did not come to its turn 3",
+        "not timed: the cell of the other stack did not finish turn 3",
     )
     assert judge(evidence).outcome is Outcome.PASS
     assert judge(evidence).lanes[Lane.THROUGHPUT] is LaneVerdict.SKIP

@@ -48,7 +48,7 @@ def test_a_log_prob_of_another_token_is_named_with_the_slot_it_was_computed_at()
     assert (document, position, found) == (1, 0, expected - 1)
 
 
-def test_a_log_prob_that_no_token_has_comes_from_nowhere() -> None:
+def test_a_log_prob_that_no_token_has_is_reported_without_a_slot() -> None:
     seen = returned(Unpacks(torch.zeros_like))
     assert seen is not None
     assert seen.first is not None

@@ -7,9 +7,9 @@ import torch
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import DocumentLoss
-from harness.node.probe.hooks.prediction import MtpWatch
-from harness.node.probe.hooks.witness import Position
-from tests.node.pretended_gpu import on_gpu
+from harness.node.probe.hooks.layers import PassState
+from harness.node.probe.hooks.prediction import PredictionRecorder
+from tests.node.fake_gpu import on_gpu
 
 
 def test_a_tensor_of_the_gpu_is_not_mixed_with_one_of_the_cpu() -> None:
@@ -23,8 +23,8 @@ def test_losses_of_a_prediction_depth_on_a_gpu_are_counted_per_document() -> Non
         compute_language_model_loss=None, output_layer=SimpleNamespace(register_forward_pre_hook=lambda hook: None)
     )
     documents = torch.tensor([[4, 4, 9, 9, PAD]])
-    position = Position(owners=torch.stack([documents, torch.arange(5)[None]], 2), micro_batch=3)
-    watch = MtpWatch(chunk, 1, position, recorder=None)  # type: ignore[arg-type]
+    state = PassState(owners=torch.stack([documents, torch.arange(5)[None]], 2), micro_batch=3)
+    watch = PredictionRecorder(chunk, 1, state, recorder=None)  # type: ignore[arg-type]
     losses, weighted = torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0]]), torch.tensor([[0.5, 0.5, 0.5, 0.0, 0.0]])
     seen = watch._seen(1, on_gpu(losses), on_gpu(weighted))
     assert seen.documents == {4: DocumentLoss(loss_sum=3.0, tokens=2), 9: DocumentLoss(loss_sum=4.0, tokens=1)}

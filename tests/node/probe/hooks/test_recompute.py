@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
+from harness.node.probe.hooks.layers import PassState
 from harness.node.probe.hooks.recompute import Recomputed
-from harness.node.probe.hooks.witness import Position
 from harness.node.probe.model.recompute import recomputing
 
 CONFIG = CellConfig(layout=Layout(), data_path="reference", recompute="full")
@@ -21,26 +21,26 @@ CONFIG = CellConfig(layout=Layout(), data_path="reference", recompute="full")
 class _Layer(torch.nn.Linear):
     """Notes at which micro-batch the position is in each of its forwards."""
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, state: PassState) -> None:
         super().__init__(2, 2)
-        self.position = position
+        self.state = state
         self.seen: list[tuple[bool, int]] = []
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        self.seen.append((recomputing(), self.position.micro_batch))
+        self.seen.append((recomputing(), self.state.micro_batch))
         return super().forward(states)
 
 
-def _watched(config: CellConfig) -> tuple[_Layer, Position, Recomputed]:
-    position = Position()
+def _watched(config: CellConfig) -> tuple[_Layer, PassState, Recomputed]:
+    position = PassState()
     layer = _Layer(position)
     chunk: Any = SimpleNamespace(decoder=SimpleNamespace(layers=[layer]))
     context: Any = SimpleNamespace(config=config)
     return layer, position, Recomputed([chunk], context, position)
 
 
-def _forward(layer: _Layer, position: Position, micro_batch: int) -> torch.Tensor:
-    position.micro_batch = micro_batch
+def _forward(layer: _Layer, state: PassState, micro_batch: int) -> torch.Tensor:
+    state.micro_batch = micro_batch
     made: torch.Tensor = checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=True)
     return made.sum()
 

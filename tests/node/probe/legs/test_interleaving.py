@@ -1,4 +1,4 @@
-"""Turns of two cells through files: in order, and given up when the other side stays away."""
+"""Interleaving of two cells through files: turns in order, and given up when the other cell is missing."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from harness.core.cell.timing import TimingConfig
 from harness.core.run.run_dir import RunDir
 from harness.node.data_paths.base import RankContext
 from harness.node.device.placement import Device
-from harness.node.probe.legs.interleaving import Turns, turns_of
+from harness.node.probe.legs.interleaving import Interleaver, turn_numbers
 from tests.node.conftest import config
 
 
-def side(root: Path, cell: str, *, first: bool, deadline_s: float = 60.0) -> Turns:
+def side(root: Path, cell: str, *, first: bool, deadline_s: float = 60.0) -> Interleaver:
     settings = config(deadline_s=deadline_s)
     settings = replace(settings, timing=TimingConfig(turns="pair", first=first))
     place = settings.layout.coordinates(0)
     folder = RunDir(root).attempt(cell).root
-    return Turns(RankContext(config=settings, place=place, device=Device(kind="cpu", backend="gloo"), folder=folder))
+    return Interleaver(
+        RankContext(config=settings, place=place, device=Device(kind="cpu", backend="gloo"), folder=folder)
+    )
 
 
-def test_the_sides_alternate() -> None:
-    assert list(turns_of(3, True)) == [(0, 0), (1, 2), (2, 4)]
-    assert list(turns_of(3, False)) == [(0, 1), (1, 3), (2, 5)]
+def test_the_cells_alternate() -> None:
+    assert list(turn_numbers(3, True)) == [(0, 0), (1, 2), (2, 4)]
+    assert list(turn_numbers(3, False)) == [(0, 1), (1, 3), (2, 5)]
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_turns_come_in_order_whoever_asks_first(tmp_path: Path) -> None:
+def test_turns_are_in_order_whichever_cell_waits_first(tmp_path: Path) -> None:
     order: list[int] = []
 
-    def play(turns: Turns, first: bool) -> None:
-        for _, number in turns_of(3, first):
-            assert turns._comes(number)
+    def play(turns: Interleaver, first: bool) -> None:
+        for _, number in turn_numbers(3, first):
+            assert turns._previous_is_over(number)
             order.append(number)
             turns.over(number)
 
@@ -52,7 +54,7 @@ def test_turns_come_in_order_whoever_asks_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_side_that_waits_in_vain_gives_up_and_tells_the_other(tmp_path: Path) -> None:
+def test_a_cell_that_waits_too_long_gives_up_and_so_does_the_other(tmp_path: Path) -> None:
     patient, hasty = side(tmp_path, "a", first=True), side(tmp_path, "b", first=False, deadline_s=0.02)
     assert patient.wait(0)
     assert not hasty.wait(1)

@@ -28,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return run_cells(tmp_path_factory.mktemp("timing"), cells, parallel_ranks=1)
 
 
-def test_what_ran_out_of_memory_is_told_with_what_it_tried_and_its_peak(ran: dict[str, Ran]) -> None:
+def test_a_load_that_runs_out_of_memory_is_reported_with_its_request_and_peak(ran: dict[str, Ran]) -> None:
     record = ran["too large"].records[0]
     assert ran["too large"].result.status == "failed"
     assert (record.ended, record.progress.step) == ("raised", 1)

@@ -33,7 +33,7 @@ model.initialize_parallel(cell, device)
 place = Coordinates(tp=0, cp=0, dp=0, pp=0)
 context = RankContext(config=cell, place=place, device=device, folder=Path(sys.argv[1]))
 kept = recorder.Recorder(RankRecord(cell="cell", rank=0, place=place), Path(sys.argv[1]) / "ranks/rank-00000.json")
-recorder.waits = lambda tensor: True  # as if they were on a GPU
+recorder.needs_sync = lambda tensor: True  # as if they were on a GPU
 
 READS = {"item", "tolist", "cpu", "__float__", "__int__", "__bool__", "numpy", "nonzero"}
 found = {0: [], 1: []}

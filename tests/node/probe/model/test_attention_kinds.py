@@ -20,7 +20,7 @@ from harness.node import refusals
 from harness.node.device.cuda_forks import Gpu
 from harness.node.probe.model import attention_kinds
 from harness.node.probe.model.attention import ReferenceAttention
-from harness.node.probe.model.attention_kinds import core_attention, described, lacking, resolved
+from harness.node.probe.model.attention_kinds import core_attention, described, resolved, unsupported_attention
 from harness.node.probe.model.varlen import VarlenAttention
 from harness.node.refusals import refusal
 
@@ -46,14 +46,14 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def rule(config: CellConfig, where: Any = GPU) -> str | None:
-    return name_of(lacking(config, where))
+    return name_of(unsupported_attention(config, where))
 
 
 def name_of(found: Rejection | Missing | None) -> str | None:
     return found.rule if isinstance(found, Rejection) else found and "missing"
 
 
-def test_auto_is_the_best_that_is_there(stack: dict[str, str]) -> None:
+def test_auto_is_the_best_attention_that_is_installed(stack: dict[str, str]) -> None:
     assert resolved(cell(), GPU).attention == "varlen"
     stack.update(ENGINE)
     assert resolved(cell(), GPU).attention == "te"
@@ -62,7 +62,7 @@ def test_auto_is_the_best_that_is_there(stack: dict[str, str]) -> None:
     assert resolved(cell("varlen"), CPU).attention == "varlen"
 
 
-def test_auto_passes_over_a_kernel_that_something_speaks_against(stack: dict[str, str]) -> None:
+def test_auto_skips_a_kernel_that_cannot_run(stack: dict[str, str]) -> None:
     stack.update(ENGINE)
     assert resolved(cell(cp=2), place("auto", 2, 0, 2)).attention == "te"
     assert resolved(cell(cp=2), SHARED).attention == "reference"
@@ -99,7 +99,7 @@ def test_padding_between_documents_needs_the_third_flash_attention(
     assert rule(cell("te-flash", options=PADDED)) == expected
 
 
-def test_an_engine_that_overlooks_padding_is_rejected_unless_the_path_tells_it(
+def test_an_engine_that_ignores_padding_is_rejected_unless_the_path_sets_pad_between_seqs(
     stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.update(ENGINE | {"transformer-engine": "2.16.0+post"})
@@ -110,7 +110,7 @@ def test_an_engine_that_overlooks_padding_is_rejected_unless_the_path_tells_it(
     assert rule(cell("te", options=PADDED)) is None
 
 
-def test_a_torch_without_varlen_attention_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_kinds.importlib.util, "find_spec", lambda name: None)
     assert rule(cell("varlen")) == "attention.varlen-torch"
 
@@ -132,18 +132,18 @@ def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_
         documents=DocumentsConfig(mode="file", lengths=(8192,)),
     )
     gpu = DevicePlacement(kind="cuda", backend="nccl", index=0)
-    found = attention_kinds.lacking(long, gpu, (9, 0))
+    found = attention_kinds.unsupported_attention(long, gpu, (9, 0))
     assert isinstance(found, Rejection)
     assert found.rule == "attention.te-deterministic"
     assert "1 documents x 32 heads x 8191^2 = 2146959392 >= 2^30" in found.reason
     timed = replace(long, timing=TimingConfig(documents=(4,)))
     short = replace(long, documents=DocumentsConfig(mode="file", lengths=(1024,)))
-    assert attention_kinds.lacking(long, gpu, (10, 0)) is None
+    assert attention_kinds.unsupported_attention(long, gpu, (10, 0)) is None
     for other in (timed, short, replace(long, attention="varlen"), replace(long, layout=Layout(tp=4, sp=True))):
-        assert attention_kinds.lacking(other, gpu, (9, 0)) is None
+        assert attention_kinds.unsupported_attention(other, gpu, (9, 0)) is None
     assert attention_kinds.resolved(replace(long, attention="auto"), gpu, (9, 0)).attention == "varlen"
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")
-    assert attention_kinds.lacking(long, gpu, (9, 0)) is None
+    assert attention_kinds.unsupported_attention(long, gpu, (9, 0)) is None
 
 
 def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatc
     assert refusal(cell(pp=2, device="cpu"), 2) is None
 
 
-def test_modules_and_words_of_the_kinds_that_need_nothing() -> None:
+def test_modules_and_descriptions_of_the_kinds_without_requirements() -> None:
     assert [core_attention(kind) for kind in ("auto", "reference", "varlen")] == [
         ReferenceAttention,
         ReferenceAttention,

@@ -9,18 +9,18 @@ from megatron.core.models.common.embeddings import rope_utils
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.core.cell.model import ModelConfig
-from harness.node.probe.model.kernels import attention_ops, lacking, no_rope_fusion
+from harness.node.probe.model.kernels import attention_ops, no_rope_fusion, unsupported_kernel
 from tests.node.conftest import config
 
 PLAIN = config()
 
 
 def test_a_model_that_asks_for_nothing_lacks_nothing() -> None:
-    assert lacking(PLAIN, "cpu") is None
+    assert unsupported_kernel(PLAIN, "cpu") is None
 
 
 def test_fused_rotary_positions_are_rejected_on_a_cpu() -> None:
-    assert lacking(replace(PLAIN, model=ModelConfig(rope_fusion=True)), "cpu") == (
+    assert unsupported_kernel(replace(PLAIN, model=ModelConfig(rope_fusion=True)), "cpu") == (
         "model.rope_fusion is true: fused rotary kernels (apply_rope_fusion) are CUDA kernels, "
         "and the ranks compute on the CPU"
     )

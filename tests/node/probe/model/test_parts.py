@@ -44,12 +44,12 @@ def test_experts_and_layers_are_numbered_over_the_whole_model_and_prediction_lay
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits: torch.Tensor) -> Any:
-    from harness.node.probe.hooks.routers import RouterWatch
-    from harness.node.probe.hooks.witness import Position
+    from harness.node.probe.hooks.layers import PassState
+    from harness.node.probe.hooks.routers import RouterRecorder
 
     slots = len(real) // rows
     owners = torch.tensor([[document, 0] for document in real]).view(1, len(real), 2)
-    position = Position(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None])
+    state = PassState(owners=owners, rows=torch.arange(rows).repeat_interleave(slots)[None])
     config = SimpleNamespace(
         model=SimpleNamespace(moe=MoeConfig()), layout=SimpleNamespace(sp=False), micro_batch_size=rows
     )
@@ -57,7 +57,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
     router = SimpleNamespace(routing=lambda logits: "made", attach_and_log_load_balancing_loss=None)
     layer = SimpleNamespace(mlp=SimpleNamespace(router=router))
     context: Any = SimpleNamespace(config=config)
-    RouterWatch({1: layer}, context, position, recorder)
+    RouterRecorder({1: layer}, context, state, recorder)
     assert router.routing(logits) == "made"
     return recorder.record.routers[0]
 
@@ -73,9 +73,7 @@ def test_real_and_padding_tokens_are_counted_apart(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
-def test_rows_are_told_apart_however_upstream_lays_them_out(
-    monkeypatch: pytest.MonkeyPatch, side_by_side: bool
-) -> None:
+def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.MonkeyPatch, side_by_side: bool) -> None:
     logits = LOGITS.view(2, 2, 4).transpose(0, 1) if side_by_side else LOGITS[:, None]
     seen = watch(monkeypatch, rows=2, real=[0, 0, 1, 1], logits=logits)
     assert [part.counts for part in seen.real] == [[1, 2, 1, 0], [1, 0, 1, 2]]
@@ -88,20 +86,20 @@ def test_rows_are_told_apart_however_upstream_lays_them_out(
         (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
     ],
 )
-def test_a_release_without_what_the_model_needs_is_told_with_the_one_that_has_it(
+def test_a_release_that_lacks_a_feature_is_rejected_naming_the_one_that_has_it(
     monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
 ) -> None:
     from harness.node.probe.model import parts as model_parts
 
     cell = CellConfig(layout=Layout(), data_path="reference", model=model)
-    assert model_parts.lacking(cell) is None
+    assert model_parts.unsupported_parts(cell) is None
     monkeypatch.setattr(model_parts.GPTModel, "forward", lambda self, input_ids: None)
     monkeypatch.setattr(model_parts.multi_token_prediction, "roll_tensor", lambda tensor, cp_group=None: None)
-    reason = model_parts.lacking(cell)
+    reason = model_parts.unsupported_parts(cell)
     assert reason is not None
     assert expected in reason
     assert "from 0.16 on" in reason
-    assert model_parts.lacking(CellConfig(layout=Layout(), data_path="reference")) is None
+    assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
 def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_it(
@@ -112,17 +110,17 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
 
     plain = CellConfig(layout=Layout(), data_path="reference")
     moe = replace(plain, model=ModelConfig(moe=MoeConfig()))
-    assert (model.lacking(plain), model.lacking(moe)) == (None, None)
+    assert (model.unsupported_fields(plain), model.unsupported_fields(moe)) == (None, None)
 
     kept = [item for item in fields(model_parts.TransformerConfig) if item.name not in {"moe_router_topk", "bf16"}]
     older: Any = make_dataclass("Older", [item.name for item in kept])
     monkeypatch.setattr(model_parts, "TransformerConfig", older)
-    assert model.lacking(plain) is None  # bf16 is off
-    refused = model.lacking(moe)
+    assert model.unsupported_fields(plain) is None  # bf16 is off
+    refused = model.unsupported_fields(moe)
     assert isinstance(refused, Rejection)
     assert refused.rule == "stack.field"
     assert refused.reason.endswith("Older has no field moe_router_topk (model.moe.topk)")
-    missing = model.lacking(replace(plain, dtype="bf16"))
+    missing = model.unsupported_fields(replace(plain, dtype="bf16"))
     assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
     assert "has no field bf16" in missing.reason
 

@@ -1,4 +1,4 @@
-"""Hooks on the model: what each attention layer received, and fingerprints of each layer's output."""
+"""Records the packed params that each attention layer receives, and fingerprints of each layer's output."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from harness.node.recording.recorder import Recorder
 
 
 @dataclass
-class Position:
-    """Which micro-batch a model chunk works on, in which leg: set for and by the forward step, read by the hooks."""
+class PassState:
+    """The micro-batch and leg that a model chunk works on: set by the forward step, read by the hooks."""
 
     leg: str = "training"  # or a canary leg
-    fingerprints: bool = False  # whether outputs of layers are taken
+    fingerprints: bool = False  # whether to fingerprint layer outputs
     step: int = 0
     chunk: int = 0
     micro_batch: int = 0
     owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
-    rows: Tensor | None = None  # [rows, local slots]: the row of the micro-batch before rows are merged
+    rows: Tensor | None = None  # [rows, local slots]: the row before rows are merged
 
     @property
     def first_step(self) -> bool:
-        """Step 0 of the training, not of a canary leg."""
+        """Step 0 of the training leg."""
         return self.leg == "training" and self.step == 0
 
 
-def local_owners(position: Position, context: RankContext) -> Tensor:
-    """Owners of the hidden states between layers: [s, b, 2]; s as in Witness._take."""
-    assert position.owners is not None
-    owners, layout = position.owners.transpose(0, 1), context.config.layout
+def local_owners(state: PassState, context: RankContext) -> Tensor:
+    """Owners of the hidden states between layers: [s, b, 2]; s as in LayerRecorder._record."""
+    assert state.owners is not None
+    owners, layout = state.owners.transpose(0, 1), context.config.layout
     return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
 
 
-class Witness:
-    """Registers its hooks on construction and keeps them; params are recorded in the training leg only."""
+class LayerRecorder:
+    """Registers its hooks when constructed. Params are recorded in the training leg only."""
 
-    def __init__(self, chunks: list[Any], context: RankContext, position: Position, recorder: Recorder) -> None:
+    def __init__(self, chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
         self.context = context
-        self.position = position
+        self.state = state
         self.recorder = recorder
         self.activations: dict[int, ActivationSeen] = {}
-        self.embedded: tuple[str, int, int] | None = None  # (leg, step, micro-batch) whose tokens were embedded last
+        self.embedded: tuple[str, int, int] | None = None  # the last (leg, step, micro-batch) to be embedded
         for chunk in chunks:
             if context.is_first(chunks.index(chunk)):
                 chunk.embedding.register_forward_hook(self._output_hook(0))
@@ -60,15 +60,15 @@ class Witness:
                 attention = layer.self_attention.core_attention
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
 
-    def taken(self) -> list[ActivationSeen]:
-        """What was taken since the last call, by layer."""
+    def drain(self) -> list[ActivationSeen]:
+        """The fingerprints since the last call, by layer."""
         seen = [self.activations[layer] for layer in sorted(self.activations)]
         self.activations = {}
         return seen
 
     def _params_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
-            at = self.position
+            at = self.state
             if at.leg != "training":
                 return
             seen = LayerSeen(step=at.step, chunk=at.chunk, micro_batch=at.micro_batch, layer=layer, params=None)
@@ -78,25 +78,25 @@ class Witness:
 
     def _output_hook(self, layer: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            if self.position.fingerprints and not recomputing() and not (layer == 0 and self._embedded_before()):
-                self._take(layer, output[0] if isinstance(output, tuple) else output)
+            if self.state.fingerprints and not recomputing() and not (layer == 0 and self._embedded_before()):
+                self._record(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
 
     def _embedded_before(self) -> bool:
-        """Prediction layers on the first stage embed their rolled tokens with the same module, after the model."""
-        at = self.position
+        """Prediction layers on the first stage also call the embedding, with rolled tokens, after the model."""
+        at = self.state
         before, self.embedded = self.embedded, (at.leg, at.step, at.micro_batch)
         return before == self.embedded
 
-    def _take(self, layer: int, hidden: Tensor) -> None:
-        """hidden [s, b, h]; under sequence parallel s is this tensor-parallel rank's contiguous share."""
+    def _record(self, layer: int, hidden: Tensor) -> None:
+        """Fingerprint hidden [s, b, h]; under sequence parallel s is this tp rank's contiguous share."""
         config, place = self.context.config, self.context.place
         if place.tp > 0 and not config.layout.sp:
-            return  # every tensor-parallel rank holds the same tokens: rank 0 speaks for all
-        owners = local_owners(self.position, self.context)
+            return  # every tp rank has the same tokens: rank 0 records them
+        owners = local_owners(self.state, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
-            return  # the data path delivered another shape; the metadata lane says so
+            return  # a wrong shape, which the metadata lane reports
         seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
         merge(
             seen.documents,

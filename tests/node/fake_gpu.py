@@ -1,6 +1,6 @@
-"""Tensors that say they are on a GPU: an operation that mixes them with CPU tensors raises, as CUDA's would.
+"""Fake GPU tensors: an operation that mixes them with CPU tensors raises, as with CUDA.
 
-They compute on the CPU. What moves them there (cpu, item, tolist, float) gives plain tensors and numbers back.
+They compute on the CPU. Moving them there (cpu, item, tolist, float) returns plain tensors and numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TO_HOST = {"cpu", "item", "tolist", "__float__", "__int__", "__bool__", "numpy"
 
 class OnGpu(torch.Tensor):
     is_cuda = True
-    read: ClassVar[list[str]] = []  # what made the host wait for values, since somebody last looked
+    read: ClassVar[list[str]] = []  # operations that synchronised with the host
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The seams at which a fault can act: hooks that the probe calls at fixed places. The base class does nothing."""
+"""Base class of injected faults: hooks that the probe calls at fixed places, which do nothing by default."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from harness.node.probe.truth import MicroTruth, StepTruth
 
 
 class Fault:
-    """The clean run. A fault overrides some of the hooks; one object serves a rank for the whole cell."""
+    """The clean run. A fault overrides some of the hooks; each rank has one instance for the whole cell."""
 
-    step = 0  # the current step; the metadata leg and the canary legs work on step 0
+    step = 0  # the current step; the metadata and canary legs use step 0
     leg: Leg | None = None  # the current canary leg
 
     def truth(self, context: RankContext, dp: int | None = None) -> StepTruth:
-        """What the data path is given in the current step or leg, for this rank's replica unless said."""
+        """The documents of the current step or leg, for data-parallel replica `dp`; None: this rank's replica."""
         return StepTruth(context.config, self.step, context.place.dp if dp is None else dp, self.leg)
 
     def truths(self, context: RankContext, dp: int | None = None) -> list[MicroTruth]:
-        """What the data path should deliver: the micro-batches of `truth`."""
+        """The micro-batches of `truth`, which the data path should deliver."""
         return self.truth(context, dp).micro_batches
 
     def micro_batches(self, count: int, context: RankContext, step: int) -> int:
-        """How many of the planned micro-batches of a step this rank runs."""
+        """How many micro-batches this rank runs in a step; `count` are planned."""
         return count
 
     def on_path(self, path: Any, context: RankContext) -> None:
-        """After the data path is made."""
+        """After the data path is constructed."""
 
     def on_workload(self, work: Workload, context: RankContext) -> Workload:
-        """What the data path counted of the work of a step."""
+        """The work of a step as the data path counted it."""
         return work
 
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
@@ -42,18 +42,18 @@ class Fault:
         return batch
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
-        """After the model is built and its weights are set, before the probe's own hooks: `chunks` are DDP modules."""
+        """After the model is built and initialised, before the probe adds its hooks. `chunks`: DDP modules."""
 
     def on_step(self, context: RankContext, step: int) -> None:
         """Before the forward of a step."""
         self.step = step
 
     def on_leg(self, context: RankContext, leg: Leg) -> None:
-        """Before a canary leg, of which `on_step` is not told."""
+        """Before a canary leg, which does not call `on_step`."""
         self.step, self.leg = 0, leg
 
     def on_loss(self, loss: Tensor, tokens: Tensor, context: RankContext) -> tuple[Tensor, Tensor]:
-        """The loss function's sum and token count of one micro-batch, on the last stage, after they are recorded."""
+        """Loss sum and token count of one micro-batch, both scalar, on the last stage, after they are recorded."""
         return loss, tokens
 
     def on_gradients(self, chunks: list[Any], context: RankContext) -> None:

@@ -1,0 +1,23 @@
+"""Installs the hooks on routers and prediction heads, if the model has any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.node.data_paths.base import RankContext
+from harness.node.probe.hooks.layers import PassState
+from harness.node.probe.hooks.prediction import PredictionRecorder
+from harness.node.probe.hooks.routers import RouterRecorder
+from harness.node.probe.model.parts import mtp_layers
+from harness.node.recording.recorder import Recorder
+
+
+def record_parts(chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
+    """`chunks`: the modules inside DDP, in order. Prediction layers are numbered after the last layer."""
+    model = context.config.model
+    if model.moe:
+        layers = {layer.layer_number: layer for chunk in chunks for layer in chunk.decoder.layers}
+        layers |= {model.layers + 1 + n: layer for chunk in chunks for n, layer in enumerate(mtp_layers(chunk))}
+        RouterRecorder(layers, context, state, recorder)
+    if model.mtp and context.is_last(len(chunks) - 1):
+        PredictionRecorder(chunks[-1], model.mtp.layers, state, recorder)

@@ -1,0 +1,54 @@
+"""The interface that the probe's attention modules share, to be passed as `core_attention` of a layer spec."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+
+class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
+    """The interface of megatron.core.transformer.dot_product_attention.DotProductAttention (0.14 to 0.19).
+
+    Without packed_seq_params it attends over the whole row, so that lost metadata leaks as it does upstream.
+    """
+
+    def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__(config=config)
+        self.layer_number = layer_number
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """[t, heads, dim] packed (THD), or [s, b, heads, dim] unpacked; [t, heads * dim] or [s, b, heads * dim] out.
+
+        Packed inputs may also be [t, 1, heads, dim]. Masks and bias are ignored: attention is causal in each segment,
+        and segments are bounded by cu_seqlens_q_padded where it is set, else by cu_seqlens_q.
+        """
+        if packed_seq_params is None:
+            return self.unpacked(query, key, value)
+        padded = packed_seq_params.cu_seqlens_q_padded
+        offsets = packed_seq_params.cu_seqlens_q if padded is None else padded
+        query, key, value = (part.squeeze(1) if part.dim() == 4 else part for part in (query, key, value))
+        return self.packed(query, key, value, offsets, packed_seq_params)
+
+    @abstractmethod
+    def unpacked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention over whole rows: [s, b, heads, dim] to [s, b, heads * dim]."""
+
+    @abstractmethod
+    def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
+        """Attention inside segments: [t, heads, dim] to [t, heads * dim].
+
+        `offsets`: [segments + 1] int32, starts of the segments in the merged row; `params`: the PackedSeqParams.
+        """
