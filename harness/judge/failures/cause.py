@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from harness.core.errors import STORAGE_EXITS
 from harness.core.run.records import CellResult
@@ -12,6 +13,7 @@ from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import Blame, blame_of
 from harness.judge.failures.hangs import Stall, stall_of
 from harness.judge.failures.pattern_row import Domain, Role
+from harness.judge.locations import counted, where_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,19 @@ class Cause:
     def blames_code(self) -> bool:
         """False: nothing can be concluded about the code under test."""
         return self.domain == Domain.CODE
+
+    @property
+    def others_text(self) -> str:
+        """Empty when every other rank completed."""
+        return f"; {counted('rank', self.others)} did not complete either" if self.others else ""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where the first rank failed, as a finding says it."""
+        ending, progress = self.ending, self.ending.progress
+        return where_of(
+            ending.place, rank=ending.rank, leg=progress.leg, step=progress.step, micro_batch=progress.micro_batch
+        )
 
 
 def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:

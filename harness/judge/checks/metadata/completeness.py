@@ -13,7 +13,6 @@ from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.failures.pattern_row import Domain
-from harness.judge.locations import counted, where_of
 
 _NOT_THE_CODE = {Domain.HARNESS: fault_classes.HARNESS, Domain.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
 
@@ -25,21 +24,13 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     ending = cause.ending
     if cause.blames_code and ending.progress.leg in TRAINED:
         return []
-    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
     crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
-    progress = ending.progress
     return [
         CheckFinding(
             severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
             fault_class=crash if cause.blames_code else _NOT_THE_CODE.get(cause.domain, fault_classes.UNKNOWN),
-            message=f"{cause.message}{others}",
-            where=where_of(
-                ending.place,
-                rank=ending.rank,
-                leg=progress.leg,
-                step=progress.step,
-                micro_batch=progress.micro_batch,
-            ),
+            message=f"{cause.message}{cause.others_text}",
+            where=cause.where,
             measured=ending.ended,
             bound="completed",
         )

@@ -7,7 +7,6 @@ from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.failures.out_of_memory import memory_text, out_of_memory
-from harness.judge.locations import counted, where_of
 from harness.judge.stats.distance import exactly
 
 
@@ -16,8 +15,6 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if cause is None or not cause.blames_code or cause.ending.progress.leg not in TRAINED:
         return []
     ending = cause.ending
-    others = f"; {counted('rank', cause.others)} did not complete either" if cause.others else ""
-    progress = ending.progress
     fault_class, message = fault_classes.CRASH, cause.message
     if ending.ended == "deadline":
         fault_class = fault_classes.HANG
@@ -27,14 +24,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_class,
-            message=f"{message}{others}",
-            where=where_of(
-                ending.place,
-                rank=ending.rank,
-                leg=progress.leg,
-                step=progress.step,
-                micro_batch=progress.micro_batch,
-            ),
+            message=f"{message}{cause.others_text}",
+            where=cause.where,
             measured=ending.ended,
             bound=exactly("completed", "every rank comes to its end"),
         )
