@@ -67,7 +67,7 @@ def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 def complaint(command: Command, root: Path) -> str | None:
     """What is wrong with a command; one that leaves out what the verb requires is fine."""
-    if command.words[0] not in _parsers(build_parser()):
+    if command.words[0] not in (*_parsers(build_parser()), "--help", "--version"):
         return f"{command.where}: harness has no verb {command.words[0]!r}"
     for word in command.words:
         if re.fullmatch(r"(matrices|docs)/[\w./-]+", word) and word not in _MADE and not (root / word).exists():
