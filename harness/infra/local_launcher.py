@@ -13,11 +13,13 @@ from pathlib import Path
 from harness.core.errors import InputError, Problem
 from harness.core.run.events import Event
 from harness.core.run.journal import Journal
+from harness.core.run.log_secrets import without_secrets_in
 from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.core.run.run_plan import Allocation, RunPlan
 from harness.core.run.work_order import WorkOrder, cell_attempts, write_work_order
 from harness.core.serialization import loads
 from harness.core.stack import ReadyStack
+from harness.core.text.secrets import secret_values
 from harness.infra.launcher import NO_JOBS, Cancelled, Observer
 from harness.infra.runs.error_result import end_as_error
 from harness.infra.runs.logs import tail
@@ -183,7 +185,8 @@ class _Agent:
             )
 
     def close(self) -> None:
-        """After the end of an agent that failed: results for the cells that it left without one."""
+        """After the end of the agent: a log without secrets, and results for the cells that it left without one."""
+        without_secrets_in(self.log, secret_values(os.environ))
         if self.process.returncode:
             log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory
             why = f"the agent ended with exit code {self.process.returncode}; see {self.log}\n{log}"
@@ -196,6 +199,7 @@ class _Agent:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        without_secrets_in(self.log, secret_values(os.environ))
 
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:

@@ -32,7 +32,7 @@ while len(list((run / "agents").glob("*.jsonl"))) < together and time.monotonic(
     time.sleep(0.01)
 say("failed", reason=name + (" together" if time.monotonic() < limit else " alone"), traceback="")
 if "fails" in name:
-    print("no module named megatron")
+    print("no module named megatron; asked https://me:swordfish@host/simple")
     sys.exit(1)
 """
 
@@ -94,7 +94,8 @@ def test_an_agent_that_fails_ends_its_own_cells_with_the_end_of_its_log(
     ended = result(run, "cell-local-fails")
     assert ended["status"] == "error"
     assert "the agent ended with exit code 1" in ended["reason"]
-    assert "no module named megatron" in ended["reason"]
+    assert "no module named megatron; asked https://***@host/simple" in ended["reason"]
+    assert run.submission("local-fails", ".log").read_text().endswith("asked https://***@host/simple\n")
     assert not run.attempt("cell-local-b").result.exists()
 
 

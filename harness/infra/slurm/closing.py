@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from harness.core.run.events import JobEnded, Refused
 from harness.core.run.journal import note, read_events
+from harness.core.run.log_secrets import without_secrets_in
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
+from harness.core.text.secrets import secret_values
 from harness.infra.runs.error_result import end_as_error
 from harness.infra.slurm.follower import Ended
+from harness.infra.slurm.job_endings import job_logs
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
@@ -20,7 +24,12 @@ def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocatio
 
 
 def close(run: RunDir, one: Ended) -> None:
-    """Note how a job ended, and give every cell that it left without a result one that says why."""
+    """Note how a job ended, and give every cell that it left without a result one that says why.
+
+    Secrets that it printed are removed from its logs.
+    """
+    for log in job_logs(run, one.allocation.array, one.job):
+        without_secrets_in(log, secret_values(os.environ))
     known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
     ended = (
         f"{one.state.ending(one.job)} before the cell ended"

@@ -30,10 +30,13 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
     return endings
 
 
+def job_logs(run: RunDir, array: str, job: str) -> list[Path]:
+    """What a job of a job file prints goes here: stdout, stderr."""
+    return [run.submission(array, f".{job}{suffix}") for suffix in (".out", ".err")]
+
+
 def _ending(run: RunDir, event: JobEnded) -> JobEnding:
-    files = f"{run.submission(event.array, '')}.{event.job}"
-    logs = [Path(f"{files}{suffix}") for suffix in (".out", ".err")]
-    written = [path for path in logs if path.exists() and path.stat().st_size]
+    written = [path for path in job_logs(run, event.array, event.job) if path.exists() and path.stat().st_size]
     shown = str(written[-1].relative_to(run.root)) if written else ""
     log = "\n".join(map(tail, written))
     return JobEnding(state=event.state or None, words=event.words, log=log, path=shown)

@@ -13,6 +13,7 @@ from harness.core.run.run_plan import Allocation
 from harness.infra.runs.evidence_files import read_result
 from harness.infra.slurm.closing import close, close_refused, unfinished
 from harness.infra.slurm.follower import Ended
+from harness.infra.slurm.job_endings import job_logs
 from harness.infra.slurm.job_states import JobState
 from harness.infra.slurm.submissions import order_allocation
 
@@ -56,6 +57,15 @@ def test_a_cell_without_a_result_says_how_its_job_ended(run: RunDir, state: JobS
     assert (event["event"], event["job"], event["allocation"]) == ("job_ended", "7", "1n2r-0")
     assert event["words"] == (state.ending("7") if state.ended else "")
     assert unfinished(run, [ONE]) == []
+
+
+def test_logs_of_a_job_that_has_ended_hold_no_secret(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2-hunter2")
+    out, err = job_logs(run, "1n2r", "7")
+    out.write_text("token hunter2-hunter2\n")
+    err.write_text("cloning https://me:swordfish@host/x\n")
+    close(run, Ended(ONE, "7", JobState(), finished=False))
+    assert (out.read_text(), err.read_text()) == ("token ***\n", "cloning https://***@host/x\n")
 
 
 def test_a_refused_allocation_is_not_submitted_by_a_later_launcher(run: RunDir) -> None:
