@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -128,7 +128,10 @@ def _is_command(line: str) -> bool:
 
 
 def with_text_everywhere(value: Any, text: str) -> Any:
-    """A dataclass, such as a report, with every text in it replaced; enumerations, numbers, keys and verdicts stay."""
+    """A dataclass, such as a report, with every text in it replaced.
+
+    Enumerations, fields of literal types, numbers, keys and verdicts stay.
+    """
     if isinstance(value, Enum) or (not isinstance(value, (str, Mapping, list, tuple)) and not is_dataclass(value)):
         return value
     if isinstance(value, str):
@@ -137,6 +140,12 @@ def with_text_everywhere(value: Any, text: str) -> Any:
         return {key: with_text_everywhere(item, text) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(with_text_everywhere(item, text) for item in value)
-    changed = {item.name: with_text_everywhere(getattr(value, item.name), text) for item in fields(value) if item.init}
+    hints = get_type_hints(type(value))
+    texts = [item.name for item in fields(value) if item.init and not _literal(hints[item.name])]
+    changed = {name: with_text_everywhere(getattr(value, name), text) for name in texts}
     changed.pop("verdict", None)
     return replace(value, **changed)
+
+
+def _literal(kind: Any) -> bool:
+    return get_origin(kind) is Literal or any(map(_literal, get_args(kind)))

@@ -205,7 +205,8 @@ def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
         return tagged
     if kind is Any or (origin is not Literal and isinstance(value, kind)):
         return value
-    raise TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {value!r}")
+    expected = f"one of {get_args(kind)}" if origin is Literal else getattr(kind, "__name__", kind)
+    raise TypeError(f"{where}: expected {expected}, found {value!r}")
 
 
 def _read_key(kind: Any, key: str) -> Any:
