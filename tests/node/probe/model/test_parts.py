@@ -137,7 +137,7 @@ def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows
     def of_0_17(self: Any, forward_func: Any, *args: Any, **kwargs: Any) -> None: ...
 
     config = CellConfig(layout=Layout(), data_path=packing, recompute=recompute, model=ModelConfig(mtp=MtpConfig()))
-    assert parts.lacking(config) is None
+    assert parts.unsupported_parts(config) is None
     monkeypatch.setattr(parts.multi_token_prediction.MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
-    reason = parts.lacking(config)
+    reason = parts.unsupported_parts(config)
     assert ("recompute full with packed rows from 0.18 on" in (reason or "")) == refused
