@@ -14,7 +14,7 @@ WRONG_CODE = "wrong code under test"
 
 
 def wrong_code(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> str:
-    """Which module came from elsewhere than the stack asks, naming both paths; empty when none did.
+    """The first module not imported from where the stack requires, with both paths; empty if there is none.
 
     `stack`: None for the default one, which asks for nothing but to be this environment. A rank that completed must
     have proven something.
@@ -50,7 +50,7 @@ def _strays(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tuple
 
 
 def home_of(module: str, homes: tuple[ModuleHome, ...]) -> ModuleHome | None:
-    """The most particular home of a module; None when the stack does not say where it must come from."""
+    """The most specific required location of a module; None if the stack requires none."""
     fitting = [home for home in homes if not home.prefix or f"{module}.".startswith(f"{home.prefix}.")]
     return max(fitting, key=lambda home: len(home.prefix), default=None)
 

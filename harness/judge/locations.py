@@ -38,7 +38,7 @@ def where_of(place: Coordinates, **more: Any) -> dict[str, Any]:
 
 
 def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
-    """The first place, and a `where` that holds it and says how far the fault reaches."""
+    """The first place, and a `where` with it and the extent of the fault."""
     first = min(places, key=lambda place: place.order)
     where = where_of(
         first.at,

@@ -60,7 +60,7 @@ def undecided(reason: str) -> CellVerdict:
 
 
 def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: Outcome) -> str:
-    """What the evidence lacks for the verdict; empty when it lacks nothing, or does not matter any more.
+    """Evidence that is missing for the verdict; empty if none is, or if it no longer matters.
 
     Wrong metadata explains what is missing of the legs that follow, so it is a failure whatever else there is. Numbers
     that contradict each other leave a cell undecided only where no check says what is wrong with them.
@@ -163,7 +163,7 @@ def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
 
 
 def _elsewhere(xfail: XFail, verdict: CellVerdict) -> str:
-    """How the failure differs from the one that the entry states; empty when it does not."""
+    """How the failure differs from the expected one; empty if it does not."""
     failed = [lane.value for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
     if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:
         return f"{' and '.join(failed)} failed, not {' and '.join(xfail.lanes)}"

@@ -29,6 +29,7 @@ _PLACES = {
     "rank": "rank",
     "leg": "leg",
 }
+_OTHERS = {"lies_at": "at"}
 _REACH = ("places", "ranks", "stages", "layers", "legs")
 
 
@@ -36,7 +37,7 @@ def place_words(where: Mapping[str, Any]) -> list[str]:
     """The location of a finding as text, outermost first: ["stage 1", "tp 1", "layer 3"]."""
     known = [f"{word} {where[key]}" for key, word in _PLACES.items() if where.get(key) is not None]
     rest = [key for key in where if key not in _PLACES and key not in _REACH and where[key] is not None]
-    return known + [f"{key.replace('_', ' ')} {_listed(where[key])}" for key in rest]
+    return known + [f"{_OTHERS.get(key, key.replace('_', ' '))} {_listed(where[key])}" for key in rest]
 
 
 def _listed(value: Any) -> str:
@@ -70,6 +71,11 @@ def value_text(value: Any) -> str:
 
 def plain_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(to_jsonable(value), ensure_ascii=False)
+
+
+def has_values(finding: Finding) -> bool:
+    """Whether a finding compares values; None is a value where another was expected."""
+    return finding.measured is not None or finding.bound is not None
 
 
 def bound_origin(finding: Finding) -> str:

@@ -117,7 +117,7 @@ def _full(cu_seqlens: tuple[int, ...] | None) -> str:
         return "no cu_seqlens"
     text = ", ".join(str(value) for value in cu_seqlens[:_MAX_VALUES])
     more = f", … ({len(cu_seqlens) - _MAX_VALUES} more)" if len(cu_seqlens) > _MAX_VALUES else ""
-    return f"[{text}{more}]"
+    return f"cu_seqlens [{text}{more}]"
 
 
 def _short(cu_seqlens: list[int] | None) -> str:

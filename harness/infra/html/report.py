@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.outcomes import Finding, Outcome, Severity
+from harness.core.stack import DEFAULT
 from harness.core.text.escaping import clip
 from harness.infra.html.filters import (
     MAX_TEXT,
     bound_origin,
     clipped,
+    has_values,
     place_words,
     plain_text,
     rate,
@@ -29,7 +31,7 @@ from harness.infra.html.outcome_grid import outcome_grids
 from harness.infra.html.rank_picture import RankPicture, rank_picture
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
-from harness.judge.report.summaries import canary_counts
+from harness.judge.report.summaries import bound_label, canary_counts
 
 if TYPE_CHECKING:
     from harness.infra.templating import Environment
@@ -40,6 +42,8 @@ _OPEN_FAILURES = 8  # failing cells shown expanded
 _OPEN_OF_CLASS = 2  # of them per probable class of fault
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # rank squares per failing cell
+_PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
+_STACKS_NAMED = 3  # in the banner; of more it shows the number
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
 
 
@@ -110,7 +114,12 @@ def _environment() -> Environment:
         tail=tail,
     )
     environment.globals.update(
-        marks=OUTCOME_MARKS, bound_origin=bound_origin, is_control=is_control, max_findings=_MAX_FINDINGS
+        marks=OUTCOME_MARKS,
+        bound_label=bound_label,
+        bound_origin=bound_origin,
+        has_values=has_values,
+        is_control=is_control,
+        max_findings=_MAX_FINDINGS,
     )
     return environment
 
@@ -166,7 +175,7 @@ def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
 
 
 def _sentence(report: Report) -> str:
-    """The verdict as counts of outcomes, worst first."""
+    """The number of cells by outcome, worst first."""
     words = {
         Outcome.FAIL: "failed",
         Outcome.ERROR: "could not be decided",
@@ -189,27 +198,42 @@ def _started(report: Report) -> str:
 
 
 def _versions(report: Report) -> list[tuple[str, str]]:
-    """Versions for the banner: harness, Python and installed packages; Provenance has the rest.
+    """Versions for the banner: harness, stacks, Python and packages; Provenance has the rest.
 
-    If a cell fails, the versions under test are those of the first failing cell's stack.
+    A package that differs between stacks has the version of each, up to `_STACKS_NAMED` stacks.
     """
-    provenance = report.provenance
-    packages = provenance.get("packages")
-    failing = next((cell for cell in report.cells if cell.outcome in _DECIDED_BAD), None)
-    stack = str(failing.axes.get("stack", "")) if failing else ""
+    stacks = list(dict.fromkeys(str(cell.axes.get("stack", DEFAULT)) for cell in report.cells)) or [DEFAULT]
+    held = {stack: _software(report.provenance, stack) for stack in stacks}
+    few = len(stacks) <= _STACKS_NAMED
+    found = {"harness": str(report.provenance["harness"])} if "harness" in report.provenance else {}
+    if len(stacks) > 1:
+        found["stacks"] = ", ".join(stacks) if few else f"{len(stacks)} stacks"
+    elif stacks != [DEFAULT]:
+        found["stack"] = stacks[0]
+    for name in dict.fromkeys(name for software in held.values() for name in software):
+        by_stack = {stack: software[name] for stack, software in held.items() if name in software}
+        distinct = list(dict.fromkeys(by_stack.values()))
+        if len(distinct) == 1 and len(by_stack) == len(stacks):
+            found[name] = distinct[0]
+        elif few:
+            found[name] = ", ".join(f"{version} ({stack})" for stack, version in by_stack.items())
+        else:
+            found[name] = ", ".join(distinct)
+    return list(found.items())
+
+
+def _software(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
+    """Python, packages and commits of a stack; those of the launcher's environment if it has none."""
     facts = provenance.get("stacks", {}).get(stack)
     if facts is not None:
-        held = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
-        own = {name: held[name] for name in ("torch", "megatron-core", "transformer-engine") if name in held}
-        first = {
-            "harness": provenance.get("harness", "unknown"),
-            "stack": stack,
-            "python": facts.get("python", "unknown"),
-        }
-        return [(name, str(value)) for name, value in {**first, **own, **facts.get("commits", {})}.items()]
-    named = {name: provenance[name] for name in ("harness", "python") if name in provenance}
-    named |= packages if isinstance(packages, Mapping) else {}
-    return [(str(name), str(value)) for name, value in named.items() if value != "not installed"]
+        packages = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
+        shown = {name: packages[name] for name in _PACKAGES if name in packages}
+        software = {"python": facts.get("python", "unknown"), **shown, **facts.get("commits", {})}
+    else:
+        installed = provenance.get("packages")
+        software = {"python": provenance["python"]} if "python" in provenance else {}
+        software |= installed if isinstance(installed, Mapping) else {}
+    return {str(name): str(version) for name, version in software.items() if version != "not installed"}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""What a bisection found: a value that result.json holds, and that every text about it is made of. Pure.
+"""The result of a bisection: the content of result.json, from which all texts about it are rendered. Pure.
 
 Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and
-skipped when neither can be said.
+skipped otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GOOD, BAD, SKIPPED = "good", "bad", "skipped"
 INTRODUCED, FIXED = "introduced", "fixed"
 COMMIT, RELEASE = "commit", "release"
 SCHEMA_VERSION = 1
-IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; says nothing about what the code would compute
+IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; no evidence about the results of the code
 FINDINGS = 20  # kept of a cell
 _PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
 
@@ -28,7 +28,9 @@ class JudgedCell:
     id: str  # in its run; its name there ends in the name of the point's stack
     name: str  # the same at every point, e.g. "tp2-pp4-cp1-sft"
     outcome: Outcome
-    findings: tuple[Finding, ...] = ()  # most telling first: lane, check, message, where (the place), measured, bound
+    findings: tuple[
+        Finding, ...
+    ] = ()  # most informative first: lane, check, message, where (the place), measured, bound
     reason: str = ""  # of ERROR and REJECTED
 
 
@@ -47,7 +49,7 @@ class Point:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those of the failed cells."""
+        """The findings of all failed cells."""
         return tuple(item for cell in self.cells if cell.outcome is Outcome.FAIL for item in cell.findings)
 
 
@@ -61,7 +63,7 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A point in words: what changed there. Of releases only the name, parents and, where the index tells it, date."""
+    """A point with its description. A release has only name, parents and, where the index has it, date."""
 
     name: str
     subject: str = ""
@@ -145,7 +147,7 @@ def state_of(cells: Sequence[JudgedCell]) -> tuple[str, str]:
 
 
 def git_exit_code(report: Report, planned: Collection[str]) -> int:
-    """What `git bisect run` takes as good, bad, and not to be judged. `planned`: ids of the cells that were to run.
+    """Exit code for `git bisect run`: good, bad or skipped. `planned`: ids of the cells that were to run.
 
     References do not count: what fails with them cannot be judged.
     """

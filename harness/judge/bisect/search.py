@@ -1,4 +1,4 @@
-"""Which points of a history to judge next, and what their verdicts say. Pure: names in, names out.
+"""Chooses which points of a history to judge next, and interprets their verdicts. Pure: names in, names out.
 
 A history is searched for the one point at which its *old* state became its *new* one: that point and all that come
 after it are new. Points that cannot be judged are `UNKNOWN`, and are never taken for either.

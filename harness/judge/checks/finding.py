@@ -1,4 +1,4 @@
-"""What a check returns: a finding without the check's name and lane, which its row in table.py says."""
+"""The return value of a check: a finding without name and lane, which come from the row in table.py."""
 
 from __future__ import annotations
 

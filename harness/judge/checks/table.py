@@ -1,4 +1,4 @@
-"""The checks, in the order in which their findings tell most: lane by lane, root before consequence."""
+"""The checks, most informative findings first: lane by lane, root cause before consequence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 
 class Check(NamedTuple):
-    """One row, the only place that says a check's name and lane.
+    """One row, the only declaration of a check's name and lane.
 
     `function` returns the findings of one cell. `needs_reference`: it compares with the reference cell.
     """
@@ -52,7 +52,7 @@ class Check(NamedTuple):
     needs_reference: bool = False
 
     def findings(self, evidence: CellEvidence) -> list[Finding]:
-        """What the check finds in one cell, with its name and lane."""
+        """The findings of one cell, with the check's name and lane."""
         return [
             Finding(
                 lane=self.lane,

@@ -1,4 +1,4 @@
-"""Which cell of one run is which of another, and what became of it.
+"""Pairs the cells of two runs, and classifies how each changed.
 
 A cell is the same in both runs when its id is (layout, data path, model, documents, training, stack). What is
 left is matched by its readable name, then by all axes but the stack, where just one on each side fits.

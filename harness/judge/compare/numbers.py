@@ -17,7 +17,7 @@ from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
 SLOWER = Bound(value=1.25, unit="factor", origin="a quarter: two runs are not neighbours in time")
-_UNTOLD = "cannot be told"
+_UNDECIDED = "undecided"
 _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
 _RELATIVE = Bound(value=0.0)
 
@@ -32,7 +32,7 @@ class Drift:
     step: int  # where it is largest
     first: int | None  # first step that differs at all; None: all are equal, bit for bit
     lengths: tuple[int, int]  # steps before, steps after
-    bound: Bound | None  # that the cell is judged by; None: nobody judges it
+    bound: Bound | None  # that the cell is judged by; None: it is not judged
 
     @property
     def equal(self) -> bool:
@@ -89,7 +89,7 @@ def _far(after: float, before: float, bound: Bound) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeChange:
-    """How many times as long something takes as in the earlier run, with the interval of that."""
+    """Ratio of a time to that of the earlier run, with its confidence interval."""
 
     ratio: TimedRatio
     judged: bool  # whether slower than the bound is a regression
@@ -114,7 +114,7 @@ def time_changes(
         for load, times in before.rounds_s.items()
         if load in after.rounds_s
     ]
-    shared = why_not or ("wall clock of a CPU that others share: told, not judged" if on_cpu else "")
+    shared = why_not or ("wall clock of a CPU that others share: shown, not judged" if on_cpu else "")
     steps = [("training step", before.step_times_s, after.step_times_s, shared)]
     for what, old, new, reason in [*rounds, *steps]:
         change = _times(what, old, new, bound)
@@ -148,5 +148,5 @@ def _times(what: str, before: Sequence[float], after: Sequence[float], bound: Bo
 def _timed(what: str, median: float, low: float, high: float, rounds: int, bound: Bound) -> TimedRatio:
     verdict = "slower" if low > bound.value else "faster" if high < 1 / bound.value else "no difference"
     if verdict == "no difference" and rounds < _ENOUGH:
-        verdict = f"{_UNTOLD} from fewer than {_ENOUGH} rounds"
+        verdict = f"{_UNDECIDED}: fewer than {_ENOUGH} rounds"
     return TimedRatio(what=what, median=median, low=low, high=high, rounds=rounds, bound=bound, verdict=verdict)

@@ -53,7 +53,7 @@ def numbers(comparison: Comparison) -> list[CellChange]:
 
 
 def details(cell: CellChange) -> list[str]:
-    """What is to be said of a cell beside its outcomes, most telling first."""
+    """Details of a cell beside its outcomes, most informative first."""
     said = [why for why in cell.regressions if why != cell.change]
     if cell.findings:
         first = cell.findings[0]
@@ -141,22 +141,22 @@ def _cell_lines(cells: Sequence[CellChange]) -> Lines:
 
 
 def _number_lines(cells: Sequence[CellChange]) -> Lines:
-    """Only what is not plainly the same; a line says how many cells are."""
+    """Cells whose numbers differ, after a line that counts the equal ones."""
     if not cells:
         return
     yield "Numbers", "bold"
     equal = [cell for cell in cells if cell.drifts and all(drift.equal for drift in cell.drifts)]
     yield f"  loss and gradient norm are equal, bit for bit, in {len(equal)} of {len(cells)} cells", ""
-    told = 0
+    shown = 0
     for cell in cells:
         said = [drift.text for drift in cell.drifts if not drift.equal]
         said += [item.text for item in cell.times if item.ratio.verdict in ("slower", "faster")]
-        if said and told < _MOST_CELLS:
+        if said and shown < _MOST_CELLS:
             yield f"  {cell.id}", ""
             yield from ((f"    {one}", "") for one in said)
-        told += bool(said)
-    if told > _MOST_CELLS:
-        yield f"  and {told - _MOST_CELLS} cells more in the page", "dim"
+        shown += bool(said)
+    if shown > _MOST_CELLS:
+        yield f"  and {shown - _MOST_CELLS} more cells in the page", "dim"
     yield "", ""
 
 

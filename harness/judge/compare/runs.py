@@ -1,5 +1,5 @@
-"""Two runs side by side: what became of each cell, how far its numbers drifted, what became slower, and what differs
-between the stacks. Pure: reports in, a comparison out.
+"""Two runs side by side: how each cell changed, how far its numbers drifted, what became slower, and how the
+stacks differ. Pure: reports in, a comparison out.
 
 A regression is one of:
 
@@ -7,7 +7,7 @@ A regression is one of:
 - a time, or a ratio of times, of a cell that passes: beyond the bound with all of its interval;
 - numbers of a cell that passes in the same stack: drifted beyond the bound that the cell is judged by.
 
-Numbers of another stack are told; the run itself judges them against its own control.
+Numbers of another stack are shown, not judged here: each run judges them against its own control.
 """
 
 from __future__ import annotations

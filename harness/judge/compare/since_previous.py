@@ -1,4 +1,4 @@
-"""What changed since the previous run: the verdicts of a report beside what the history knew when the run ended.
+"""What changed since the previous run: the verdicts of a report compared with the history as it was when the run ended.
 
 What the history said is kept in the run directory (previous.json), so that a report can be made again from files alone.
 """
@@ -15,7 +15,7 @@ from harness.judge.compare.stack_changes import Counts, Facts, Moved, counted, d
 from harness.judge.history.rows import RunRow
 from harness.judge.report.model import CellSince, Report, ReportCell, Since
 
-_MOST = 8  # differences of a stack that are told
+_MOST = 8  # differences of a stack to show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Past:
 
     @property
     def points(self) -> list[Point]:
-        """The runs whose stacks tell what moved."""
+        """The runs whose stacks show what moved."""
         return [self.last] if self.green else [self.last, self.first, *([self.before] if self.before else [])]
 
 
@@ -52,7 +52,7 @@ class CommitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous:
-    """What the history knew: previous.json."""
+    """The history as it was before the run: previous.json."""
 
     run_id: str  # of the previous run of the matrix
     started: str
@@ -113,7 +113,7 @@ def _said(cell: ReportCell, change: str, first: Point, good: Point | None, betwe
 
 
 def _facts(report: Report, previous: Previous, point: Point | None, stack: str) -> Facts:
-    """Of a stack in an earlier run, or in this one; empty when nobody knows."""
+    """Facts of a stack in an earlier run or in this one; empty if unknown."""
     if point is None:
         return {}
     if point.run_id == report.run_id:
@@ -132,7 +132,7 @@ def _moved(before: Point | None, after: Point, old: Facts, new: Facts, counts: C
 
 
 def moves(report: Report, row: RunRow, previous: Previous) -> Iterator[tuple[str, str, str]]:
-    """(stack, commit before, commit after) of every move of a checkout that `since` may have to tell of."""
+    """(stack, commit before, commit after) of every checkout move that `since` may have to mention."""
     for cell in row.cells:
         past = previous.cells.get(cell.name)
         if past is None:

@@ -1,4 +1,4 @@
-"""What lies at a token, layer or parameter: the places where packing and parallelism meet, and where their bugs show.
+"""Boundaries at a token, layer or parameter: where packing and parallelism meet, and where their bugs show.
 
 Pure arithmetic on the plan; nothing here looks at measured values.
 """
@@ -14,20 +14,20 @@ from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
 
 DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
-CHUNK_EDGE = "cp chunk edge"  # the slot before or after lies on another cp rank
-SEQUENCE_EDGE = "sequence-parallel edge"  # the slot before or after, on this cp rank, lies on another tp rank
+CHUNK_EDGE = "cp chunk edge"  # the slot before or after is on another cp rank
+SEQUENCE_EDGE = "sequence-parallel edge"  # the slot before or after, on this cp rank, is on another tp rank
 PADDING = "padding"  # the slot before or after is padding
 STAGE_BOUNDARY = "stage boundary"  # the first layer after a hop between stages
 TP_SHARD = "tp shard"  # not all tp ranks' shards of a parameter are off
 EMBEDDING = "embedding"
-OUTPUT_LAYER = "output layer"  # and what lies between the last layer and the loss
+OUTPUT_LAYER = "output layer"  # and everything between the last layer and the loss
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundaries:
-    """Names of what lies somewhere, the same in words, and further keys for `where`."""
+    """The boundaries at a location: their names, descriptions, and further keys for `where`."""
 
     lies_at: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -39,8 +39,8 @@ class Boundaries:
 
     @property
     def text(self) -> str:
-        """'; what lies there: a; b', or nothing."""
-        return f"; what lies there: {'; '.join(self.words)}" if self.words else ""
+        """'; location: a; b', or nothing."""
+        return f"; location: {'; '.join(self.words)}" if self.words else ""
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def hop_before(layout: Layout, layers: int, layer: int) -> tuple[int, int] | Non
 
 
 def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] | None = None) -> Boundaries:
-    """A parameter by its global name; `shards` are the tp ranks whose shard of it is off, None when nobody can tell."""
+    """A parameter by its global name; `shards` are the tp ranks whose shard of it is off, None if unknown."""
     found = NOTHING
     if name.startswith("embedding."):
         found = Boundaries(lies_at=(EMBEDDING,), words=("the embedding",))

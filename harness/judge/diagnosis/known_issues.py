@@ -27,7 +27,7 @@ class KnownIssue:
     name: str
     link: str
     check: str
-    package: str = "megatron-core"  # whose releases are meant, a key of _MODULES
+    package: str = "megatron-core"  # the package of `releases`, a key of _MODULES
     since: str  # first release that has it
     fixed: str = ""  # first release without it; empty: none is known
     data_path: str = ""  # empty: any
@@ -163,7 +163,7 @@ def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Find
 
 
 def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
-    """The release of a package that every rank says it ran; None when they say nothing or differ."""
+    """The release of a package that all ranks recorded; None if none did or they differ."""
     module = _MODULES[package]
     said = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
     return parse(next(iter(said))) if len(said) == 1 else None

@@ -61,7 +61,7 @@ def first_token_off(evidence: CellEvidence, reference: CellEvidence, document: i
 
 
 def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -> Boundaries:
-    """What lies at a token of step 0; nothing when it is not known."""
+    """Boundaries at a token of step 0; NOTHING if it is unknown."""
     home = evidence.homes[0].get(document)
     if home is None or token is None:
         return boundaries.NOTHING

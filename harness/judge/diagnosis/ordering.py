@@ -45,7 +45,7 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
 def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:
     """Data before the model, then by step, stage, layer and micro-batch; findings without a place last.
 
-    A cell that did not come through the metadata leg says so after what is known to be wrong before.
+    If a cell did not complete the metadata leg, that finding comes after faults known from earlier.
     """
     where = finding.where
     return (
@@ -62,7 +62,7 @@ def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int,
 def _after(root: Finding, item: Finding) -> Finding:
     """A finding that follows from the root: what came of wrong metadata, or the end of a cell that had it."""
     received = root.lane is Lane.METADATA and root.check not in _ENDED
-    # Of a cell that did not end for a cause outside the code nothing is said but that it did not.
+    # If the cause is outside the code, the only finding is that the cell did not complete.
     outside = item.severity is not Severity.ERROR and item.fault_class != fault_classes.HARNESS
     follows = received and not outside and (item.check in _ENDED or item.lane is Lane.NUMERICS)
     return replace(item, follows_from=root.check) if follows else item

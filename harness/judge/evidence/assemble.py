@@ -27,7 +27,7 @@ def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]
     """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
 
     Sharded parameters add up over tp; of replicated ones, and of the copies on cp, dp and (tied embeddings) other
-    stages, the first counts: `replica_gradients` says whether copies agree. Experts may lie on other cp and dp ranks
+    stages, the first counts: `replica_gradients` checks that copies agree. Experts may be on other cp and dp ranks
     than the first.
     """
     whole: dict[str, ParameterGradient] = {}

@@ -32,7 +32,7 @@ from harness.judge.stats.noise import noise_floors
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What every rank of a replica must receive for one micro-batch."""
+    """The packed params and tokens that every rank of a replica must receive for one micro-batch."""
 
     batch: MicroBatch
     params: PackedParams | None
@@ -94,7 +94,7 @@ class CellEvidence:
 
     @property
     def same_rows(self) -> bool:
-        """Whether gradients, and what they move, may be compared with the reference's."""
+        """Whether gradients, and the weights they update, may be compared with the reference."""
         return self.reference is not None and same_rows(self.cell.config, self.reference.cell.config)
 
     @property
@@ -116,7 +116,7 @@ class CellEvidence:
 
     @cached_property
     def _padded_alone(self) -> bool:
-        """The data path may tell padded offsets alone, and no rank told others: then those are the truth for all."""
+        """If the data path may give padded offsets only and no rank gave others, those are the truth for all."""
         if not self.cell.config.style.padded_only:
             return False
         return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
@@ -222,7 +222,7 @@ class CellEvidence:
 
     @cached_property
     def first_step_whole(self) -> bool:
-        """Whether every rank finished step 0, so that what it recorded of it is all there."""
+        """Whether every rank finished step 0, so that its records are complete."""
         return sum(1 for _ in self.step_records(0)) == self.layout.world_size
 
     @property
@@ -271,7 +271,7 @@ class CellEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class CellFound:
-    """What a run directory holds of a cell's newest attempt; the fields are those of CellEvidence."""
+    """The files of a cell's newest attempt, read; the fields are those of CellEvidence."""
 
     records: dict[int, RankRecord] = field(default_factory=dict)
     result: CellResult | None = None

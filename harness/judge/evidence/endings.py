@@ -73,7 +73,7 @@ def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellRe
 
 
 def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
-    """The record's own word; a record that still says `running` was cut off, and its parent knows how."""
+    """The ending in the record. If it still says `running`, the process was cut off, and its parent knows how."""
     if record is not None and record.ended in ("completed", "raised", "deadline"):
         return record.ended
     if record is not None and process is not None and process.ended in ("raised", "deadline"):
@@ -84,12 +84,12 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
 
 
 def _stalled(process: RankEnding | None, took: float) -> bool:
-    """A rank of a cell that is only slow says now and then how far it is; `took`: seconds that the attempt lasted."""
+    """A rank that is only slow still reports progress from time to time; `took`: seconds that the attempt lasted."""
     return process is not None and process.still_s is not None and process.still_s >= max(STALL_S, STALL_SHARE * took)
 
 
 def _died_by_itself(exit_code: int | None) -> bool:
-    """A crash signal, or an exit of its own with an error code; other signals come from outside."""
+    """A crash signal, or an exit with an error code; other signals come from outside."""
     return exit_code is not None and (signal_of(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
 
 

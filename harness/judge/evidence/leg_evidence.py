@@ -1,4 +1,4 @@
-"""What the ranks recorded of one canary leg, put together, beside what the leg was to be."""
+"""The records of all ranks of one canary leg, combined, with the plan of the leg."""
 
 from __future__ import annotations
 

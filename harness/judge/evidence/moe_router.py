@@ -51,7 +51,7 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
 
 
 def _reduction(evidence: CellEvidence) -> float:
-    """What gradients are multiplied with when they are reduced: 1 / loss tokens, or the mean over dp and cp."""
+    """The factor applied to gradients when they are reduced: 1 / loss tokens, or the mean over dp and cp."""
     if evidence.cell.config.options.calculate_per_token_loss:
         return 1.0 / max(loss_tokens(evidence), 1)
     return 1.0 / (evidence.layout.dp * evidence.layout.cp)
@@ -94,7 +94,7 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
 
 
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
-    """What a micro-batch's auxiliary loss must be multiplied with in gradients.
+    """The factor of a micro-batch's auxiliary loss in gradients.
 
     Per token: the share of its tokens, in units of the tokens that count in the loss; else one of all micro-batches.
     """

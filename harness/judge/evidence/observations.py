@@ -14,7 +14,7 @@ class Observation(NamedTuple):
 
     place: RankLocation
     params: SeenParams | None
-    device: str | None  # of the model on that rank, None when it did not say
+    device: str | None  # of the model on that rank, None if not recorded
 
 
 def observations_of(records: Iterable[RankRecord]) -> list[Observation]:

@@ -30,7 +30,7 @@ class Wrong:
 
 
 def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
-    """Fields whose value is not the truth's. A garbage max_seqlen passes a not-None test, so values are compared.
+    """Fields with a value other than the truth. A garbage max_seqlen passes a not-None test, so values are compared.
 
     Padded offsets that the data path need not supply may also be given, equal to the plain ones: attention then
     reads the same.
@@ -52,14 +52,14 @@ def _plain(value: Any) -> Any:
 
 
 def problems_of(item: ParamsSeen) -> list[Wrong]:
-    """Fields whose value is not the truth's."""
+    """Fields with a value other than the truth."""
     return value_problems(item.params, item.expected)
 
 
 def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[Wrong]:
     """Type, rank and device of the tensors, Python type and format: what kernels refuse or silently misread.
 
-    `device` is the model's ("cuda:0"), None when the rank did not say.
+    `device` is the model's ("cuda:0"), None if not recorded.
     """
     wanted: list[tuple[str, str, Any, Any]] = [("qkv_format", "", seen.qkv_format, "thd")]
     for name, form in seen.forms.items():
@@ -77,7 +77,7 @@ def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> 
 
 
 def copied_padding(seen: SeenParams) -> bool:
-    """Whether padded offsets equal the plain ones without being the same tensors, and nobody says what that means.
+    """Whether padded offsets equal the plain ones without being the same tensors, and nothing states what that means.
 
     Transformer Engine (DotProductAttention.forward, pad_between_seqs=None) then takes it that there is padding between
     documents and leaves its fast path; issue 3487 there.
@@ -93,7 +93,7 @@ def _same(seen: SeenParams, one: str, other: str) -> bool:
 
 
 def pairing(real: list[int], padded: list[int]) -> list[str]:
-    """What is wrong between real and padded offsets: count of segments, and more real tokens than slots."""
+    """Contradictions between real and padded offsets: count of segments, and more real tokens than slots."""
     if len(real) != len(padded):
         return [f"there are {len(real) - 1} real segments and {len(padded) - 1} padded ones"]
     sizes = [(b - a, d - c) for (a, b), (c, d) in zip(itertools.pairwise(real), itertools.pairwise(padded))]
@@ -112,7 +112,7 @@ def _without_empty(offsets: list[int]) -> list[int]:
 
 
 def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
-    """What is wrong with offsets as such: start, order, end (physical length in tokens), alignment."""
+    """Problems of offsets by themselves: start, order, end (physical length in tokens), alignment."""
     if not offsets:
         return ["it is empty"]
     said = []

@@ -26,7 +26,7 @@ def times_of(evidence: CellEvidence) -> Times:
 
 
 def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
-    """Of the rounds that both have."""
+    """The ratio over the rounds that both have."""
     over, under = times.get(load, {}), times.get(base, {})
     rounds = sorted(over.keys() & under.keys())
     return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
@@ -63,7 +63,7 @@ def on_gpu(evidence: CellEvidence) -> bool:
 
 
 def compared_seconds(evidence: CellEvidence) -> float | None:
-    """What runs of other days compare with: on a CPU what a training step computed, on a GPU the timing leg's pass.
+    """The time that is compared between runs: on a CPU what a training step computed, on a GPU the timing leg's pass.
 
     A training step on a GPU has the host's clock alone: it also waits for the file system, and reads tensors back.
     """

@@ -1,7 +1,7 @@
 """Who is to blame for an exception: by the kind of error first, then by the innermost frame that somebody owns.
 
 1. An error of the operating system, storage, network or a device is infrastructure wherever it surfaces.
-2. An error that only follows from another rank's end says nothing about this one.
+2. An error that only follows from another rank's end is no evidence about this one.
 3. An asynchronous error of a kernel surfaces in any frame; it is the code's.
 4. Otherwise the innermost frame that belongs to the code under test or to the harness decides. torch and the standard
    library own no failure: they raise what their callers made them raise.
@@ -17,12 +17,12 @@ from harness.judge.failures import patterns as table
 from harness.judge.failures.pattern_row import Domain, Pattern, Role
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
-# Of storage and hosts, whoever wrote or read. ENOENT and the like may be a wrong path of the code under test.
+# Errors of storage and hosts, for any I/O. ENOENT and the like may be a wrong path of the code under test.
 _STORAGE = ("ESTALE", "EIO", "EROFS", "EACCES", "EPERM", "ENOLCK", "EREMOTEIO", "ENOTCONN", "ENXIO", "EUCLEAN")
 _HOST = ("EMFILE", "ENFILE", "EBUSY", "ESHUTDOWN", "EHOSTDOWN")
 _NETWORK = ("ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EADDRINUSE", "ETIMEDOUT")
 _ASYNCHRONOUS = (table.GPU_MEMORY_ACCESS, table.NON_FINITE)
-# What only wrong code raises. Others, raised while ranks meet, come from hosts and libraries that have no frames.
+# Only wrong code raises these. Others, raised while ranks meet, come from hosts and libraries that have no frames.
 _OF_PROGRAMS = ("TypeError", "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError")
 _IMPORTS = ("ImportError", "ModuleNotFoundError")
 _NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
@@ -49,7 +49,7 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
         return Blame(pattern, Domain.CODE, frame)
     if owner in (HARNESS, KERNEL):
         return _of_the_harness(failure, progress, owner, frame, pattern)
-    # A record without frames, of an earlier release: only where it was can tell.
+    # A record without frames, of an earlier release: only its location is known.
     by_code = progress.leg != "start" and progress.phase != "setup"
     return Blame(pattern, Domain.CODE if by_code else Domain.UNKNOWN)
 

@@ -37,7 +37,7 @@ class Cause:
 
     @property
     def where(self) -> dict[str, Any]:
-        """Where the first rank failed, as a finding says it."""
+        """The place of the first failure, as `where` of a finding."""
         ending, progress = self.ending, self.ending.progress
         return where_of(
             ending.place, rank=ending.rank, leg=progress.leg, step=progress.step, micro_batch=progress.micro_batch
@@ -45,7 +45,7 @@ class Cause:
 
 
 def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:
-    """The first failing rank and whose fault it is; None when every rank completed.
+    """The first failing rank and what is at fault; None when every rank completed.
 
     An exception is judged by its kind and frames (blame.py), a deadline by the stacks (hangs.py). A process that broke
     by itself once the legs had begun is the fault of the code. A rank killed from outside and a missing record are not.
@@ -97,7 +97,7 @@ def _first(failed: list[Ending], result: CellResult | None) -> Ending:
 
 
 def _follows(ending: Ending) -> bool:
-    """The exception only says that another rank went away or did not come."""
+    """Whether the exception only reports that another rank left or never arrived."""
     return ending.failure is not None and blame_of(ending.failure, ending.progress).pattern.role == Role.CASCADE
 
 
@@ -125,6 +125,6 @@ def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state:
 
 
 def _job(state: str | None) -> str:
-    """What the scheduler says of the job; empty where that tells nothing."""
+    """The scheduler's explanation of how the job ended; empty if it has none."""
     row = next((row for row in table.PATTERNS if state and row.in_state(state)), None)
     return f": {row.title} (job state {state})" if row else ""

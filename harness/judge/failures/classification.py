@@ -17,7 +17,7 @@ from harness.judge.locations import counted
 SIGABRT = 6
 _QUOTE_LENGTH = 300
 
-# Where a candidate comes from, most certain first. What the scheduler says is of the whole job, which runs many cells
+# Where a candidate comes from, most certain first. The scheduler's state describes the whole job, which runs many cells
 # and ends after them; so a rank that raised or crashed by itself goes before it.
 EXCEPTION, CRASH_LOG, CRASH, SCHEDULER, LOG, KILLED, HANG, DEADLINE = range(8)
 
@@ -36,7 +36,7 @@ class JobEnding:
 
     state: str | None = None  # as sacct and squeue name it; None: not known
     words: str = ""  # how it ended, e.g. "job 12 hit its time limit of 10 min"; empty where not known
-    log: str = ""  # the end of its own output, where slurmstepd and srun write
+    log: str = ""  # the end of its output, with messages of slurmstepd and srun
     path: str = ""  # of that output, relative to the run directory
 
 
@@ -64,7 +64,7 @@ class FailureClass:
     role: Role
     retry: Retry  # OTHER_NODES only on more evidence than a text
     advice: str
-    rank: int | None  # whose evidence names the class; None when it is the job's
+    rank: int | None  # the source of the evidence; None if that is the job
     evidence: str  # the words or the state that it was recognised by
 
 
@@ -146,7 +146,7 @@ def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
 
 
 def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """The exception; and where it is only a cascade, what else the rank's log says."""
+    """The exception; if it is only a consequence, also the rest of the rank's log."""
     failure, rank = ending.failure, ending.rank
     assert failure is not None
     pattern, domain, frame = blame_of(failure, ending.progress)
@@ -158,7 +158,7 @@ def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
 
 
 def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """A rank that left no exception: what its log says, and how its process ended."""
+    """A rank without an exception: its log, and how its process ended."""
     crashed = ending.ended == "crashed"
     found = [(pattern, line) for pattern, line in patterns_of_log(log.text)]
     for pattern, line in found:

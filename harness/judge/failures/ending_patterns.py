@@ -1,4 +1,4 @@
-"""Rows of the table of failure classes that no text names: by how ranks ended, and by whose frames raised."""
+"""Failure classes that no text identifies: recognised by how ranks ended, and by the code that raised."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ UNKNOWN = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
     retry=Retry.UNKNOWN,
-    advice="Nothing says why: read the logs of the attempt and of its job.",
+    advice="The cause is unknown: read the logs of the attempt and of its job.",
 )

@@ -1,4 +1,4 @@
-"""What the stacks of ranks that ran into the deadline prove: a hang of the code needs a rank that waited and one that
+"""What the stacks of ranks at the deadline prove: a hang of the code needs a rank that waited and one that
 never arrived."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending]
 
 
 def _calls(waiting: Sequence[Ending]) -> set[object]:
-    """What tells collective calls apart; more than one when ranks wait for each other.
+    """What distinguishes collective calls; more than one when ranks wait for each other.
 
     What NCCL's flight recorder saw of a group, where it did: on a GPU the host goes on while a collective waits. Else
     the name of the collective, and where the code made the call.

@@ -1,4 +1,4 @@
-"""What ran out of memory: how much was asked for in one piece, and how much there was."""
+"""Out-of-memory failures: the size of the allocation that failed, and the memory available."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def out_of_memory(failure: Failure | None) -> bool:
 
 
 def tried_bytes(message: str) -> int | None:
-    """The size of the allocation that failed; None where the message does not tell."""
+    """The size of the allocation that failed; None if the message does not contain it."""
     found = _TRIED.search(message)
     return round(float(found[1]) * UNITS[found[2]]) if found else None
 
 
 def memory_limit(records: Iterable[RankRecord]) -> int | None:
-    """The least memory that a rank could have, in bytes; None where no rank tells."""
+    """The smallest memory limit of any rank, in bytes; None if no rank recorded one."""
     limits = [record.environment.get("memory_limit_bytes", "") for record in records]
     return min((int(limit) for limit in limits if limit), default=None)
 

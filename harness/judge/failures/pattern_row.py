@@ -1,4 +1,4 @@
-"""What a failure class is: one row of the table in patterns.py."""
+"""A failure class: one row of the table in patterns.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.str_enum import StrEnum
 
 
 class Domain(StrEnum):
-    """What is to blame."""
+    """The part of the system at fault."""
 
     CODE = "code"
     HARNESS = "harness"

@@ -94,7 +94,7 @@ IMPORT = Pattern(
     domain=Domain.CODE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="Compare the versions in the rank records with what the stack should hold, and mend the stack.",
+    advice="Compare the versions in the rank records with what the stack should hold, and fix the stack.",
     exception=r"^(\w+\.)*(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file|"
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
     log=r"^(ModuleNotFoundError|ImportError):|undefined symbol: |"

@@ -1,4 +1,4 @@
-"""What the page of the history shows, as values: days of a calendar, points of a trend, changes of version. Pure."""
+"""The content of the history page as values: days of a calendar, points of a trend, changes of version. Pure."""
 
 from __future__ import annotations
 

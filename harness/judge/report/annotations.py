@@ -15,7 +15,7 @@ _MOST_TEXT = 1500
 
 
 def annotation_lines(report: Report, file: str) -> list[str]:
-    """One line per cell that failed or could not be decided, failures first; one that says how many more there are.
+    """One line per cell that failed or could not be decided, failures first; a last line counts the rest.
 
     `file` is the matrix as the repository has it.
     """

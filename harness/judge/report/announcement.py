@@ -1,4 +1,4 @@
-"""What a receiver of `--notify` gets: the verdict, the first findings, what changed, and a text for chat systems."""
+"""The message sent by `--notify`: the verdict, the first findings, what changed, and a text for chat systems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
 
 
 def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
-    """Of a run that ended before its cells could be judged; `what` is the matrix or the run as the user named it."""
+    """The message for a run that ended before it was judged. `what`: the matrix or the run as the user named it."""
     return {
         "schema_version": SCHEMA_VERSION,
         "text": _escaped([f"*ERROR* {what}: ended with exit code {exit_code} before it was judged", message]),

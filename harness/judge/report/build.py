@@ -36,7 +36,7 @@ def build_report(
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a report shows of some cells of a plan."""
+    """The report of some cells of a plan."""
 
     cells: dict[str, ReportCell | ReportRejected]
     noise: dict[str, dict[str, NoiseFloor]]
@@ -125,7 +125,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
             "canaries": canaries_view(evidence),
             "evidence": weight_of(evidence),
         }
-    elif evidence.job.state or evidence.job.log:  # no rank can say anything, its job can
+    elif evidence.job.state or evidence.job.log:  # no rank left a record; the job may explain why
         views = {"failure": failure_view(evidence)}
     return ReportCell(
         id=cell.id,

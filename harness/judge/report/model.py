@@ -16,7 +16,7 @@ from harness.judge.failures.pattern_row import Domain, Retry, Role
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What one rank's attention layers saw of the first micro-batch, for the rank picture."""
+    """The packed params that one rank's attention layers received for the first micro-batch."""
 
     rank: int
     place: Coordinates
@@ -29,7 +29,7 @@ class RankView:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRatio:
-    """Two times of the same rounds: how many times as long one takes as the other, and the interval of that."""
+    """Ratio of two times measured in the same rounds, with its confidence interval."""
 
     what: str  # e.g. "whole step, 256 documents over 4"
     median: float
@@ -37,7 +37,7 @@ class TimedRatio:
     high: float
     rounds: int
     bound: Bound
-    verdict: str  # slower | faster | no difference: beyond the bound with all of the interval, or not
+    verdict: str  # slower | faster | no difference: slower or faster only if the whole interval is beyond the bound
 
     @property
     def text(self) -> str:
@@ -116,8 +116,8 @@ class FailureView:
     role: Role = Role.ROOT
     retry: Retry = Retry.UNKNOWN
     advice: str = ""  # what to do next, in one sentence
-    evidence: str = ""  # the words or the state that the class was recognised by
-    follows_from: str = ""  # the check whose finding explains the failure; then there is no advice of its own
+    evidence: str = ""  # the text or state by which the class was recognised
+    follows_from: str = ""  # the check whose finding explains the failure; then `advice` is empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +125,9 @@ class Weight:
     """How much evidence a verdict rests on."""
 
     records: int = 0  # of ranks
-    legs: int = 0  # metadata, training, canary and timing legs that every rank came through
+    legs: int = 0  # metadata, training, canary and timing legs that every rank completed
     steps: int = 0  # of the training leg, on every rank
-    numbers: int = 0  # that ranks computed, each looked at
+    numbers: int = 0  # computed by ranks; all were checked
     not_compared: str = ""  # with the reference, and why
 
     @property
@@ -145,7 +145,7 @@ class ReportCell:
     layout: Layout
     outcome: Outcome
     lanes: dict[Lane, LaneVerdict]
-    findings: list[Finding]  # most telling first
+    findings: list[Finding]  # most informative first
     timing: dict[str, float]  # wall_s, steps_s, overhead_s
     reproduce: str  # the command that runs just this cell
     role: str = "cell"  # cell | reference
@@ -175,7 +175,7 @@ class ReportRejected:
 
 @dataclass(frozen=True, kw_only=True)
 class CellSince:
-    """What became of a cell since the previous run that decided about it."""
+    """How a cell changed since the previous run that decided it."""
 
     id: str
     change: str  # newly failing | still failing | fixed | failing, not judged before
@@ -189,15 +189,15 @@ class CellSince:
     def text(self) -> str:
         """One sentence: since when, last good, what moved."""
         begun = f"{self.since} (run {self.since_run})"
-        told = f"had failed since {begun}" if self.change == "fixed" else f"fails since {begun}"
-        good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; never seen good"
-        moved = "; ".join(self.between) or "nothing that the records tell"
-        return f"{told}{good}; moved in between: {moved}"
+        began = f"failed since {begun}" if self.change == "fixed" else f"fails since {begun}"
+        good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; no passing run known"
+        moved = "; ".join(self.between) or "nothing recorded"
+        return f"{began}{good}; moved in between: {moved}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Since:
-    """What changed since the previous run of the same matrix, as the history had it when this run ended."""
+    """Changes since the previous run of the same matrix, from the history as it was when this run ended."""
 
     run_id: str
     started: str

@@ -26,12 +26,12 @@ _HOST = re.compile(rf"(?<![\w.-])(?:[A-Za-z][\w-]{{0,62}}\.){{1,8}}{_INTERNAL}(?
 _ACCOUNT = re.compile(
     rf"(?<![\w.+-])[\w+-][\w.+-]{{0,63}}@((?:[A-Za-z][\w-]{{0,62}}\.){{1,8}}(?:com|org|net|edu|gov|io|ai|{_INTERNAL}))(?![\w-])"
 )
-_KEPT = ("site-packages/", "dist-packages/")  # what follows tells the file of a package
+_KEPT = ("site-packages/", "dist-packages/")  # the rest of the path names a file of a package
 
 
 def public(text: str, hosts: Iterable[str] = ()) -> str:
     """The text with secrets replaced, absolute paths cut to the file of a package or to PATH/TO/NAME, and hosts,
-    addresses and accounts named HOST and USER@HOST. `hosts`: names that are hosts wherever they stand."""
+    addresses and accounts named HOST and USER@HOST. `hosts`: names to replace everywhere."""
     text = _PLACE.sub(_public_place, redacted(text))
     text = _ACCOUNT.sub(lambda found: found[0] if _is_public(found[1]) else "USER@HOST", text)
     text = _HOST.sub("HOST", _ADDRESS.sub("HOST", text))
@@ -60,7 +60,7 @@ def _each_text(value: Any, change: Any) -> Any:
 
 
 def _is_host(name: str) -> bool:
-    """Not a word that stands for no machine, or that is too short to tell."""
+    """Whether a name identifies a machine; very short names are too ambiguous to replace."""
     return len(name) > 2 and name not in ("localhost", "unknown", "none")
 
 

@@ -1,6 +1,6 @@
 """issue.md: a failed cell as a report for the project whose code failed, readable without this harness. Pure.
 
-No secret, path or host of the machine it was seen on stands in it: see public_text.py.
+It contains no secret, path or host of the machine that found it: see public_text.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from harness.judge.report.model import ReportCell
 from harness.judge.report.public_text import publish
 from harness.judge.report.render_markdown import code, text
 from harness.judge.report.stack_versions import versions
+from harness.judge.report.summaries import bound_label
 
 _NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
 _MOST_FINDINGS = 6
@@ -30,11 +31,11 @@ _GITHUB = re.compile(r"(?:https?://|ssh://)?(?:[\w.-]+@)?github\.com[:/](?P<name
 
 @dataclass(frozen=True, kw_only=True)
 class Issue:
-    """All that the text is made of."""
+    """The input of `render_issue`."""
 
     cell: ReportCell  # the failed cell
     config: CellConfig
-    matrix: str  # YAML of a matrix whose only cell it is, with public addresses of repositories
+    matrix: str  # YAML of a matrix with this cell alone, with public addresses of repositories
     provenance: Mapping[str, Any]  # of the run that judged it
     needs: tuple[str, ...] = ()  # what is necessary, a line each
     remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its repository, as git names it
@@ -43,7 +44,7 @@ class Issue:
 
 
 def render_issue(issue: Issue) -> str:
-    """The whole file, fit to be published: without secrets, paths and hosts of the machine it was seen on."""
+    """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
     host = issue.provenance.get("host")
     parts = {
         name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
@@ -83,7 +84,7 @@ def github(remote: str) -> str:
 
 
 def public_repository(project: str, remote: str) -> str:
-    """What a reader puts for a repository of this machine: its web address, else a path to fill in."""
+    """The web address of a repository, or a path for the reader to fill in."""
     return github(remote) or f"PATH/TO/{_NAMES.get(project, project)}"
 
 
@@ -110,7 +111,7 @@ def _summary(issue: Issue) -> Iterator[str]:
 
 
 def _range(issue: Issue) -> Iterator[str]:
-    """The two points between which it changed."""
+    """The table of the points around the change."""
     found = issue.bisection
     if found is None:
         return
@@ -150,7 +151,7 @@ def _point(issue: Issue, name: str) -> str:
 
 
 def _seen(issue: Issue) -> Iterator[str]:
-    """What was expected and what came, check by check."""
+    """The observed and the expected value of each finding."""
     errors = _errors(issue)
     yield from ("## Expected and observed", "")
     yield "Expected: the packed run computes what the same documents compute one by one on one rank, and every rank"
@@ -160,14 +161,14 @@ def _seen(issue: Issue) -> Iterator[str]:
         yield f"- **{finding.lane.value}, {text(finding.check)}**: {plain(finding.message)}"
         for what, value in (("known", finding.known), ("a consequence of", finding.follows_from)):
             yield from [f"  - {what}: {plain(value)}"] if value else ()
-        if finding.measured is not None:
+        if finding.measured is not None or finding.bound is not None:
             yield f"  - observed: {_value(finding.measured)}"
         if finding.bound is not None:
-            yield f"  - expected: {_value(finding.bound)}"
+            yield f"  - {bound_label(finding)}: {_value(finding.bound)}"
         if place := _place(finding.where):
             yield f"  - where: {place}"
     if len(errors) > _MOST_FINDINGS:
-        yield f"- and {len(errors) - _MOST_FINDINGS} findings more"
+        yield f"- and {len(errors) - _MOST_FINDINGS} more findings"
     yield ""
     failure = issue.cell.failure
     if failure is not None and failure.traceback:
@@ -181,6 +182,8 @@ def _value(value: Any) -> str:
     if isinstance(value, dict) and "value" in value:
         origin = f" ({plain(value['origin'])})" if value.get("origin") else ""
         return f"{code(str(value['value']))}{origin}"
+    if value is None:
+        return code("none")
     return code(clip(value if isinstance(value, str) else dumps(value), _MOST_VALUE))
 
 

@@ -1,4 +1,4 @@
-"""report.json: the report as it stands, and back."""
+"""report.json: the report as JSON, and back."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def render_junit(report: Report) -> str:
 
 
 def _describe(suite: Element, report: Report) -> None:
-    """When the run was, and which: what CI systems keep beside the counts."""
+    """Start time and identity of the run, which CI systems keep with the counts."""
     started = report.provenance.get("started")
     if started:
         suite.set("timestamp", visible(str(started)))

@@ -25,25 +25,25 @@ def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
 
 
 def cut(lines: list[str], most_bytes: int) -> str:
-    """The lines as one text, of at most so many bytes; a note at its end says what is left out."""
+    """The lines as one text of at most `most_bytes`; a note at the end counts the omitted lines."""
     used = 0
     kept: list[str] = []
     for line in lines:
         used += len(line.encode()) + 1
         if used > most_bytes:
-            kept += ["", f"Cut here: {len(lines) - len(kept)} lines more. report.json holds everything."]
+            kept += ["", f"Cut here: {len(lines) - len(kept)} more lines. report.json has everything."]
             break
         kept.append(line)
     return "\n".join(kept) + "\n"
 
 
 def text(value: object) -> str:
-    """One line of plain text, of a length for people."""
+    """One line of plain text, clipped to a readable length."""
     return markdown_text(str(value), _TEXT_LENGTH)
 
 
 def bold(value: object) -> str:
-    """The text in bold; of an empty one a dash, since `****` would be a rule across the page."""
+    """The text in bold; a dash if it is empty, since `****` renders as a horizontal rule."""
     return f"**{text(value) or '-'}**"
 
 
@@ -116,7 +116,7 @@ def _class_of_failure(cell: ReportCell) -> Iterator[str]:
     if failure is not None and failure.failure_class:
         kind = f"{failure.domain}, {failure.role}"
         if failure.follows_from:
-            yield f"  - it ended so: {text(failure.title)}, a consequence of {text(failure.follows_from)}"
+            yield f"  - failure: {text(failure.title)}, a consequence of {text(failure.follows_from)}"
             return
         yield f"  - failure: {text(failure.title)} ({text(kind)}). {text(failure.advice)}"
 
@@ -163,12 +163,12 @@ def _grid(report: Report) -> Iterator[str]:
 
 
 def _times(report: Report) -> Iterator[str]:
-    """Rates of every cell that has some, and what the timing legs compared."""
+    """Rates of every timed cell, and the comparisons of the timing legs."""
     cells = [cell for cell in report.cells if cell.throughput.step_p50_s is not None]
     if not cells:
         return
     yield from ("",) if report.rejected else ()
-    yield from ("## Throughput", "", "Medians per rank. Judged are the ratios below, if any.", "")
+    yield from ("## Throughput", "", "Medians per rank. Only the ratios below are judged.", "")
     yield "| cell | real tokens/s | slots/s | real / slots | TFLOP/s | MFU | step p50 | step p95 | peak memory |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for cell in cells:
@@ -203,7 +203,7 @@ def _times(report: Report) -> Iterator[str]:
 
 
 def _evidence(report: Report) -> Iterator[str]:
-    """What every verdict rests on."""
+    """The evidence behind every verdict."""
     cells = [cell for cell in report.cells if cell.evidence.records]
     if not cells:
         return
@@ -215,7 +215,7 @@ def _evidence(report: Report) -> Iterator[str]:
 def _canaries(report: Report) -> Iterator[str]:
     counts = canary_counts(report)
     if counts:
-        yield from ("", "## Canaries", "", "| canary | came out | cells |", "|---|---|---|")
+        yield from ("", "## Canaries", "", "| canary | result | cells |", "|---|---|---|")
     for item in counts:
         yield f"| {text(item.canary)} | {text(item.what)} | {item.cells} |"
 

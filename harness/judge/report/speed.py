@@ -1,4 +1,4 @@
-"""How fast a cell was, for the report: measured rates, and the ratios of times that the throughput lane judges."""
+"""The speed of a cell, for the report: measured rates, and the ratios of times that the throughput lane judges."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def throughput(evidence: CellEvidence) -> Throughput:
 
 
 def _of_the_cell(evidence: CellEvidence) -> Throughput:
-    """What does not need a timed step: memory, the device and its peak, and the timing leg."""
+    """Figures that need no timed step: memory, the device and its peak, the timing leg."""
     records = list(evidence.records.values())
     peak = peak_for(evidence)
     first = evidence.records.get(0)
@@ -136,7 +136,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
-    """What the timing leg compared, whether it is judged slow or not."""
+    """All comparisons of the timing leg, judged or not."""
     times, tolerances = times_of(evidence), evidence.tolerances
     pairs: list[tuple[str, Load, Load, Bound]] = []
     for part, title, bound in (

@@ -12,7 +12,7 @@ def share_text(share: float | None) -> str:
 
 
 def peak_texts(report: Report) -> list[str]:
-    """What MFU is counted against, or why there is none; each once."""
+    """The peak that MFU refers to, or why there is none; each text once."""
     timed = [cell.throughput for cell in report.cells if cell.throughput.step_p50_s is not None]
     return list(dict.fromkeys(_peak_text(speed) for speed in timed if speed.peak_origin))
 
@@ -49,5 +49,5 @@ def state_text(state: GpuState) -> str:
     if state.slowed_by is not None:
         parts.append(f"slowed by {', '.join(state.slowed_by)}" if state.slowed_by else "not slowed")
     if state.missing:
-        parts.append(f"not told: {state.missing}")
+        parts.append(f"unknown: {state.missing}")
     return f"{state.when}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""What many cells share, for the people who read a report: one line for many cells."""
+"""Short texts that several renderers share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from harness.core.outcomes import Finding
 from harness.judge.report.model import Report
 
 
@@ -25,8 +26,15 @@ def canary_counts(report: Report) -> list[CanaryCount]:
     return [CanaryCount(name, what, cells) for (name, what), cells in order]
 
 
+def bound_label(finding: Finding) -> str:
+    """Label of a finding's `bound`: "bound" for a numeric limit, "expected" for a value that is compared exactly."""
+    bound = finding.bound
+    is_limit = isinstance(bound, float) or (isinstance(bound, Mapping) and "unit" in bound)
+    return "bound" if is_limit else "expected"
+
+
 def place_text(where: Mapping[str, Any]) -> str:
-    """ "stage 1, tp 1, layer 3": the single values of a place; lists tell the reach and stay in the report."""
+    """ "stage 1, tp 1, layer 3": the single values of a place, without the lists that give a fault's extent."""
     return ", ".join(
         f"{key.replace('_', '-')} {value}"
         for key, value in where.items()

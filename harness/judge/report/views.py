@@ -1,4 +1,4 @@
-"""What a report shows of a cell beside its findings: rank picture, loss curves, first failure."""
+"""Parts of a report cell other than its findings: rank picture, loss curves, first failure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
 
 
 def canaries_view(evidence: CellEvidence) -> dict[str, str]:
-    """How the canaries of a cell came out as passes; what they found are findings."""
+    """Whether each canary of a cell ran, and if not, why. Their results are findings."""
     config, view = evidence.cell.config, {}
     for canary in config.canaries:
         legs = [leg.name for leg in evidence.legs_planned if leg.canary == canary]

@@ -1,4 +1,4 @@
-"""What a cell must prove before a verdict on it exists, derived from its configuration and the plan alone.
+"""The evidence required before a cell gets a verdict, derived from its configuration and the plan alone.
 
 | module | subject |
 |---|---|

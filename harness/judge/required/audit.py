@@ -1,4 +1,4 @@
-"""Whether a cell has proven all that a verdict on it rests on, and how much that is."""
+"""Whether the evidence of a cell is complete enough for a verdict, and how much there is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHER_ROWS = "gradients and steps after the first are not compared with the ref
 
 
 def weight_of(evidence: CellEvidence) -> Weight:
-    """Of what is there, whether it is all or not."""
+    """The amount of evidence present, complete or not."""
     whole = len(evidence.records) == evidence.layout.world_size
     steps = [
         step for step in evidence.steps if sum(1 for _ in evidence.step_records(step)) == evidence.layout.world_size
@@ -34,9 +34,9 @@ def weight_of(evidence: CellEvidence) -> Weight:
 
 
 def incomplete(evidence: CellEvidence) -> str:
-    """What is missing, duplicated, contradictory or impossible in a cell whose every rank says that it completed.
+    """Missing, duplicate, contradictory or impossible evidence of a cell in which every rank completed.
 
-    Empty when nothing is, and for a cell that ended otherwise: of such a cell only what was recorded is judged.
+    Empty for any other cell: there only the existing records are judged.
     """
     if any(ending.ended != "completed" for ending in evidence.endings):
         return ""

@@ -1,4 +1,4 @@
-"""What each rank of a completed cell must have recorded. Sets are made once per stage and replica, not per rank."""
+"""Records required of each rank of a completed cell. Sets are built once per stage and replica, not per rank."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Expected:
         return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.layers, stage, chunk))
 
     def outputs(self, stage: int) -> list[int]:
-        """Layers whose output is fingerprinted; 0 is the embedding."""
+        """Layers with a fingerprint of the output; 0 is the embedding."""
         return ([0] if stage == 0 else []) + self.layers(stage)
 
     def inputs(self, stage: int) -> list[int]:
-        """Layers whose input's gradient is fingerprinted; the number after the last is what follows it."""
+        """Layers with a fingerprint of the input's gradient; the number after the last is the output block."""
         last = stage == self.layout.pp - 1
         return self.layers(stage) + ([self.model.layers + 1] if last else [])
 

@@ -1,4 +1,4 @@
-"""What a rank must say of itself: modules, versions, device; and what the harness says of how it ended."""
+"""Required facts of a rank: modules, versions, device; and how it ended according to the harness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo")}
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of one completed rank."""
+    """Problems of one completed rank."""
     yield from _environment(expected, record.environment)
     yield from _stand_ins(record)
     yield from _imports(record)
@@ -62,7 +62,7 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def _stand_ins(record: RankRecord) -> Iterator[str]:
-    """Only a rank on the CPU has stand-ins for CUDA calls, and none can train there without them."""
+    """Only ranks on the CPU have stubs for CUDA calls, and none can train there without them."""
     names, on_cpu = record.stand_ins, record.environment.get("torch_device", "").startswith("cpu")
     if bool(names) != on_cpu:
         yield f"stand_ins: {len(names)} are installed on {record.environment.get('torch_device')}"
@@ -140,7 +140,7 @@ def _same_code(imports: list[ImportProof], others: Mapping[str, ImportProof], wh
 
 
 def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
-    """How the supervisor says that the attempt ended, where every record says completed."""
+    """Contradictions of the supervisor to records that all say completed."""
     world = expected.layout.world_size
     if sorted(ending.rank for ending in result.ranks) != list(range(world)):
         yield f"endings of {len(result.ranks)} of {world} ranks"

@@ -49,7 +49,7 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
 
 
 def rejection_problem(evidence: CellEvidence) -> str:
-    """Why a result that says rejected cannot stand; empty when it can. What ran was not rejected."""
+    """Why a `rejected` result is contradictory; empty if it is not. A cell that ran was not rejected."""
     result = evidence.result
     assert result is not None
     if evidence.damaged:

@@ -1,4 +1,4 @@
-"""What every leg must have left on a rank that completed: batches, layers, packed params, steps and canary legs."""
+"""Records required of every leg on a completed rank: batches, layers, packed params, steps and canary legs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of one completed rank. The metadata lane has passed: batches and packed params are the plan's."""
+    """Problems of one completed rank. The metadata lane has passed: batches and packed params are the plan's."""
     at, steps = record.place, len(expected.evidence.steps)
     end = Progress(leg="end", step=steps, micro_batch=0, phase="done")
     if record.progress != end:
@@ -84,7 +84,7 @@ def _slots(shape: Sequence[int]) -> int:
 
 
 def _tensor(where: str, seen: TensorSeen, shape: Sequence[int], dtypes: Sequence[str]) -> Iterator[str]:
-    """A tensor whose content is right has the right shape too."""
+    """A tensor with the right content has the right shape too."""
     if seen.shape != list(shape):
         yield f"{where} has shape {seen.shape} and no mismatch; the plan has {list(shape)}"
     if seen.dtype not in dtypes:

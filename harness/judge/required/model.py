@@ -1,4 +1,4 @@
-"""What every part of the model must have left: parameters, layer outputs, routers and prediction heads."""
+"""Records required of every part of the model: parameters, layer outputs, routers and prediction heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDING = 1e-3  # of a sum of softmax scores, in fp32 over thousands of tokens
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of one completed rank."""
+    """Problems of one completed rank."""
     at, fingerprints = record.place, expected.config.fingerprints
     outputs = expected.outputs(at.pp) if fingerprints and expected.speaks(at) else []
     yield from _layers("activations", record.activations, outputs)

@@ -1,4 +1,4 @@
-"""Fields that no verdict rests on, each with the reason. A change of any other field is noticed.
+"""Fields that no verdict depends on, each with the reason. A change of any other field is detected.
 
 A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a reference whose
 gradients no cell may be compared with, since auxiliary losses depend on which rows it has. tests/judge/tampering.py

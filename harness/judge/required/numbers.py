@@ -31,7 +31,7 @@ class Odd:
 
 @dataclass(kw_only=True)
 class Scan:
-    """Of one record."""
+    """Problems of one record."""
 
     numbers: int = 0
     odd: list[Odd] = field(default_factory=list)
@@ -117,7 +117,7 @@ def _good(value: Fingerprint) -> bool:
 
 
 def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    """Say what is odd about a fingerprint."""
+    """Describe problems of a fingerprint."""
     numbers = (value.norm_sq, *value.projections)
     bad = next((number for number in numbers if not math.isfinite(number)), None)
     if bad is not None:

@@ -1,4 +1,4 @@
-"""What the clocks must have left: a time for every step and leg, and every load of the timing leg in every round."""
+"""Required times: one for every step and leg, and every load of the timing leg in every round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TURN = "turn"
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Of one completed rank."""
+    """Problems of one completed rank."""
     for seen in record.steps:
         for name in ("time_s", "busy_s"):
             if not 0 <= getattr(seen, name) < math.inf:
@@ -45,7 +45,7 @@ def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[st
 
 
 def _rounds(record: RankRecord, timing: TimingConfig, loads: set[tuple[str, int]]) -> Iterator[str]:
-    """Every load in every round; of turns those until the other stack did not come to its own."""
+    """Every load in every round; of interleaved turns only those before the other stack ended."""
     rounds: dict[tuple[str, int], list[int]] = {}
     for seen in record.timings:
         rounds.setdefault((seen.load, seen.documents), []).append(seen.round)

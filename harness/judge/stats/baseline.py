@@ -1,4 +1,4 @@
-"""Times of green runs before, and whether a new one is slower than those: in size, and beyond their noise. Pure.
+"""Times of earlier green runs, and whether a new one is slower: by more than a bound and beyond their noise. Pure.
 
 Median and median absolute deviation (MAD) of a handful of runs: neither is moved by a run that was disturbed.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 LEAST_RUNS = 5  # fewer are no baseline
 # Runs -> robust deviations above the median that normal noise reaches with a chance of 1e-4 (while also being the
-# largest of all), by 1.6 million draws each: a handful of runs tells little of its own spread.
+# largest of all), by 1.6 million draws each: the spread of a handful of runs is a poor estimate.
 _LEAST_Z = (
     (5, 101.0),
     (6, 30.5),
@@ -41,12 +41,12 @@ class Sample:
     run_id: str
     started: str  # ISO, UTC
     seconds: float  # of a step, as Throughput.step_busy_s; on a GPU of a pass, as Throughput.packed_s
-    version: str = ""  # what its stack was: the id of a cell says what was asked for, not what that came to
+    version: str = ""  # resolved version of its stack; a cell id only has the requested one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What is known of one cell: the same configuration, in the same stack of the matrix."""
+    """Earlier runs of one cell: the same configuration in the same stack of the matrix."""
 
     runs: int  # at most so many count, the newest
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # by hardware, the newest first
@@ -90,7 +90,7 @@ def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
 
 
 def hardware_text(devices: Iterable[str], processors: Iterable[str]) -> str:
-    """What times are compared on: the GPUs, and in place of "cpu" the models of the processors."""
+    """The hardware within which times are compared: GPU models, and processor models in place of "cpu"."""
     models = list(processors)
     kinds = [models or [name] if name == "cpu" else [name] for name in devices]
     return " + ".join(dict.fromkeys(name for kind in kinds for name in kind)) or "unknown"

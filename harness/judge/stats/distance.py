@@ -49,7 +49,7 @@ def finite(fingerprint: Fingerprint) -> bool:
 
 
 def beyond(measured: float, bound: Bound) -> bool:
-    """Whether a distance breaks its bound; a NaN distance does not (finiteness is a check of its own)."""
+    """Whether a distance breaks its bound; a NaN distance does not (`finiteness` is a separate check)."""
     return measured > bound.value
 
 

@@ -1,4 +1,4 @@
-"""The noise floor of a dtype: how far a reference cell differs from itself when nothing that matters is changed.
+"""The noise floor of a dtype: how far a reference cell differs from itself under changes that must not matter.
 
 The reference runs step 0 again with its documents in another order, and with every weight moved by one machine epsilon
 of the compute dtype (tolerance by perturbation: TTrace, arXiv 2506.09280). What a layout may differ by is a multiple of
@@ -39,7 +39,7 @@ def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
 
 
 def _where(record: RankRecord) -> str:
-    """With which attention on which device the noise was measured: another kernel rounds otherwise."""
+    """The attention kernel and device of the measurement: other kernels round differently."""
     facts = record.environment
     return f"; {facts['attention']} on {facts['device']}" if {"attention", "device"} <= facts.keys() else ""
 

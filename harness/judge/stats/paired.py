@@ -1,8 +1,8 @@
-"""Paired ratios of times: how large, within what interval, and whether that is beyond a bound.
+"""Paired ratios of times: median, confidence interval, and whether they are beyond a bound.
 
 Times are never compared on their own. What is compared ran next to each other, round by round, and the ratio of each
 round is one sample. The interval is the one of the sign test: between order statistics of the samples, exact for any
-distribution of independent noise, and untouched by how far outliers lie. Ratios are dimensionless.
+distribution of independent noise, and insensitive to outliers. Ratios are dimensionless.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-LEVEL = 0.01  # one-sided: the chance that an end of the interval lies beyond the true median
+LEVEL = 0.01  # one-sided: the chance that an end of the interval is beyond the true median
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def test_the_rank_picture_is_stage_by_tp_with_equal_letters_for_equal_values() -
     words = [[square.word if square else None for square in row[2]] for row in plane.rows]
     assert words == [["ok", "ok"], ["ok", "missing"], ["ok", "missing"], ["ok", "ok"]]
     assert [value.letter for value in picture.values] == ["A"] and picture.values[0].ranks == 6
-    assert picture.values[0].text == str(cell.ranks[0].cu_seqlens)
+    assert picture.values[0].text == f"cu_seqlens {cell.ranks[0].cu_seqlens}"
     assert sum(width for _, width in picture.values[0].segments) == pytest.approx(100, abs=0.1)
 
 
@@ -49,4 +49,4 @@ def test_a_large_layout_draws_the_bad_ranks_first_and_says_what_is_left_out() ->
 def test_a_malformed_cu_seqlens_is_written_but_not_drawn(garbage: list[int]) -> None:
     cell = sample_report().cells[1]
     picture = rank_picture(replace(cell, ranks=[replace(cell.ranks[0], cu_seqlens=garbage, state="differs")]), 10)
-    assert picture.values[0].text == str(garbage) and picture.values[0].segments == []
+    assert picture.values[0].text == f"cu_seqlens {garbage}" and picture.values[0].segments == []

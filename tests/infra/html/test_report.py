@@ -121,7 +121,7 @@ def test_the_banner_says_verdict_counts_run_and_versions(sample: str) -> None:
     assert "2026-08-22T10:15:30+00:00" in text and "not installed" not in text
 
 
-def test_the_banner_shows_what_the_failing_cell_ran_and_not_what_the_launcher_holds() -> None:
+def test_the_banner_names_all_stacks_with_the_versions_that_differ() -> None:
     report = sample_report()
     stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
     bad = (Outcome.FAIL, Outcome.ERROR)
@@ -129,15 +129,26 @@ def test_the_banner_shows_what_the_failing_cell_ran_and_not_what_the_launcher_ho
         replace(cell, axes={**cell.axes, "stack": "older"}) if cell.outcome in bad else cell for cell in report.cells
     ]
     mixed = replace(report, cells=cells, provenance={**report.provenance, "stacks": stacks})
-    assert _versions(mixed) == [
+    assert dict(_versions(mixed))["stacks"] in ("older, default", "default, older")
+    assert "0.17.1 (older)" in dict(_versions(mixed))["megatron-core"]
+    assert "0.19.2 (default)" in dict(_versions(mixed))["megatron-core"]
+    green = replace(mixed, cells=[cell for cell in cells if cell.outcome not in bad])
+    assert ("megatron-core", "0.19.2") in _versions(green) and "stack" not in dict(_versions(green))
+
+
+def test_the_banner_of_a_run_with_one_stack_shows_what_it_held_and_not_the_launcher() -> None:
+    report = sample_report()
+    stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
+    cells = [replace(cell, axes={**cell.axes, "stack": "older"}) for cell in report.cells]
+    assert _versions(replace(report, cells=cells, provenance={**report.provenance, "stacks": stacks})) == [
         ("harness", "0.1.0"),
         ("stack", "older"),
         ("python", "3.11.9"),
         ("torch", "2.11.0"),
         ("megatron-core", "0.17.1"),
     ]
-    green = replace(mixed, cells=[cell for cell in cells if cell.outcome not in bad])
-    assert ("megatron-core", "0.19.2") in _versions(green)
+    many = [replace(cell, axes={**cell.axes, "stack": f"s{number}"}) for number, cell in enumerate(report.cells)]
+    assert dict(_versions(replace(report, cells=many)))["stacks"] == f"{len(many)} stacks"
 
 
 def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_command(sample: str) -> None:

@@ -103,14 +103,14 @@ def test_training_steps_are_judged_on_gpus_only() -> None:
     assert [item.slower for item in times(before, after, on_cpu=False)] == [True]
     (found,) = times(before, after, on_cpu=True)
     assert not found.slower
-    assert "told, not judged" in found.text
+    assert "shown, not judged" in found.text
 
 
 def test_a_few_rounds_tell_nothing() -> None:
     before, after = (Throughput(step_times_s=noisy(seconds, 3)) for seconds in (0.1, 0.9))
     (found,) = times(before, after, on_cpu=False)
     assert not found.slower
-    assert found.ratio.verdict == "cannot be told from fewer than 7 rounds"
+    assert found.ratio.verdict == "undecided: fewer than 7 rounds"
 
 
 def test_steps_that_one_run_lacks_leave_nothing_to_pair() -> None:

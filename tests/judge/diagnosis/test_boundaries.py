@@ -34,7 +34,7 @@ def test_the_first_and_last_tokens_of_a_document_name_their_neighbours() -> None
     assert found.lies_at == (DOCUMENT_BOUNDARY,)
     assert [found.keys[key] for key in ("neighbour", "lies_at")] == [0, [DOCUMENT_BOUNDARY]]
     assert found.text == (
-        "; what lies there: document boundary, the first token of the document, right after document 0; "
+        "; location: document boundary, the first token of the document, right after document 0; "
         "document boundary, the last token of the document, right before document 2"
     )
     assert of_token(pack, Layout(), 2, 0).where["neighbour"] == 1

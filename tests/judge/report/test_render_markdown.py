@@ -31,7 +31,7 @@ def test_a_huge_report_is_cut_with_a_note(broken_report: Report) -> None:
     shown = render_markdown(replace(broken_report, cells=cells))
     assert len(shown.encode()) < 1024 * 1024
     assert len(shown.encode()) > MOST_BYTES - 4096
-    assert "lines more. report.json holds everything." in shown.splitlines()[-1]
+    assert "more lines. report.json has everything." in shown.splitlines()[-1]
 
 
 def test_text_cannot_break_out() -> None:

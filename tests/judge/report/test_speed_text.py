@@ -26,4 +26,4 @@ def test_the_state_of_a_gpu_in_one_line() -> None:
 
 def test_what_the_driver_did_not_tell_is_left_out_with_the_reason() -> None:
     state = GpuState(when="before", power_w=90.0, slowed_by=[], missing="temperature: Not Supported")
-    assert state_text(state) == "before: 90 W, not slowed, not told: temperature: Not Supported"
+    assert state_text(state) == "before: 90 W, not slowed, unknown: temperature: Not Supported"

@@ -57,7 +57,7 @@ def _together(leg: LegEvidence, one: int, other: int) -> bool:
 
 
 def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """Changed documents whose loss is what it was: what the model computed on is not what the data path was given."""
+    """Changed documents with an unchanged loss: the model did not compute on the input of the data path."""
     documents = {item.index: item for item in leg.leg.documents}
     sure = [name for name in leg.seats if name in leg.leg.changed and documents[name].length >= SURE]
     before = evidence.document_losses.get(0, {})

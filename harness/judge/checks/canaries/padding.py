@@ -44,7 +44,7 @@ def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.PADDING,
             message=f"only the token ids of padding slots were changed, and now {leg.token_count} tokens count in the "
-            f"loss, expected {right}: what is padding is told by its token id",
+            f"loss, expected {right}: padding is recognised by its token id",
             where={"stage": evidence.last_stage, "leg": "padding", "step": 0},
             measured=leg.token_count,
             bound=exactly(right, "the packing plan"),

@@ -1,7 +1,7 @@
 """Canary rewriting: with every module given a right input and a right gradient, which modules still differ?
 
 Those are the faulty ones, all of them; what differed in the training leg beside them only inherited the error. Forward
-and backward are told apart: a module whose forward is right but whose gradients differ is faulty in its backward.
+and backward are distinguished: a module whose forward is right but whose gradients differ is faulty in its backward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Documents = Mapping[int, Fingerprint]
 
 @dataclass(kw_only=True)
 class _Module:
-    """What of one module is off: distances beyond their bounds, the worst first of each kind."""
+    """Deviations of one module: distances beyond their bounds, worst first within each kind."""
 
     number: int  # 0: embedding; layers from 1; one more than the last: final norm, output layer and loss
     forward: dict[int, float] = field(default_factory=dict)  # document -> distance

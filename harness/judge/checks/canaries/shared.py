@@ -1,4 +1,4 @@
-"""What the canary checks share: documents whose loss a leg must not change, and the bound for "not"."""
+"""Shared by the canary checks: documents with a loss that a leg must not change, and the bound for that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same_kernels(evidence: CellEvidence, otherwise: Bound, *, same_tokens: bool 
 
 
 def moved(evidence: CellEvidence, leg: LegEvidence, bound: Bound, spared: Collection[int] = ()) -> dict[int, float]:
-    """Documents whose loss in the leg is not that of step 0, with the distance; in the order of the leg's packing.
+    """Distances of the documents with another loss in the leg than in step 0, in the order of the leg's packing.
 
     `spared` are not looked at, nor losses that are not finite or not there.
     """

@@ -43,7 +43,7 @@ def _odd(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]]:
     """Places that differ from what most hold (of equally many, what the first holds), and in which fields."""
     forms: list[tuple[SeenParams, list[RankLocation]]] = []
     for item in members:
-        bare = replace(item.params, forms={})  # each rank has tensors of its own
+        bare = replace(item.params, forms={})  # tensor identities differ by rank
         alike = next((places for other, places in forms if other == bare), None)
         if alike is None:
             forms.append((bare, list(item.places)))

@@ -35,13 +35,13 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             message=f"no packed params at {first}{reach(where)}",
             where=where,
             measured=None,
-            bound="packed params present",
+            bound="packed params",
         )
     ]
 
 
 def _key(place: RankLocation) -> _Key:
-    """A place without the coordinates, which the rank tells."""
+    """A place without its coordinates, which follow from the rank."""
     return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
 
 
@@ -59,7 +59,7 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
         return
     ran = {seen.step: seen.micro_batches for seen in evidence.records[rank].steps}
     for step in evidence.steps:
-        # Of micro-batches that were not run, `micro_batch_count` tells.
+        # `micro_batch_count` covers micro-batches that were not run.
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
                 for layer in _layers(evidence, at.pp, chunk):

@@ -1,4 +1,4 @@
-"""What backward computes once more gets the packed params that the forward got (axis `recompute`).
+"""The forward that backward recomputes gets the same packed params as the first forward (axis `recompute`).
 
 The loss comes from the first forward and the gradients from the second, so a difference here shows in gradients alone.
 """

@@ -12,7 +12,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     forbidden = evidence.cell.config.forbidden
     refusals = [record.refusal for record in evidence.records.values() if record.refusal is not None]
     if not forbidden or not refusals:
-        return []  # `completeness` tells of a rank that did not come so far
+        return []  # `completeness` covers ranks that failed earlier
     [refusal] = refusals
     problem = _problem(refusal, forbidden)
     if not problem:

@@ -84,7 +84,7 @@ def _place(ending: Ending, chunk: int, micro_batch: int) -> RankLocation:
 
 
 def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
-    """Unpacked batches that a completed rank never recorded; for packed ones `params_present` says so."""
+    """Unpacked batches that a completed rank never recorded; `params_present` covers packed ones."""
     record = evidence.records.get(ending.rank)
     if record is None or evidence.packed or ending.ended != "completed":
         return []
@@ -118,19 +118,19 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     assert seen is not None  # content holds only batches that have the field
     named = seen.first
     where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
-    lies = boundaries.NOTHING
+    edges = boundaries.NOTHING
     if named and field != RETURNED:  # of log-probabilities `named` holds slots
         batch = evidence.plan[0][first.at.dp][first.micro_batch].batch
-        lies = boundaries.of_token(batch, evidence.layout, named[0], named[1])
+        edges = boundaries.of_token(batch, evidence.layout, named[0], named[1])
     if named:
-        whose = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
-        detail = f": {whose} {named[1]} is {named[3]}, expected {named[2]}"
+        slot = "padding slot" if named[0] == PAD else f"document {named[0]}, token"
+        detail = f": {slot} {named[1]} is {named[3]}, expected {named[2]}"
     else:
         detail = f": its shape is {seen.shape}"
     return CheckFinding(
         fault_class=_fault_class(evidence, first, named),
-        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{lies.text}{reach(where)}",
-        where=lies.keys | where,  # the rank that saw it goes before the one that should hold it
+        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}{reach(where)}",
+        where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
         measured=named[3] if named else seen.mismatches,
         bound=named[2] if named else 0,
     )

@@ -1,4 +1,4 @@
-"""What the data path counts of a step's work is the plan's: micro-batches, sum of lengths, sum of squared lengths.
+"""The workload counted by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
 
 The schedule runs the number of micro-batches, and FLOPs are computed from the sums, which no number of model chunks
 may change. Data paths that count nothing have nothing to compare.
@@ -56,7 +56,7 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
 
 
 def _note(evidence: CellEvidence, step: int, field: str, found: float, expected: float) -> str:
-    """What the wrong number is, where that can be told."""
+    """A known quantity that equals the wrong number, if any."""
     packs = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
     whole = {"tokens": sum(packs), "squares": sum(slots**2 for slots in packs)}.get(field)
     if evidence.packed and found == whole:

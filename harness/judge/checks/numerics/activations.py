@@ -24,7 +24,7 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -
     layer, wrong, off = found
     document = wrong[0]
     token = first_token_off(evidence, reference, document)
-    lies = boundaries.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
+    edges = boundaries.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
     stage = layout.stage_of_layer(layers, layer) if layer else 0
     value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"
     where = {"stage": stage, "layer": layer, "step": 0, "document": document, "documents": wrong}
@@ -37,8 +37,8 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -
     return CheckFinding(
         fault_class=_fault_class(evidence, found),
         message=f"activations first differ after {after}: document {document}{at} {value}; "
-        f"{len(wrong)} of {len(off)} documents differ there{lies.text}",
-        where=where | lies.keys,
+        f"{len(wrong)} of {len(off)} documents differ there{edges.text}",
+        where=where | edges.keys,
         measured=off[document],
         bound=stated(bound),
     )

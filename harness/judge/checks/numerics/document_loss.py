@@ -67,8 +67,8 @@ def _finding(
     place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
     token = first_token_off(evidence, reference, document) if step == 0 else None
     ratio = _ratio(evidence, reference, step)
-    # A factor that all share says nothing about one token.
-    lies = _boundaries(evidence, reference, document, None if ratio else token) if step == 0 else boundaries.NOTHING
+    # A factor common to all documents does not point to one token.
+    edges = _boundaries(evidence, reference, document, None if ratio else token) if step == 0 else boundaries.NOTHING
     where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
     where |= {"token": token} if token is not None else {}
     if home is not None:
@@ -78,18 +78,19 @@ def _finding(
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
         message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, reference {right:.9g}, off by "
-        f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ{lies.text}",
-        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
+        f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ"
+        f"{edges.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
         measured=off[document],
         bound=stated(bound),
     )
 
 
 def _boundaries(evidence: CellEvidence, reference: CellEvidence, document: int, token: int | None) -> Boundaries:
-    """What lies at the token; and the output layer, when no layer before it is off."""
+    """Boundaries at the token, and the output layer if no layer before it is off."""
     through = evidence.fingerprinted and first_layer_off(evidence, reference) is None
-    lies = boundaries.of_output() if through else boundaries.NOTHING
-    return lies + token_boundaries(evidence, document, token)
+    edges = boundaries.of_output() if through else boundaries.NOTHING
+    return edges + token_boundaries(evidence, document, token)
 
 
 def _ratio(evidence: CellEvidence, reference: CellEvidence, step: int) -> str | None:

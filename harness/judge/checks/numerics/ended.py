@@ -27,6 +27,6 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             message=f"{message}{cause.others_text}",
             where=cause.where,
             measured=ending.ended,
-            bound=exactly("completed", "every rank comes to its end"),
+            bound=exactly("completed", "every rank completes"),
         )
     ]

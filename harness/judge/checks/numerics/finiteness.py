@@ -1,6 +1,6 @@
 """No NaN or infinity in any number that a rank computed, in any leg; later checks leave such values out.
 
-Asked of every rank by itself: a sum over ranks, or the copy of another rank, would hide whose number it is.
+Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it.
 """
 
 from __future__ import annotations

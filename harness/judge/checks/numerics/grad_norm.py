@@ -19,7 +19,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None:
         return []
     wrong = []
-    other, whose = (evidence.reference, "reference") if evidence.same_rows else (evidence, "the first rank's")
+    other, origin = (evidence.reference, "reference") if evidence.same_rows else (evidence, "the first rank's")
     for step, right in grad_norms(other).items():
         seen_any, bound = False, evidence.bound("grad_norm", step)
         for record, seen in evidence.step_records(step):
@@ -40,7 +40,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
-            message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, {whose} {right:.9g}, off by "
+            message=f"gradient norm of step {step} on rank {rank}: {found:.9g}, {origin} {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,

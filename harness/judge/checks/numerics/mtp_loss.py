@@ -62,10 +62,10 @@ def _tokens_finding(
 ) -> CheckFinding:
     document = min(wrong, key=lambda item: (item == PAD, item))
     count, right = found.get(document, _NONE).tokens, wrong[document]
-    whose = "slots of no document" if document == PAD else f"tokens of document {document}"
+    kind = "slots of no document" if document == PAD else f"tokens of document {document}"
     return CheckFinding(
         fault_class=fault_classes.PREDICTION,
-        message=f"{count} {whose} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
+        message=f"{count} {kind} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
         where=_where(evidence, depth, document, sorted(wrong)),
         measured=count,
         bound=right,

@@ -42,15 +42,15 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], 
     name = wrong[0]
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
-    lies = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.layers, name, shards)
-    lies = boundaries.NOTHING if ratio else lies  # a factor that all share says nothing about one place
+    edges = boundaries.of_parameter(evidence.layout, evidence.cell.config.model.layers, name, shards)
+    edges = boundaries.NOTHING if ratio else edges  # a factor common to all does not point to one place
     where = _where(measured, name) | {"parameter": name, "step": 0, "parameters": wrong[:16]}
     value = "missing" if math.isinf(off[name]) else f"off by {off[name]:.3g} > {bound_text(bound)}"
     named = f"; the ratio is {ratio} on all that differ" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.GRADIENT_REDUCTION,
-        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{lies.text}",
-        where=where | ({"ratio": ratio} if ratio else {}) | lies.keys,
+        message=f"gradient of {name}: {value}{named}; {len(wrong)} of {len(expected)} parameters differ{edges.text}",
+        where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
         measured=off[name],
         bound=stated(bound),
     )

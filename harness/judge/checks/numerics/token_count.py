@@ -17,7 +17,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     for step in evidence.finished_steps:
         findings = _documents(evidence, step) + _step(evidence, step)
         if findings:
-            return findings  # the first step tells; later ones repeat it
+            return findings  # later steps only repeat the first
     legs = (leg for leg in evidence.legs.values() if leg.leg.model)
     return next((findings for leg in legs if (findings := _leg(evidence, leg))), [])
 
