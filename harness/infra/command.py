@@ -1,4 +1,4 @@
-"""Runs a short command of another program and waits for its answer, for a bounded time."""
+"""Runs a short command of another program and waits for its output, with a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command printed. `problem`: why it failed: not on PATH, too slow, or its own error."""
+    """The output of a command. `problem`: why it failed: not on PATH, too slow, or its own error; else empty."""
 
     text: str = ""
     problem: str | None = None

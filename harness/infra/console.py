@@ -1,4 +1,4 @@
-"""What a person sees in the terminal; the only file that imports rich, and only when something is shown."""
+"""Output on the terminal: progress, tables, problems. Only this file imports rich, and only when something is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.judge.report.summaries import place_text
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# CellResult.status -> (word, style). "done" only says that the cell ran to its end: the verdict comes with the report.
+# CellResult.status -> (word, style). "done" means that the cell ran to its end; the verdict comes with the report.
 _STATUS = {
     "completed": ("done", "green"),
     "failed": ("failed", "red"),
@@ -64,12 +64,12 @@ class Progress:
         self._queue_printed = -math.inf
 
     def start(self, total: int, ranks: Mapping[str, int] | None = None) -> None:
-        """`total` cells are going to run; `ranks` holds the number of ranks of each by id."""
+        """`total` cells are going to run; `ranks`: cell id -> number of ranks."""
         self._total, self._ranks = total, ranks or {}
         self._weight_total = sum(self._ranks.values()) or total
         self._started = self._clock()
         self._console = _console(self._stream)
-        # The stream itself is asked: FORCE_COLOR makes rich take a CI log for a terminal.
+        # Ask the stream, not rich: with FORCE_COLOR rich takes a CI log for a terminal.
         if self._stream.isatty() and not self._console.is_dumb_terminal:
             from rich.live import Live
 
@@ -81,7 +81,7 @@ class Progress:
             self._running[cell] = self._clock()
 
     def cell_finished(self, cell: str, status: str, seconds: float) -> None:
-        """`status` is that of the CellResult: completed, failed, rejected or error. Any other is not counted."""
+        """`status`: that of the CellResult (completed, failed, rejected, error); any other is not counted."""
         with self._lock:
             self._running.pop(cell, None)
             if status not in _STATUS:  # a damaged journal
@@ -94,7 +94,7 @@ class Progress:
             self._stream.flush()
 
     def queue(self, text: str) -> None:
-        """What the scheduler says of jobs that wait; "" when none does. Part of the live display, else a line now and
+        """Show why jobs wait in the queue; "" when none does. Part of the live display, else a line now and
         then: soon when it changes, seldom when it does not.
         """
         now = self._clock()
@@ -106,19 +106,19 @@ class Progress:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """A line of its own, above the live display."""
+        """Print a line above the live display."""
         if self._console is not None:
             self._console.print(shown(text), soft_wrap=True)
             self._stream.flush()
 
     def stop(self) -> None:
-        """End the live display; to be called however the run ends, and again without harm."""
+        """End the live display. To be called however the run ends; calling it twice is harmless."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def seconds_left(self) -> float | None:
-        """None until a cell has finished."""
+        """Estimated seconds until the end of the run; None until a cell has finished."""
         if not self._weight_done:
             return None
         rate = self._weight_done / max(self._clock() - self._started, 1e-9)
@@ -168,7 +168,7 @@ def print_report(
 ) -> None:
     """Table of cells, rejected combinations with their arithmetic, failures, verdict with exit code, report paths.
 
-    `code`: what the process ends with; None: the code of the verdict.
+    `code`: exit code of the process; None: that of the verdict.
     """
     from rich.text import Text
 
@@ -208,7 +208,7 @@ def _print_since(console: Console, since: Since) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) -> None:
-    """Lines of (text, style); a style as rich names it, such as "bold red", or none."""
+    """Print lines of (text, style); styles as rich names them, e.g. "bold red", or empty."""
     from rich.text import Text
 
     console = _console(stream or sys.stdout)
@@ -217,12 +217,12 @@ def print_lines(lines: Iterable[tuple[str, str]], stream: TextIO | None = None) 
 
 
 def say(text: str) -> None:
-    """A line about what takes time before cells run, on stderr."""
+    """Print progress on stderr before cells run, when a step takes time."""
     _console(sys.stderr).print(shown(text), markup=False, highlight=False)
 
 
 def print_problems(error: InputError, stream: TextIO | None = None) -> None:
-    """Every problem of the input on its own line, to standard error."""
+    """Print every problem of the input on one line each, to standard error."""
     from rich.text import Text
 
     console = _console(stream or sys.stderr)
@@ -236,7 +236,7 @@ def print_problems(error: InputError, stream: TextIO | None = None) -> None:
 
 
 def _console(stream: TextIO) -> Console:
-    """Rich decides about colour (terminal, NO_COLOR, TERM); a file or a CI log gets a width that keeps ids whole."""
+    """Rich decides on colour (terminal, NO_COLOR, TERM); a file or a CI log gets a width that keeps ids whole."""
     from rich.console import Console
 
     console = Console(file=guarded(stream), highlight=False, markup=False, emoji=False)
@@ -268,7 +268,7 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
 
 
 def _print_finding(console: Console, cell: ReportCell) -> None:
-    """The first finding of a cell with its place, and the command that runs just this cell."""
+    """The first finding of a cell with its location, and the command that runs only this cell."""
     from rich.text import Text
 
     head = Text(cell.outcome.value, style=_STYLES[cell.outcome]).append(f" {shown(cell.id)}", style="not bold default")

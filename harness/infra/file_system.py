@@ -1,4 +1,4 @@
-"""On what kind of file system a path lies, as the kernel's table of mounts says."""
+"""The type of the file system that a path is on, from the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORK = (  # names that the kernel gives them, without what follows a dot
 
 
 def is_network(path: Path) -> bool:
-    """Whether a path, which need not exist, lies where other machines may write too; False when nothing tells."""
+    """Whether a path, which need not exist, is on a network file system; False where that is unknown."""
     try:
         table = MOUNTS.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -38,7 +38,7 @@ def is_network(path: Path) -> bool:
 
 
 def kind_of(path: Path, table: str) -> str:
-    """The type of the file system that an absolute path is on, by a table in the form of /proc/self/mountinfo.
+    """The type of the file system that an absolute path is on, from a table in the form of /proc/self/mountinfo.
 
     Fields: id, parent, device, root, mount point, options, optional fields, "-", type (proc(5)). Of two mounts on one
     point the later one hides the other.
@@ -53,5 +53,5 @@ def kind_of(path: Path, table: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Blanks and the like stand as octal numbers in the table."""
+    """The table writes blanks and some other characters as octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)

@@ -23,7 +23,7 @@ NO_JOBS = Problem(
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Who is told what happens while a run is followed."""
+    """Callbacks for what happens while a run is followed."""
 
     event: Callable[[Event], None]  # of agents
     note: Callable[[str], None]  # a line for the user
@@ -32,11 +32,11 @@ class Observer:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    """What became of the jobs of a cancelled run; an array counts as one job."""
+    """The jobs of a cancelled run; an array counts as one job."""
 
     ended: tuple[str, ...]  # numbers of the jobs that Slurm was asked to end
     over: int  # jobs that had ended before
-    left: tuple[str, ...] = ()  # that Slurm has not ended although it was asked
+    left: tuple[str, ...] = ()  # asked to end, but not ended by Slurm yet
 
     @property
     def text(self) -> str:
@@ -46,23 +46,23 @@ class Cancelled:
 
 
 class Launcher(Protocol):
-    """Runs the cells of a plan. All state is in the run directory, so another launcher of the kind can go on."""
+    """Runs the cells of a plan. All state is in the run directory, so another launcher of that kind can continue."""
 
     @property
     def detached(self) -> bool:
-        """Whether cells are jobs, which go on when this process ends; else they end with it."""
+        """Whether cells are jobs, which keep running when this process ends; else they end with it."""
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
-        """Write what the agents need beside plan.json. `file`: of the profile, which names templates relative to it.
+        """Write what the agents need besides plan.json. `file`: of the profile; its template is relative to it.
 
         InputError when a job file cannot be written safely; then nothing is written.
         """
 
     def describe(self, run: RunDir, plan: RunPlan) -> list[str]:
-        """What `submit` or `follow` would start, a line each; job files must have been written."""
+        """One line for each thing that `submit` or `follow` would start; job files must have been written."""
 
     def submit(self, run: RunDir, plan: RunPlan, say: Callable[[str], None]) -> int:
-        """Start what was not started yet, without waiting for it; the number of allocations that have a job.
+        """Start what was not started yet, without waiting for it; returns the number of allocations that have a job.
 
         InputError where cells would end with this process; InfrastructureError when a job is refused.
         """

@@ -1,4 +1,4 @@
-"""Which launcher runs a run."""
+"""Chooses the launcher of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def launcher_for(profile: ClusterProfile) -> Launcher:
 
 
 def launcher_of(run: RunDir) -> Launcher:
-    """The launcher of a run that was started before."""
+    """The launcher of a run that was started earlier."""
     return _launcher(slurm=run.cluster.exists())
 
 

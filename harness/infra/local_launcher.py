@@ -36,7 +36,7 @@ MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -46,14 +46,14 @@ def default_parallel_ranks() -> int:
 
 
 def gpus_here(devices: Path = Path("/dev")) -> int:
-    """GPUs of this machine, by the files of NVIDIA's driver."""
+    """Number of GPUs of this machine, by the device files of NVIDIA's driver."""
     return len([file for file in devices.glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])
 
 
 def at_once(agents: int, ranks: int, *, turns: bool, gpus: int) -> int:
-    """Agents side by side: each has its own stack and gives its cells GPUs, so that two would give the same ones.
+    """How many agents may run at once. Each assigns GPUs to its own cells, so two would assign the same ones.
 
-    Cells that take turns need both agents, and one of them waits at a time.
+    Interleaved cells need both agents; one of the two waits while the other runs.
     """
     if turns:
         return max(2, min(agents, cores(), ranks, MOST_AGENTS))
@@ -67,12 +67,12 @@ def agent_command(run: RunDir, allocation: str, stack: ReadyStack | None = None)
 
 
 class LocalLauncher:
-    """See Launcher. Cells end with this process."""
+    """A Launcher for this machine. Cells end with this process."""
 
     detached = False
 
     def __init__(self, attempts: Mapping[str, int] | None = None) -> None:
-        """`attempts`: numbers of the cells' attempts, 1 where none is named."""
+        """`attempts`: cell -> number of its attempt; 1 for others."""
         self.attempts = attempts
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
@@ -93,7 +93,7 @@ class LocalLauncher:
 
 
 def _launch_file(run: RunDir) -> Path:
-    """How many ranks may run at once, also after a resume."""
+    """The file that keeps how many ranks may run at once, for a resume."""
     return run.root / "launch.json"
 
 
@@ -113,12 +113,12 @@ def run_allocations(
     parallel_ranks: int | None = None,
     attempts: Mapping[str, int] | None = None,
 ) -> None:
-    """Run allocations, each in its stack, and pass on what their agents say until all have ended.
+    """Run allocations, each in its stack, and pass on the agents' events until all have ended.
 
-    Two whose cells take turns run first, side by side and alone, so that they are timed on a calm machine. An agent
+    Two with interleaved cells run first, side by side and alone, so that they are timed on an idle machine. An agent
     that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped. Where there are
-    GPUs, agents of other stacks run one after another: an agent gives each of its cells GPUs of their own, and two
-    agents would give the same. `attempts`: numbers of the cells' attempts, 1 where none is named.
+    GPUs, agents of other stacks run one after another: an agent assigns GPUs to each of its cells, and two agents
+    would assign the same. `attempts`: cell -> number of its attempt; 1 for others.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -138,7 +138,7 @@ def _side_by_side(
     parallel_ranks: int,
     attempts: Mapping[str, int],
 ) -> None:
-    """`at_once` agents at a time, each with `parallel_ranks` ranks, since one that imports keeps one core busy."""
+    """Run `at_once` agents at a time, each with `parallel_ranks` ranks: an agent that imports keeps one core busy."""
     for allocation in allocations:
         cells = cell_attempts((cell, attempts.get(cell, 1)) for cell in allocation.cells)
         write_work_order(run, allocation.name, WorkOrder(cells=cells, parallel_ranks=parallel_ranks))
@@ -149,7 +149,7 @@ def _side_by_side(
                 allocation = waiting.pop(0)
                 running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
             for agent in list(running):
-                ended = agent.process.poll() is not None  # asked first: its last words come before its end
+                ended = agent.process.poll() is not None  # before the journal is read: no last events are missed
                 for event in agent.journal.new_events():
                     listener(event)
                 if ended:
@@ -158,7 +158,7 @@ def _side_by_side(
             time.sleep(POLL_S)
     finally:
         for agent in running:
-            agent.process.terminate()  # all at once: each takes a moment to end its cells
+            agent.process.terminate()  # all at once, since each needs time to end its cells
         for agent in running:
             agent.stop()
 
@@ -176,7 +176,7 @@ class _Agent:
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
                 agent_command(run, allocation.name, stack),
-                # Its own folder: `python -m` looks there first, and the caller's may hold another megatron.
+                # `python -m` looks in the current folder first, and the caller's may hold another megatron.
                 cwd=run.root if stack else None,
                 env=clean_environment(agent_environment(stack, run.node_code)) if stack else None,
                 stdin=subprocess.DEVNULL,
@@ -185,7 +185,7 @@ class _Agent:
             )
 
     def close(self) -> None:
-        """After the end of the agent: a log without secrets, and results for the cells that it left without one."""
+        """After the agent has ended: remove secrets from its log, and write results for the cells that have none."""
         without_secrets_in(self.log, secret_values(os.environ))
         if self.process.returncode:
             log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory
@@ -203,11 +203,11 @@ class _Agent:
 
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
-    """The result of a cell whose stack could not be made, or is one that the probe cannot run in: ERROR."""
+    """Write ERROR as the result of a cell whose stack could not be built, or cannot run the probe."""
     end_as_error(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:
-    """Results for the cells that an agent which died has left without one."""
+    """Write results for the cells that a dead agent left without one."""
     for cell in allocation.cells:
         end_as_error(run, cell, attempts.get(cell, 1), reason)

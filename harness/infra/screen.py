@@ -1,4 +1,4 @@
-"""Everything that the harness prints. Text is for people: no control sequence, no secret, no command of a CI system.
+"""All output of the harness. Text for people has no control sequence, no secret and no command of a CI system.
 
 Values for programs (JSON, CSV, a schema) go out as they are, through `data`; secrets are removed where they are made.
 """
@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 from harness.core.text.escaping import ci_log, visible
 from harness.core.text.secrets import redacted, secret_values
 
-# What says that lines are read by a runner: GitHub, GitLab, Azure, and what most others set.
+# Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
 _CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "TF_BUILD")
 
 
@@ -29,12 +29,12 @@ def err(text: str) -> None:
 
 
 def data(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print what a program reads."""
+    """Print output for programs."""
     print(text, file=stream or sys.stdout, end=end)
 
 
 def shown(text: str) -> str:
-    """A text as a person may see it: what would steer the terminal is visible, secrets are not."""
+    """A text for display: control characters are escaped, secrets removed."""
     return visible(redacted(text, environment_secrets()))
 
 
@@ -47,7 +47,7 @@ def relative_path(path: Path) -> str:
 
 
 def guarded(stream: TextIO) -> TextIO:
-    """The stream; in a CI job one that lets no line through as a command. To be asked last, when lines are laid out."""
+    """The stream; in a CI job, one that escapes lines which the runner would take as commands. To be applied last."""
     return cast(TextIO, _Guarded(stream)) if in_ci(os.environ) else stream
 
 
@@ -56,7 +56,7 @@ def in_ci(environment: Mapping[str, str]) -> bool:
 
 
 def environment_secrets() -> tuple[str, ...]:
-    """Values of this process's environment that are secret by the name of their variable."""
+    """Values of environment variables whose names say that they are secret."""
     return secret_values(os.environ)
 
 

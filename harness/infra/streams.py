@@ -1,4 +1,4 @@
-"""stdout and stderr of the command line: nothing that happens to them changes a verdict."""
+"""stdout and stderr of the command line: no failure of them changes a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 
 class _Raw(io.FileIO):
-    """A descriptor whose reader may leave: `harness report RUN | head` must record and exit as without the pipe.
+    """A descriptor that ignores a closed pipe: `harness report RUN | head` must record and exit as without the pipe.
 
     A terminal that was closed gives EIO, and the signal SIGHUP.
     """
@@ -30,7 +30,7 @@ class _Raw(io.FileIO):
 
 
 def own_streams() -> None:
-    """Replace stdout and stderr: a reader that leaves is ignored, and every character can be written.
+    """Replace stdout and stderr: a closed pipe is ignored, and every character can be written.
 
     A character that the locale's encoding lacks is written as an escape. A stream that the caller has closed becomes
     the null device.
@@ -56,7 +56,7 @@ def _opened(descriptor: int, old: TextIO | None) -> TextIO:
 
 
 def flush_streams() -> str:
-    """Write what is still buffered; what went wrong, e.g. no room on the disk that stdout goes to, else empty."""
+    """Flush both; returns what went wrong, e.g. no room on the disk that stdout goes to, else empty."""
     problem = ""
     for stream in (sys.stdout, sys.stderr):
         try:

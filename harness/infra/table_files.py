@@ -1,4 +1,4 @@
-"""Rows as CSV, JSON or Parquet; the only file that imports pyarrow, which nothing else needs."""
+"""Writes rows as CSV, JSON or Parquet. Only this file imports pyarrow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Row = Mapping[str, Any]  # column -> text, number or None; every row has the sam
 
 
 def write_table(rows: Iterable[Row], form: str, path: Path | None) -> int:
-    """Write rows in one of FORMATS into a file, or to the standard output when None; how many.
+    """Write rows in one of FORMATS to a file, or to standard output when None; returns their number.
 
-    InputError for Parquet without a file or without pyarrow. A file appears under its name when it is whole.
+    InputError for Parquet without a file or without pyarrow. The file is written atomically.
     """
     if form == "parquet":
         return _parquet(rows, path)

@@ -1,6 +1,6 @@
-"""Templates, for reports and for job files; the only file that imports jinja2.
+"""Templates of reports and job files. Only this file imports jinja2.
 
-Those of job files may come with a matrix from anywhere: they are rendered in jinja2's sandbox, and bounded.
+Templates of job files may come with an untrusted matrix: they are rendered in jinja2's sandbox, with limits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _MOST_TEXT = 8000  # characters of one value on a page
 MOST_BYTES = MIB // 4  # of a template
 MOST_CHARACTERS = MIB  # of what it renders
 MOST_SECONDS = 2.0  # of processor time
-MOST_MEMORY = 512 * MIB  # beside what the process has
+MOST_MEMORY = 512 * MIB  # in addition to what the process has
 MOST_POWER = 1_000_000  # digits, about: no signal interrupts a single operation
 
 
 def visible(value: Any) -> Any:
-    """A text with what is not seen made visible, and of a length that a browser can show, for `finalize` of pages."""
+    """For `finalize` of pages: invisible characters are escaped, and long texts cut to what a browser can show."""
     return escaping.visible(escaping.clip(value, _MOST_TEXT)) if type(value) is str else value
 
 
 def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any]) -> Environment:
-    """The harness's own templates, of one folder. A name that the caller did not give is an error.
+    """The environment for the harness's templates of one folder. An undefined name is an error.
 
     Every printed value passes `finalize`; `autoescape` escapes for HTML.
     """
@@ -45,9 +45,9 @@ def environment(folder: Path, *, autoescape: bool, finalize: Callable[[Any], Any
 
 
 def render_user_template(file: Path, values: dict[str, Any], *, finalize: Callable[[Any], Any]) -> str:
-    """The text of a template that a user may have written; InputError names file and line of what is wrong with it.
+    """Render a template that a user may have written; InputError with file and line of an error in it.
 
-    It includes only templates of its own folder. What it raises is the template's mistake, whatever it is.
+    It may include only templates of the same folder. Any exception counts as an error of the template.
     """
     templates = _Sandbox(loader=_BoundedLoader(file.parent), **_options(False, finalize))
     try:
@@ -79,7 +79,7 @@ def _options(autoescape: bool, finalize: Callable[[Any], Any]) -> dict[str, Any]
 
 
 class _OutOfBoundsError(Exception):
-    """A template asks for more than one may."""
+    """A template exceeds a limit."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -95,7 +95,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _BoundedLoader(FileSystemLoader):
-    """Templates of one folder that are regular files of bounded size."""
+    """Loads templates of one folder; they must be regular files of bounded size."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         path = Path(self.searchpath[0], *split_template_path(template))
@@ -117,7 +117,7 @@ def _joined(parts: Iterator[str]) -> str:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Bounds memory and, in the main thread, processor time of what runs inside."""
+    """Limits memory and, in the main thread, processor time of the block."""
 
     def stop(*_: Any) -> None:
         raise _OutOfBoundsError(f"it takes more than {MOST_SECONDS:g} s")
@@ -145,7 +145,7 @@ def _address_space() -> int:
 
 
 def _place(error: Exception, file: Path) -> tuple[str, int | None]:
-    """The innermost line of a template that the error passed; jinja2 gives its frames the template's name and lines."""
+    """The innermost template line in the error's traceback; jinja2 gives its frames the template's name and lines."""
     place: tuple[str, int | None] = (str(file), None)
     trace = error.__traceback__
     while trace is not None:

@@ -87,7 +87,7 @@ def test_junit_has_one_testcase_per_cell(finished: tuple[Path, subprocess.Comple
 
 def test_a_run_is_in_the_history_beside_it(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     with opened(finished[0].parent / "history.sqlite", write=False) as history:
-        past = history.past("small", "cpu", "9999")
+        past = history.cell_histories("small", "cpu", "9999")
     assert {one.run_id for one in past.values()} == {finished[0].name}
     assert {name: one.outcome for name, one in past.items()}["tp2-pp2-cp1-sft"] == "PASS"
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from harness.infra.history.database import opened
-from harness.infra.history.queries import Wanted
+from harness.infra.history.queries import Filters
 from harness.infra.html.history import render_history
 from harness.judge.history.rows import run_row
 from tests.browser.test_report_in_browser import BROKEN_LINKS, EMPTY_DRAWINGS, LOW_CONTRAST, OPEN_ALL, VIEWS, open_view
@@ -39,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if day % 9 or number % 2
             )
             history.record(replace(row, run_id=f"smoke-{day}", started=started, cells=cells), folder)
-        html = render_history(history, Wanted(), days=90, now="2026-08-20T00:00:00Z")
+        html = render_history(history, Filters(), days=90, now="2026-08-20T00:00:00Z")
     path = folder / "history.html"
     path.write_text(html, encoding="utf-8")
     return path

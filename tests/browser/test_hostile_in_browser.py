@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 from harness.core.run.run_plan import Selection
 from harness.infra.history.database import opened
-from harness.infra.history.queries import Wanted
+from harness.infra.history.queries import Filters
 from harness.infra.html.compare import render_comparison_html
 from harness.infra.html.history import render_history
 from harness.infra.html.report import render_html
@@ -110,7 +110,7 @@ def _history(text: str, folder: Path) -> str:
             started = f"2026-08-{day}T10:15:30Z"
             history.record(replace(row, run_id=f"{text}{day}", started=started, cells=cells), folder)
     with opened(path, write=False) as history:
-        return render_history(history, Wanted(matrix=None), days=30, now="2026-08-23T00:00:00Z")
+        return render_history(history, Filters(matrix=None), days=30, now="2026-08-23T00:00:00Z")
 
 
 PAGES: dict[str, Callable[[str, Path], str]] = {"report": _report, "compare": _compare, "history": _history}

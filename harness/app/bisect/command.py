@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from harness.app.bisect.evidence import tell_evidence
+from harness.app.bisect.evidence import report_evidence
 from harness.app.bisect.nested import Pins, pins_of
 from harness.app.bisect.rounds import BisectContext, finish_interrupted
 from harness.app.bisect.search import Request, search
@@ -39,16 +39,16 @@ from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_na
 def bisect(request: Request) -> int:
     """Search, write result.json, tell it. 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
-    context = _bench(request, source)
+    context = _context(request, source)
     with only_launcher(RunDir(context.folder)):
         finish_interrupted(context)
         found = search(request, source, context)
         if context.pins is not None and isinstance(source, Commits):
-            found = _descended(request, source, context, context.pins, found)
+            found = _search_nested(request, source, context, context.pins, found)
         write_json(context.folder / "result.json", found, indent=1)
     screen.out(render_text(found))
     if request.shrink:
-        tell_evidence(found, context)
+        report_evidence(found, context)
     release(str(context.folder))
     screen.out(f"\n  {relative_path(context.folder / 'result.json')}")
     return EXIT_PASS if found.found else EXIT_UNDECIDED
@@ -74,7 +74,7 @@ def _source(request: Request) -> Source:
     )
 
 
-def _bench(request: Request, source: Source) -> BisectContext:
+def _context(request: Request, source: Source) -> BisectContext:
     """The matrix as the bisection needs it, and the cells it asks about."""
     subject = source.subject
     pins = _pins(request, source)
@@ -115,7 +115,9 @@ def _pins(request: Request, source: Source) -> Pins | None:
     return pins_of(source.repository, request.nested, source.new.name)
 
 
-def _descended(request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection) -> Bisection:
+def _search_nested(
+    request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection
+) -> Bisection:
     """The same search inside what the found commit moved, the rest being as before that commit."""
     if found.found is None:
         return found

@@ -28,7 +28,7 @@ from harness.plan.shrink.text import smallest_text
 _PLAIN, _REVERTED = "newest", "newest-reverted"  # stacks
 
 
-def tell_evidence(found: Bisection, context: BisectContext) -> None:
+def report_evidence(found: Bisection, context: BisectContext) -> None:
     """Shrink, confirm, write and print. Failures are printed; they do not change the result of the bisection."""
     point = found.evidence
     failed = next((cell for cell in point.cells if cell.outcome is Outcome.FAIL), None) if point else None

@@ -38,7 +38,7 @@ from harness.plan.stacks.bisection_cells import Subject, moved, named_at, plain_
 class BisectContext:
     """Where and with what the points are judged."""
 
-    matrix: Matrix  # for the bisection: see plan/stacks/bisection_cells.py
+    matrix: Matrix  # for the bisection: see plan/stacks/
     cluster: ClusterProfile
     cluster_file: Path | None
     cluster_asked: str | None

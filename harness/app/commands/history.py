@@ -119,11 +119,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wanted(said: Mapping[str, Any], limit: int | None) -> Any:
-    from harness.infra.history.queries import Wanted
+    from harness.infra.history.queries import Filters
 
     moments = {name: moment(said[name], f"--{name}") for name in ("since", "until") if name in said}
     words = {name: said[name] for name in ("matrix", "cell", "stack", "outcome") if name in said}
-    return Wanted(**words, **moments, limit=said.get("limit", limit))
+    return Filters(**words, **moments, limit=said.get("limit", limit))
 
 
 def moment(text: str, flag: str, *, now: datetime | None = None) -> str:

@@ -53,7 +53,7 @@ def announce(receivers: Sequence[str], report: Report, directory: Path, exit_cod
     """Send the verdict to every receiver; failures are printed to stderr."""
     from harness.judge.report.announcement import announcement
 
-    _tell(receivers, announcement(report, exit_code=exit_code, directory=str(directory)))
+    _send(receivers, announcement(report, exit_code=exit_code, directory=str(directory)))
 
 
 def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
@@ -61,10 +61,10 @@ def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: i
     from harness.judge.report.announcement import not_judged
 
     if receivers:
-        _tell(receivers, not_judged(what, message, exit_code=exit_code))
+        _send(receivers, not_judged(what, message, exit_code=exit_code))
 
 
-def _tell(receivers: Sequence[str], values: dict[str, Any]) -> None:
+def _send(receivers: Sequence[str], values: dict[str, Any]) -> None:
     from harness.core.serialization import dumps
     from harness.infra.notify.receivers import notify, shown
 

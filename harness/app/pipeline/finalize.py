@@ -86,10 +86,10 @@ def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: lis
 
 def _print(report: Report, paths: Iterable[Path], code: int) -> None:
     from harness.infra.console import print_report
-    from harness.infra.notify.ci_systems import tell_ci
+    from harness.infra.notify.ci_systems import write_ci_output
 
     print_report(report, [relative_path(path) for path in paths], code=code)
-    tell_ci(report, os.environ)
+    write_ci_output(report, os.environ)
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:

@@ -13,7 +13,7 @@ from harness.infra import screen
 
 if TYPE_CHECKING:
     from harness.core.run.run_plan import RunPlan
-    from harness.infra.history.database import CellPast, History
+    from harness.infra.history.database import CellHistory, History
     from harness.judge.compare.since_previous import CommitCount, Past, Previous
     from harness.judge.history.rows import RunRow
     from harness.judge.report.model import Report
@@ -57,7 +57,8 @@ def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Pa
         last = history.previous(row.matrix, row.device, row.started)
         if last is None:
             return None
-        cells = {name: _past(cell) for name, cell in history.past(row.matrix, row.device, row.started).items()}
+        earlier = history.cell_histories(row.matrix, row.device, row.started)
+        cells = {name: _past(cell) for name, cell in earlier.items()}
         points = {point.run_id for past in cells.values() for point in past.points}
         stacks = _stacks(history, points, {cell.stack for cell in row.cells})
     previous = Previous(run_id=last[0], started=last[1], cells=cells, stacks=stacks)
@@ -66,7 +67,7 @@ def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Pa
     return previous
 
 
-def _past(cell: CellPast) -> Past:
+def _past(cell: CellHistory) -> Past:
     from harness.judge.compare.since_previous import Past, Point
 
     before = Point(run_id=cell.before_run, started=cell.before, version=cell.before_version)

@@ -222,7 +222,7 @@ class Failure:
     message: str
     traceback: str
     time: float  # seconds since the epoch
-    frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py writes them
+    frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py renders them
     errno: str = ""  # name of the system's error in the exception's chain, e.g. "ESTALE"
 
 

@@ -1,4 +1,4 @@
-"""What `harness doctor` says of facts that were probed: pure decisions, each problem with the way to fix it."""
+"""The checks of `harness doctor`: pure decisions on the probed facts, each problem with its fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLDEST_PYTHON = (3, 10)
 PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
 LEAST_FREE_BYTES = 1 << 30
-MOST_SKEW_S = 5.0  # which failure came first is told by times, some of them of files
+MOST_SKEW_S = 5.0  # timestamps, some of them of files, decide which failure came first
 SHARED_FILESYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
     + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
@@ -26,18 +26,18 @@ SHARED_FILESYSTEMS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The Python that agents run in. `problem` None: it ran, and the other fields hold."""
+    """The Python that agents run in. `problem` None: it ran, and the other fields are valid."""
 
     path: str
     problem: str | None = None
     python: tuple[int, int] = (0, 0)
-    harness: bool = False  # it finds the package
+    harness: bool = False  # it can import the package
     versions: Mapping[str, str | None] = field(default_factory=dict)  # by package metadata; None: not installed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """The folder of run directories, or what exists of its path."""
+    """The folder of run directories, or its nearest existing parent."""
 
     path: Path
     exists: Path  # the folder itself, or the nearest one above it
@@ -49,9 +49,9 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that was looked at. Slurm's answers are by command and empty for a local profile."""
+    """Everything that was probed. Slurm's answers, one per command, are empty for a local profile."""
 
-    interpreter: Interpreter | None  # None: it lies in a container
+    interpreter: Interpreter | None  # None: it is in a container
     gpus: Answer | None  # of nvidia-smi -L; None: there is no nvidia-smi
     folder: RunFolder
     commands: Mapping[str, Answer] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class Facts:
     accounting: Answer = field(default_factory=Answer)
     srun_help: Answer = field(default_factory=Answer)
     apptainer: Answer = field(default_factory=Answer)  # its version
-    missing: tuple[str, ...] = ()  # paths that the profile names and that are not on this machine
-    on_gpus: GpuFacts | None = None  # where GPUs are there or asked for
+    missing: tuple[str, ...] = ()  # paths that the profile names but that do not exist on this machine
+    on_gpus: GpuFacts | None = None  # where GPUs are present or asked for
 
 
 def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
-    """Every check that the profile calls for, in the order of a run."""
+    """Every check that the profile needs, in the order of a run."""
     found = list(_interpreter(facts.interpreter))
     if profile.kind == "local":
         found.append(_gpus(facts.gpus))
@@ -84,7 +84,7 @@ def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
 
 def _interpreter(one: Interpreter | None) -> Iterator[Check]:
     if one is None:
-        yield Check(WARN, "interpreter", "lies in the container, not looked at", "a cell of one step tells")
+        yield Check(WARN, "interpreter", "in the container, not checked", "run a cell of one step to check it")
         return
     if one.problem:
         yield Check(FAIL, "interpreter", f"{one.path}: {one.problem}", "set python in the profile, or run make setup")
@@ -163,7 +163,7 @@ def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
 
 
 def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
-    """Type (empty where Slurm was told none) and number of each kind of GPU of a node."""
+    """Type (empty where Slurm's configuration names none) and number of each kind of GPU of a node."""
     for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
         yield kind, int(count)
 
@@ -174,7 +174,7 @@ def _listed(gres: list[str]) -> str:
 
 def _account(account: str, answer: Answer) -> Check:
     if answer.problem:
-        return Check(WARN, "account", f"{account}: cannot tell, sacctmgr: {answer.problem}")
+        return Check(WARN, "account", f"{account}: not checked, sacctmgr: {answer.problem}")
     known = sorted(set(answer.text.split()))
     if account.lower() not in known:  # Slurm keeps account names in lower case
         return Check(FAIL, "account", f"you have no {account}", f"you have: {', '.join(known) or 'none'}")
@@ -213,5 +213,5 @@ def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
     fix = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
     yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", fix)
     apart = abs(folder.skew_s) > MOST_SKEW_S
-    fix = "set both clocks by NTP: times tell which failure came first" if apart else ""
+    fix = "synchronise both clocks with NTP: timestamps decide which failure came first" if apart else ""
     yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", fix)

@@ -1,4 +1,4 @@
-"""What the parts of `harness doctor` say to each other."""
+"""A result of `harness doctor`: one line with its level and its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `harness doctor` says of GPUs and of the network between them: pure decisions on facts of gpu_probe.py."""
+"""The checks of `harness doctor` on GPUs and the network between them: pure decisions on facts of gpu_probe.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LEAST_SHM_BYTES = 1 << 30  # NCCL's ranks of a node exchange through it; contain
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """What torch and Transformer Engine say of themselves in the profile's interpreter, once imported."""
+    """Facts about torch and Transformer Engine, imported in the profile's interpreter."""
 
-    cuda: str | None  # release of CUDA that torch was built with; None: for the CPU
+    cuda: str | None  # CUDA release that torch was built with; None: a CPU build
     available: bool = False  # torch.cuda.is_available()
     devices: tuple[str, ...] = ()  # names
     capabilities: tuple[str, ...] = ()  # of the devices, like sm_90
@@ -30,18 +30,18 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """What was looked at because GPUs are there or asked for."""
+    """Facts that are probed where GPUs are present or asked for."""
 
     driver: Answer  # of plain nvidia-smi
-    torch: TorchFacts | Answer | None  # Answer: why there are no facts; None: it lies in a container
+    torch: TorchFacts | Answer | None  # Answer: why there are no facts; None: it is in a container
     interfaces: tuple[str, ...] = ()  # of the network
     infiniband: dict[str, str] = field(default_factory=dict)  # device and port, like mlx5_0/1 -> state and rate
     shm_bytes: int = 0  # size of /dev/shm
-    memlock_bytes: int | None = None  # what a process may lock; None: no limit
+    memlock_bytes: int | None = None  # that a process may lock; None: no limit
 
 
 def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
-    """On a cluster this machine is a login node: what compute nodes may have all the same is a warning there."""
+    """On a cluster this machine is a login node: what only compute nodes need to have is a warning there."""
     here = profile.kind == "local"
     if facts.torch is None:
         pass  # the interpreter has its warning
@@ -57,7 +57,7 @@ def gpu_checks(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
 
 
 def job_checks(profile: ClusterProfile) -> Iterator[Check]:
-    """What a profile asks of Slurm that often goes wrong."""
+    """Settings for Slurm that often go wrong."""
     if not profile.exclusive and profile.cpus_per_task is None:
         had = "jobs share nodes and ask for no cores, so Slurm gives each of them one, for all its ranks"
         yield Check(WARN, "cores", had, "set cpus_per_task, e.g. 8 for every GPU of a job")
@@ -72,7 +72,7 @@ def job_checks(profile: ClusterProfile) -> Iterator[Check]:
 
 
 def container_files(container: Container, missing: tuple[str, ...]) -> Iterator[Check]:
-    """Image and mounts that are paths, but are not on this machine."""
+    """Image and mounts that are paths which do not exist on this machine."""
     if container.image in missing:
         yield Check(FAIL, "image", f"{container.image} is not there", "every node must see it: correct container.image")
     mounts = [mount for mount in container.mounts if mount.partition(":")[0] in missing]
@@ -88,9 +88,9 @@ def _torch(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[Check]:
     most = f"{found[1]}.{found[2]}" if found else ""
     if most and int(most.partition(".")[0]) < int(torch.cuda.partition(".")[0]):
         fix = f"update the driver, or install torch for CUDA {most.partition('.')[0]}"
-        yield Check(FAIL, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}", fix)
+        yield Check(FAIL, "driver", f"supports CUDA up to {most}, torch is built for {torch.cuda}", fix)
     elif most:
-        yield Check(OK, "driver", f"takes CUDA up to {most}, torch is built for {torch.cuda}")
+        yield Check(OK, "driver", f"supports CUDA up to {most}, torch is built for {torch.cuda}")
     if not here:
         yield Check(OK, "torch on GPUs", f"built for CUDA {torch.cuda}, NCCL {torch.nccl}; no GPU is asked for here")
     elif not torch.available:
@@ -101,7 +101,7 @@ def _torch(torch: TorchFacts, driver: Answer, *, here: bool) -> Iterator[Check]:
 
 
 def _kernels(torch: TorchFacts) -> Check:
-    """Machine code for the very processor, or for an older one of its generation, or code that the driver compiles."""
+    """Whether torch has machine code for the GPU or for an older one of its generation, or PTX for the driver."""
     lacking = [one for one in torch.capabilities if not any(_runs(kernel, one) for kernel in torch.kernels)]
     if lacking:
         had = f"torch has no kernels for {', '.join(lacking)}, only for {', '.join(torch.kernels)}"
@@ -123,7 +123,7 @@ def _engine(torch: TorchFacts, *, here: bool) -> Check:
     if not torch.engine:
         return Check(WARN, name, f"no {engine}: attention runs on torch's varlen kernels", "install the extra `gpu`")
     if torch.engine_problem:
-        fix = "reinstall it for this torch and CUDA" if here else "nodes with a driver may import it all the same"
+        fix = "reinstall it for this torch and CUDA" if here else "it may still import on nodes with a driver"
         return Check(
             FAIL if here else WARN, name, f"{engine} {torch.engine} does not import: {torch.engine_problem}", fix
         )
@@ -137,7 +137,7 @@ def _shm(size: int) -> Check:
 
 
 def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
-    """What NCCL would use between nodes, as far as this machine is like them."""
+    """The interfaces that NCCL would use between nodes, as far as this machine is like them."""
     asked = profile.env.get("NCCL_SOCKET_IFNAME") or ""
     if asked and not asked.startswith("^"):
         if any(matches(one, asked) for one in facts.interfaces):
@@ -153,4 +153,4 @@ def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
             yield Check(WARN, "locked memory", had, "InfiniBand needs `ulimit -l unlimited`, in slurmd's limits too")
     elif profile.env.get("NCCL_IB_DISABLE") != "1":
         had = f"no active port on this machine ({', '.join(facts.infiniband) or 'no device'})"
-        yield Check(WARN, "InfiniBand", had, "without any on the nodes NCCL goes over sockets, which is slow")
+        yield Check(WARN, "InfiniBand", had, "if the nodes have none either, NCCL uses sockets, which is slow")

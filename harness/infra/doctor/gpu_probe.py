@@ -1,4 +1,4 @@
-"""Looks at GPUs, and at the network that NCCL would use, for `harness doctor`."""
+"""Probes GPUs, and the network that NCCL would use, for `harness doctor`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Ask = Callable[..., Answer]
 
 
 def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Path = Path("/")) -> GpuFacts:
-    """The facts of this machine; `python` None: it lies in a container, where torch cannot be asked.
+    """The facts of this machine; `python` None: it is in a container, where torch cannot be probed.
 
     `system`: the root of the file system, for tests.
     """
@@ -55,7 +55,7 @@ def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Pat
 
 
 def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | Answer:
-    """What torch says in an interpreter; it is imported, and CUDA is asked for its devices."""
+    """Facts of torch in an interpreter: it is imported, and CUDA's devices are listed."""
     answer = ask([python, "-c", _PROGRAM], env, PATIENCE_S)
     if answer.problem:
         return answer

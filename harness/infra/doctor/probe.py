@@ -1,4 +1,4 @@
-"""Looks at the machine and the cluster for `harness doctor`; checks.py decides what it means."""
+"""Probes the machine and the cluster for `harness doctor`; checks.py judges the facts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find
 
 
 def probe(profile: ClusterProfile, folder: Path) -> Facts:
-    """Everything the checks of this profile need. Makes no folder; the one file it makes is gone again."""
+    """Everything the checks of this profile need. Makes no folder; the one file that it makes is removed."""
     python = None if profile.container else profile.python or sys.executable
     interpreter = None if python is None else probe_interpreter(python, profile.env)
     gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
@@ -57,7 +57,7 @@ def probe(profile: ClusterProfile, folder: Path) -> Facts:
 
 
 def named_paths(profile: ClusterProfile) -> list[str]:
-    """What the profile's container takes from file systems: its image, where that is a path, and sources of mounts."""
+    """Paths that the profile's container needs: its image, where that is a path, and the sources of mounts."""
     if profile.container is None:
         return []
     sources = [mount.partition(":")[0] for mount in profile.container.mounts]
@@ -84,7 +84,7 @@ def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter
 
 
 def probe_folder(path: Path) -> RunFolder:
-    """The folder, or the nearest above it that exists: can files be made, on what file system, by which clock."""
+    """Facts of the folder, or of its nearest existing parent: is it writable, its file system, its clock."""
     exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
     try:
         with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:

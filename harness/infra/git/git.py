@@ -1,6 +1,6 @@
-"""Commands of git, each in one repository, free of what the caller's environment says of another.
+"""Runs git in one repository, whatever other repository the caller's environment names (GIT_DIR).
 
-A repository may come from anywhere: nothing that it brings along is executed for what the harness asks of it.
+A repository may come from anywhere: no hook, filter or helper program of it is executed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from harness.core.text.secrets import redacted
 TIMEOUT_S = 1800.0
 LOG_LINES = 20
 _TRANSPORTS = ("file", "git", "http", "https", "ssh")  # not ext, which runs a command, nor any other helper program
-# Before what any configuration says, the repository's own included.
+# These override every configuration file, the repository's included.
 _SETTINGS = (
     ("core.hooksPath", "/dev/null"),
     ("core.fsmonitor", "false"),
     ("log.showSignature", "false"),  # would start gpg.program
 )
-# What takes the place of programs that a repository's own configuration names, by the last part of the setting's name.
+# Replacements for the programs that a repository's configuration names, by the last part of the setting's name.
 _INSTEAD = {
     "clean": "",
     "smudge": "",
@@ -38,14 +38,13 @@ _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git s
 def run(
     repository: Path, *arguments: str, stdin: str = "", timeout_s: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """A command whose exit status the caller reads; InfrastructureError when it does not end by itself."""
+    """Run a command; the caller reads its exit status. InfrastructureError when it does not end by itself."""
     settings = (*_SETTINGS, *_without_programs(repository, timeout_s))
     return _run(repository, settings, arguments, stdin, timeout_s)
 
 
 def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
-    """Takes away the programs that the repository's own configuration has files pass through, or merges them with;
-    the user's stay."""
+    """Settings that replace the filters and merge drivers of the repository's configuration; the user's stay."""
     asked = ("config", "--includes", "--show-scope", "--name-only", "--get-regexp", _PROGRAMS)
     found = _run(repository, _SETTINGS, asked, "", timeout_s).stdout.splitlines()
     names = [name for scope, _, name in (line.partition("\t") for line in found) if scope in ("local", "worktree")]
@@ -57,7 +56,7 @@ def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
 def _run(
     repository: Path, settings: Sequence[Setting], arguments: Sequence[str], stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    # By variables: a name may hold "=", at which `-c name=value` would be cut.
+    # By environment variables: a name may hold "=", and `-c name=value` would be split there.
     values = {f"HARNESS_GIT_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
     options = [f"--config-env={name}={variable}" for (name, _), variable in zip(settings, values)]
     try:
@@ -75,13 +74,13 @@ def _run(
 
 
 def _transports() -> list[str]:
-    """As a variable, which no configuration overrules; what the caller's environment forbids stays forbidden."""
+    """For GIT_ALLOW_PROTOCOL, which overrides every configuration; what the caller's environment forbids stays so."""
     asked = os.environ.get("GIT_ALLOW_PROTOCOL")
     return [name for name in _TRANSPORTS if asked is None or name in asked.split(":")]
 
 
 def output(repository: Path, *arguments: str, stdin: str = "") -> str:
-    """What a command printed; InfrastructureError with the end of its complaint when it failed."""
+    """Standard output of a command; InfrastructureError with the end of its error output when it failed."""
     done = run(repository, *arguments, stdin=stdin)
     if done.returncode:
         asked = redacted(" ".join(arguments[:2]))
@@ -90,18 +89,18 @@ def output(repository: Path, *arguments: str, stdin: str = "") -> str:
 
 
 def end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The last lines of what a command said, without credentials."""
+    """The last lines of a command's error output, without credentials."""
     return redacted("\n".join((done.stderr or done.stdout or "").strip().splitlines()[-LOG_LINES:]))
 
 
 def without_credentials(url: str) -> str:
-    """A URL that may be shown: without user and password; the user of ssh, which is no secret, stays."""
+    """A URL for display, without user and password; the user of ssh, which is no secret, stays."""
     if url.startswith(("http://", "https://")):
         return re.sub(r"^(https?://)[^/]*@", r"\1", url)
     return re.sub(r"^([a-z+]+://[^/:@]*):[^/]*@", r"\1@", url)
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would lead git to another repository or have it ask for a password."""
+    """This process's environment, without variables that name another repository or let git ask for a password."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
     return {**kept, "GIT_TERMINAL_PROMPT": "0"}

@@ -1,4 +1,4 @@
-"""What git knows of a repository's history: which commits lie between two, what they hold and who made them."""
+"""A repository's history as git has it: the commits between two, their contents and their authors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.judge.bisect.search import History
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """A commit as people speak of it."""
+    """Subject, author and date of a commit, for people."""
 
     subject: str
     author: str
@@ -27,7 +27,7 @@ class Repository:
     path: Path
 
     def history(self, old: str, new: str, *, first_parent: bool = False) -> History:
-        """The commits that `new` reaches and `old` does not, each after its parents."""
+        """The commits that are reachable from `new` and not from `old`, each after its parents."""
         options = ["--first-parent"] if first_parent else []
         lines = git.output(
             self.path, "rev-list", "--topo-order", "--reverse", "--parents", *options, new, f"^{old}"
@@ -45,7 +45,7 @@ class Repository:
         return tuple(git.run(self.path, "merge-base", "--all", one, other).stdout.split())
 
     def between(self, old: str, new: str) -> tuple[int, int]:
-        """How many commits `new` reaches and `old` does not, and the other way round."""
+        """How many commits are reachable from `new` and not from `old`, and the other way round."""
         removed, added = git.output(self.path, "rev-list", "--left-right", "--count", f"{old}...{new}").split()
         return int(added), int(removed)
 
@@ -68,7 +68,7 @@ class Repository:
         return dict(zip(asked, known, strict=True))
 
     def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-        """What each commit holds at the paths, as one text: equal texts, equal contents."""
+        """A text per commit that is equal exactly where the contents of the paths are."""
         names = [[f"{commit}:{path}" for path in paths] for commit in commits]
         known = self.objects(name for of_commit in names for name in of_commit)
         return {commit: " ".join(known[name] for name in of_commit) for commit, of_commit in zip(commits, names)}
@@ -78,18 +78,18 @@ class Repository:
         return tuple(git.output(self.path, "diff", "--name-only", "-z", old, new).split("\0")[:-1])
 
     def submodules(self, commit: str) -> dict[str, str]:
-        """Path -> commit that a commit pins there."""
+        """Path -> commit of the submodule there."""
         lines = git.output(self.path, "ls-tree", "-r", "-z", commit).split("\0")[:-1]
         entries = (line.partition("\t") for line in lines if line.startswith("160000 "))
         return {path: facts.split()[2] for facts, _, path in entries}
 
     def text(self, commit: str, path: str) -> str:
-        """A file of a commit; empty when it has none there."""
+        """Text of a file of a commit; empty when there is none."""
         done = git.run(self.path, "show", f"{commit}:{path}")
         return done.stdout if done.returncode == 0 else ""
 
     def files(self, commit: str, *folders: str) -> tuple[str, ...]:
-        """Paths of a commit's files, of these folders only or of its root; not those below."""
+        """Paths of a commit's files directly in these folders, or in its root; not below them."""
         return tuple(git.output(self.path, "ls-tree", "-z", "--name-only", commit, *folders).split("\0")[:-1])
 
     def has(self, commit: str) -> bool:

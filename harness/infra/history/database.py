@@ -1,8 +1,8 @@
 """The history of runs: an SQLite file, and the only file of the harness that touches it (docs/history.md).
 
-On a local disk the journal is a write-ahead log: readers and one writer at a time go on side by side. That log needs
+On a local disk the journal is a write-ahead log: readers and one writer work side by side. That log needs
 memory shared between processes, which network file systems do not have; there SQLite's rollback journal is used.
-A writer waits for others and takes the write lock before it reads, so that none has to begin again.
+A writer waits for others and takes the write lock before it reads, so that no transaction has to be retried.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from harness.infra.history.queries import UNDECIDED, Query
 from harness.infra.history.schema import MIGRATIONS
 from harness.judge.history.rows import CellRow, RunRow
 
-WAIT_S = 5.0  # for other writers: a run is recorded at once or not at all, and its verdict does not wait
+WAIT_S = 5.0  # for other writers; then the run is not recorded, since its verdict must not wait
 
 
 class HistoryError(HarnessError):
-    """The history cannot be written or read, for a reason outside of the harness."""
+    """The history cannot be written or read, for a reason outside the harness."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellPast:
-    """What became of a cell before. ERROR and REJECTED decide nothing and are passed over."""
+class CellHistory:
+    """Earlier outcomes of a cell. ERROR and REJECTED decide nothing and are skipped."""
 
     outcome: str  # of the last run that decided
     run_id: str
     started: str
     version: str
-    since_run: str  # the first run since which every one that decided came out alike, green or red
+    since_run: str  # first run of the unbroken row of equal outcomes, green or red
     since: str  # when it started
     since_version: str
-    before_version: str  # of the last run that came out otherwise; empty when none did
+    before_version: str  # of the last run before that row, which had the other colour; empty when there is none
     before_run: str
     before: str  # when that one started
 
@@ -52,13 +52,13 @@ class CellPast:
 
 
 class History:
-    """An open history. Made by `opened`."""
+    """An open history, see `opened`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
 
     def record(self, run: RunRow, directory: Path) -> None:
-        """Write the rows of a run in place of those that it had; all of them or none."""
+        """Replace the rows of a run, in one transaction."""
         with _writing(self.connection):
             self.connection.execute("DELETE FROM runs WHERE run_id = ?", (_stored(run.run_id),))
             values = {key: value for key, value in vars(run).items() if key != "cells"}
@@ -81,13 +81,16 @@ class History:
             [(row, name, None if math.isnan(value) else value) for name, value in cell.metrics.items()],
         )
 
-    def past(self, matrix: str, device: str, before: str) -> dict[str, CellPast]:
-        """Name of a cell -> what became of it in the runs of a matrix that started before a moment (ISO, UTC)."""
-        rows = self.connection.execute(_PAST, {"matrix": matrix, "device": device, "before": before})
-        return {row["name"]: CellPast(**{key: row[key] or "" for key in CellPast.__dataclass_fields__}) for row in rows}
+    def cell_histories(self, matrix: str, device: str, before: str) -> dict[str, CellHistory]:
+        """Name of a cell -> its outcomes in the runs of a matrix that started before a moment (ISO, UTC)."""
+        rows = self.connection.execute(_CELL_HISTORIES, {"matrix": matrix, "device": device, "before": before})
+        return {
+            row["name"]: CellHistory(**{key: row[key] or "" for key in CellHistory.__dataclass_fields__})
+            for row in rows
+        }
 
     def rows(self, query: Query) -> Iterator[dict[str, Any]]:
-        """What a question of queries.py gives, row by row."""
+        """The rows of a query of queries.py."""
         for row in self.connection.execute(*query):
             yield dict(row)
 
@@ -101,12 +104,12 @@ class History:
         return row and (row["run_id"], row["started"])
 
     def directory(self, run_id: str) -> Path | None:
-        """Where a run's directory was; None when the run is not known."""
+        """The run directory as it was recorded; None when the run is not known."""
         row = self.connection.execute("SELECT directory FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         return Path(row["directory"]) if row else None
 
     def prune(self, older_than: str | None, keep_last: int, *, dry_run: bool = False) -> list[str]:
-        """Remove runs that started before a moment (None: any) but for the newest of each matrix; their ids."""
+        """Remove runs that started before a moment (None: all), except the newest of each matrix; returns their ids."""
         with _writing(self.connection):
             found = self.connection.execute(
                 """SELECT id, run_id FROM (
@@ -118,15 +121,15 @@ class History:
                 self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in found])
                 self.connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM cells)")
         if found and not dry_run:
-            with suppress(sqlite3.OperationalError):  # somebody reads: then later rows take the room
+            with suppress(sqlite3.OperationalError):  # a reader is active: later rows reuse the room
                 self.connection.execute("VACUUM")
         return [row["run_id"] for row in found]
 
 
 _END_OF_TIME = "9999"
 _TABLES = {"runs", "series", "cells", "findings", "metrics"}
-# One look into the index cells_series per question and series, however long the history is.
-_PAST = f"""
+# One look-up in the index cells_series per series, however long the history is.
+_CELL_HISTORIES = f"""
 WITH decided AS (
   SELECT s.id AS series, s.name AS name,
     (SELECT c.id FROM cells c WHERE c.series = s.id AND c.started < :before AND c.outcome NOT IN {UNDECIDED}
@@ -153,17 +156,17 @@ JOIN runs fr ON fr.id = f.run
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a history; an empty file is one that its first writer has only just made."""
+    """Whether there is a history; an empty file counts, since its first writer may just have made it."""
     return path.is_file() and path.stat().st_size > 0
 
 
 @contextmanager
 def opened(path: Path, *, write: bool) -> Iterator[History]:
-    """The history in a file. `write` makes it when there is none; else that is an InputError.
+    """Open the history in a file. `write` creates it; without `write` a missing file is an InputError.
 
-    A reader changes nothing in the file, and sees only runs whose date and outcomes are possible ones.
-    HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when it is of a newer harness,
-    or of another program.
+    A reader changes nothing in the file, and sees only runs with a valid date and cells with a known outcome.
+    HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when a newer harness or another
+    program wrote it.
     """
     if not write and not is_there(path):
         hint = "runs record themselves at their end; `harness history import RUN...` adds older ones"
@@ -199,7 +202,7 @@ _SOUND = "".join(
 
 
 def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
-    """InputError for a file of another program, and for one of a newer harness."""
+    """InputError for a file of another program or of a newer harness."""
     known = _version(connection)
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables >= _TABLES and (tables or known or not write):
@@ -215,7 +218,7 @@ def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to this version."""
+    """Migrate the tables to this version."""
     _set_journal(connection, "DELETE" if is_network(path) else "WAL")
     if _version(connection) < len(MIGRATIONS):
         with _writing(connection):
@@ -230,7 +233,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Changing the journal needs the file for itself, and SQLite does not wait for that."""
+    """Changing the journal mode needs exclusive access, and SQLite does not wait for that."""
     deadline = time.monotonic() + WAIT_S
     while connection.execute("PRAGMA journal_mode").fetchone()[0] != mode.lower():
         try:
@@ -254,12 +257,12 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _stored(value: Any) -> Any:
-    """SQLite holds UTF-8: a lone surrogate, which a message may have, is kept as an escape such as \\ud800."""
+    """SQLite stores UTF-8: a lone surrogate, which a message may hold, is stored as an escape such as \\ud800."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
-    """Insert one row, by names of columns that stand in this file; its number."""
+    """Insert one row and return its number. Column names come from this file only."""
     columns, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
     cursor = connection.execute(
         f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(map(_stored, values.values()))

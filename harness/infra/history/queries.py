@@ -1,7 +1,7 @@
-"""The questions that are asked of the history, as SQL; harness/infra/history/database.py asks them.
+"""The queries of the history, as SQL; harness/infra/history/database.py executes them.
 
-Every one first picks runs or points by an index, newest first, and reads the rest for those alone: so a listing takes
-as long as what it shows, not as the history. Values of users are always parameters.
+Each first picks runs or points by an index, newest first, and reads the rest for those only: so a listing takes
+as long as what it shows, not as the history. Values of users are always bound parameters.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Query = tuple[str, dict[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a listing is narrowed to; empty: everything. Patterns are shell-style, moments ISO in UTC."""
+class Filters:
+    """Filters of a listing; empty: everything. Patterns are shell-style, moments ISO in UTC."""
 
     matrix: str = ""  # pattern
     cell: str = ""  # pattern over names and ids
@@ -43,23 +43,23 @@ class Wanted:
     limit: int | None = None  # rows, the newest
 
 
-def listing(what: str, wanted: Wanted) -> Query:
+def listing(what: str, wanted: Filters) -> Query:
     """One of LISTINGS."""
     return {"runs": _runs, "cells": _cells, "outcomes": _outcomes, "findings": _findings, "metrics": _metrics}[what](
         wanted
     )
 
 
-def _limit(wanted: Wanted) -> str:
+def _limit(wanted: Filters) -> str:
     return "" if wanted.limit is None else "LIMIT :limit"
 
 
-def _values(wanted: Wanted) -> dict[str, object]:
+def _values(wanted: Filters) -> dict[str, object]:
     return {name: value for name, value in vars(wanted).items() if value not in ("", None)}
 
 
-def _conditions(wanted: Wanted, *, runs: bool) -> str:
-    """Of the tables c (cells) and s (series), or r (runs)."""
+def _conditions(wanted: Filters, *, runs: bool) -> str:
+    """The WHERE clause on the tables c (cells) and s (series), or r (runs)."""
     moment, matrix = ("r.started", "r.matrix") if runs else ("c.started", "s.matrix")
     said = {
         "since": f"{moment} >= :since",
@@ -82,7 +82,7 @@ def _of_cells() -> dict[str, str]:
     }
 
 
-def _runs(wanted: Wanted) -> Query:
+def _runs(wanted: Filters) -> Query:
     """One row per run, with the number of its cells of each outcome."""
     sums = ", ".join(f"sum(n.outcome = '{name}') AS {name.lower()}" for name in _OUTCOMES)
     return (
@@ -100,11 +100,11 @@ def _runs(wanted: Wanted) -> Query:
 _OUTCOMES = tuple(outcome.value for outcome in Outcome)
 
 
-def _cells(wanted: Wanted) -> Query:
-    """One row per cell: how it came out last, how often each way. The worst first.
+def _cells(wanted: Filters) -> Query:
+    """One row per cell: its last outcome and how often each occurred. The worst first.
 
-    An outcome that is wanted must have come up; the others of the cell are counted all the same.
-    `flaky` are passes on a retry. `turned` counts changes between green and red while the version of its stack stayed.
+    A cell is listed if it had the wanted outcome at least once; its other outcomes are counted too.
+    `flaky` are passes on a retry. `turned` counts changes between green and red at the same version of its stack.
     """
     sums = ", ".join(f"sum(outcome = '{name}') AS {name.lower()}" for name in _OUTCOMES)
     having = "HAVING sum(outcome = :outcome) > 0" if wanted.outcome else ""
@@ -128,16 +128,16 @@ def _cells(wanted: Wanted) -> Query:
     )
 
 
-def _points(wanted: Wanted, columns: str) -> str:
-    """The newest points that are wanted, as a table p with the name of the cell and the id of the run."""
+def _points(wanted: Filters, columns: str) -> str:
+    """The newest points that match, as a table p with the name of the cell and the id of the run."""
     return f"""WITH p AS (
       SELECT c.id, c.started, r.run_id, r.matrix, s.name, {columns}
       FROM cells c JOIN series s ON s.id = c.series JOIN runs r ON r.id = c.run
       WHERE {_conditions(wanted, runs=False)} ORDER BY c.started DESC, c.id {_limit(wanted)})"""
 
 
-def _outcomes(wanted: Wanted) -> Query:
-    """One row per cell and run, with the metrics that are asked for most."""
+def _outcomes(wanted: Filters) -> Query:
+    """One row per cell and run, with the most used metrics."""
     picked = ", ".join(f"max(CASE WHEN m.name = '{name}' THEN m.value END) AS {name}" for name in SHOWN)
     columns = "c.cell_id, c.stack, c.version, c.outcome, c.known, c.reason, c.attempts"
     return (
@@ -152,7 +152,7 @@ def _outcomes(wanted: Wanted) -> Query:
 SHOWN = ("step_p50_s", "tokens_per_s", "peak_memory_bytes", "loss_drift", "wall_s")
 
 
-def _findings(wanted: Wanted) -> Query:
+def _findings(wanted: Filters) -> Query:
     """One row per finding of the newest points."""
     return (
         f"""{_points(wanted, "c.version, c.outcome")}
@@ -163,7 +163,7 @@ def _findings(wanted: Wanted) -> Query:
     )
 
 
-def _metrics(wanted: Wanted) -> Query:
+def _metrics(wanted: Filters) -> Query:
     """One row per metric of the newest points."""
     return (
         f"""{_points(wanted, "c.stack, c.version, c.outcome")}
@@ -174,7 +174,7 @@ def _metrics(wanted: Wanted) -> Query:
 
 
 def calendar(series: Sequence[int], since: str) -> Query:
-    """How often each outcome came up on each day: one row per series, day and outcome."""
+    """How often each outcome occurred on each day: one row per series, day and outcome."""
     return (
         """SELECT c.series, substr(c.started, 1, 10) AS day, c.outcome, count(*) AS times
         FROM json_each(:series) j JOIN cells c ON c.series = j.value WHERE c.started >= :since
@@ -184,7 +184,7 @@ def calendar(series: Sequence[int], since: str) -> Query:
 
 
 def trail(series: int, since: str, most: int) -> Query:
-    """The newest points of a series with what its charts show, the newest first."""
+    """The newest points of a series with the values of its charts, the newest first."""
     picked = ", ".join(
         f"(SELECT value FROM metrics m WHERE m.cell = c.id AND m.name = '{name}') AS {name}" for name in SHOWN
     )
@@ -197,9 +197,9 @@ def trail(series: int, since: str, most: int) -> Query:
 
 
 def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryAsked) -> Query:
-    """Green runs of cells by id: at most so many of each and hardware, the newest first, all but one run.
+    """Green runs of cells by id, except one run: at most `asked.runs` per cell and hardware, the newest first.
 
-    Whatever code their stack came to: `version` says which. Seconds as judge.timings.compared_seconds has them.
+    Of any version of their stack, which the column `version` names. Seconds as compared_seconds of judge has them.
     """
     return (
         f"""SELECT * FROM (
@@ -221,7 +221,7 @@ def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryA
 
 
 def totals(since: str) -> Query:
-    """One row: how much there is in a window."""
+    """One row: how many runs and matrices there are in a window."""
     return (
         """SELECT count(*) AS runs, count(DISTINCT matrix) AS matrices, min(started) AS first, max(started) AS last
         FROM runs WHERE started >= :since""",

@@ -1,4 +1,4 @@
-"""The tables of the history. A file's PRAGMA user_version says how many of the migrations it has had."""
+"""The tables of the history. PRAGMA user_version of a file is the number of migrations that were applied to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FIRST = (
       started TEXT NOT NULL, verdict TEXT NOT NULL, wall_s REAL, harness TEXT, harness_commit TEXT, host TEXT,
       device TEXT NOT NULL, hardware TEXT NOT NULL, directory TEXT NOT NULL)""",
     "CREATE INDEX runs_started ON runs (started)",
-    # What is followed over time. A cell's stack is part of its name.
+    # What is tracked over time. A cell's stack is part of its name.
     """CREATE TABLE series (
       id INTEGER PRIMARY KEY, matrix TEXT NOT NULL, name TEXT NOT NULL, device TEXT NOT NULL,
       UNIQUE (matrix, name, device))""",

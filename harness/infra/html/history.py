@@ -12,8 +12,8 @@ from typing import Any
 from harness.core.outcomes import Outcome
 from harness.core.text.escaping import clip
 from harness.infra import templating
-from harness.infra.history.database import CellPast, History
-from harness.infra.history.queries import Wanted, calendar, listing, totals, trail
+from harness.infra.history.database import CellHistory, History
+from harness.infra.history.queries import Filters, calendar, listing, totals, trail
 from harness.infra.html.marks import OUTCOME_MARKS
 from harness.infra.html.trend_svg import TrendPoint, trend
 from harness.judge.history.trends import Day, Point, calendar_rows, days_between, points
@@ -43,7 +43,7 @@ class Trend:
     more: int  # points that are not in the table
 
 
-def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> str:
+def render_history(history: History, wanted: Filters, *, days: int, now: str) -> str:
     """The page of the last `days` before `now` (ISO, UTC). Deterministic.
 
     Worst cells come first, up to the limits above; `wanted` filters cells.
@@ -79,15 +79,15 @@ def render_history(history: History, wanted: Wanted, *, days: int, now: str) -> 
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellPast]:
+def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellHistory]:
     """Series -> since when it fails, for cells that fail now."""
     failing = {(cell["matrix"], cell["device"]) for cell in cells if cell["last"] == "FAIL"}
-    known = {key: history.past(*key, "9999") for key in failing}
+    known = {key: history.cell_histories(*key, "9999") for key in failing}
     found = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
     return {series: past for series, past in found.items() if past is not None}
 
 
-def _narrowed(wanted: Wanted) -> str:
+def _narrowed(wanted: Filters) -> str:
     filters = [f"{name} {value}" for name, value in vars(wanted).items() if value and name in _FILTERS]
     return ", ".join(filters)
 

@@ -18,10 +18,10 @@ FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
 
 
 def cluster_of(matrix: Matrix, asked: str | None = None) -> tuple[ClusterProfile, Path | None]:
-    """The profile that `--cluster` asked for, else the matrix's, with its file (None for the built-in `local`).
+    """The profile that `--cluster` names, else the matrix's, with its file (None for the built-in `local`).
 
-    A path in a matrix is relative to the matrix file, one that was asked for to the current folder. InputError when
-    there is none, when it has mistakes, or when the matrix wants more time than it allows.
+    A path in a matrix is relative to the matrix file, one from the command line to the current folder. InputError when
+    there is none, when it has errors, or when the matrix wants more time than it allows.
     """
     beside = Path(matrix.file).parent
     if asked is not None:
@@ -45,7 +45,7 @@ def cluster_of(matrix: Matrix, asked: str | None = None) -> tuple[ClusterProfile
 
 
 def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[ClusterProfile, Path | None]:
-    """The profile of this name, or at this path below `base`; `origin` says where the name was written."""
+    """The profile of this name, or at this path below `base`; `origin`: where the name was written."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = base / expanded(name)
         if not is_file(path):
@@ -64,14 +64,14 @@ def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[
 
 
 def folders(beside: Path) -> list[Path]:
-    """Where profiles are looked for, first match first: HARNESS_CLUSTERS, beside the matrix, here, the shipped ones."""
+    """Search path of profiles: HARNESS_CLUSTERS, beside the matrix, here, the shipped ones."""
     own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
     places = [*own, beside / "clusters", Path("matrices/clusters"), shipped("matrices") / "clusters"]
     return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """One profile file; InputError with every problem, each with file and line."""
+    """Read one profile file; InputError with every problem, each with file and line."""
     source = yaml_file.read(path)
     return load_profile(source.values, file=source.file, lines=source.lines)
 

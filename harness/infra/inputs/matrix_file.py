@@ -18,13 +18,13 @@ from harness.plan.matrix.load import Matrix, load
 from harness.plan.matrix.problems import shown
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
-_MOST_PROBLEMS = 20  # that are told of one file
+_MOST_PROBLEMS = 20  # reported of one file
 
 
 def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
     """The matrix in a file; InputError with every problem, each with file, line and key.
 
-    `change`: what to make of the file's values before they are checked.
+    `change`: applied to the file's values before they are checked.
     """
     source = yaml_file.read(path)
     return load(

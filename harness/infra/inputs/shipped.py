@@ -1,4 +1,4 @@
-"""Where the files lie that come with the harness and are no modules: matrices, cluster profiles, job templates."""
+"""Locations of the data files that come with the harness: matrices, cluster profiles, job templates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shipped(name: str) -> Path:
 
 
 def matrix_path(name: str) -> Path:
-    """A matrix file as the user named it: by a path, or, where no such file is, a shipped one by its name."""
+    """A matrix file by its path or, where there is no such file, a shipped one by its name."""
     path = Path(name)
     found = shipped("matrices") / (name if name.endswith(".yaml") else f"{name}.yaml")
     return found if "/" not in name and not path.exists() and found.is_file() else path

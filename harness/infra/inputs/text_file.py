@@ -1,4 +1,4 @@
-"""Text files that the user, or a file of the user, names: read whole, and only so much of them."""
+"""Reads text files that the user, or a file of the user, names: whole, and up to a size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 2**20
 def read_text(path: Path, most_bytes: int) -> str:
     """The text of a regular file in UTF-8; InputError for anything else, and for a file above `most_bytes`.
 
-    A pipe or a device could block for ever or never end, so neither is opened for reading.
+    A pipe or a device could block or never end, so neither is opened for reading.
     """
     try:
         content = _content(path, most_bytes)
@@ -35,7 +35,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def expanded(name: str) -> Path:
-    """A path with `~` and `~user` written out; InputError where the system knows no such user."""
+    """A path with `~` and `~user` expanded; InputError where the system knows no such user."""
     try:
         return Path(name).expanduser()
     except (RuntimeError, ValueError) as error:
@@ -44,7 +44,7 @@ def expanded(name: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; of a name that no file can have, false."""
+    """Whether there is a regular file; False for a name that no file can have."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
 
 
@@ -53,7 +53,7 @@ def _content(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InputError(Problem(message="cannot be read: not a regular file", file=str(path)))
-        content = stream.read(most_bytes + 1)  # not by its size: files of /proc tell none, and a file can grow
+        content = stream.read(most_bytes + 1)  # not by its size: files of /proc have none, and a file can grow
     if len(content) > most_bytes:
         raise InputError(Problem(message="the file is too large", file=str(path), allowed=f"{most_bytes:,} bytes"))
     return content

@@ -1,6 +1,6 @@
-"""YAML files to plain values with line numbers, and back. The only importer of the YAML reader.
+"""YAML files to plain values with line numbers, and back. Only this file imports the YAML reader.
 
-A file is bounded before anything is made of it: its size, its nodes (an alias counts as all that it repeats), their
+Limits are checked before values are built: size, number of nodes (an alias counts as all that it repeats), their
 nesting, and the length of every text and number. The reader needs about 0.1 ms per node.
 """
 
@@ -77,18 +77,18 @@ def dump(values: Any) -> str:
 
 
 class _OutOfBoundsError(MarkedYAMLError):
-    """The file is YAML, and more of it than is read. `context`: what is allowed."""
+    """The file is YAML, but exceeds a limit. `context`: what is allowed."""
 
     def __init__(self, problem: str, allowed: str, mark: Any) -> None:
         super().__init__(context=allowed, problem=problem, problem_mark=mark)
 
 
 class _BoundedComposer(Composer):
-    """Stops at the first node out of bounds, before anything is made of the rest."""
+    """Stops at the first node beyond a limit, before values are built."""
 
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader=loader)
-        self.warn_double_anchors = False  # YAML allows an anchor to be set anew
+        self.warn_double_anchors = False  # YAML allows an anchor to be redefined
         self._nodes = self._inside = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -120,7 +120,7 @@ def _check_text(event: ScalarEvent) -> None:
 
 
 class _PlacingConstructor(SafeConstructor):
-    """Says where a value stands that cannot be made, e.g. the date 2026-99-99."""
+    """Adds the position to errors of values that cannot be built, e.g. the date 2026-99-99."""
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
@@ -130,7 +130,7 @@ class _PlacingConstructor(SafeConstructor):
 
 
 def _marked_problem(error: MarkedYAMLError, file: str) -> Problem:
-    """The reader's complaint in one line, at the place it complains about."""
+    """The reader's error in one line, with its position."""
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else None
     if isinstance(error, _OutOfBoundsError):
@@ -147,7 +147,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) -> int:
-    """Nodes below and with this one, aliases written out. `inside`: ids of the nodes around it."""
+    """Number of nodes of this subtree, aliases expanded. `inside`: ids of the nodes around it."""
     if node is None:
         return 0
     if id(node) in inside:

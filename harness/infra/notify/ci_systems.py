@@ -1,4 +1,4 @@
-"""What a CI system gets beside the report files: annotations and the job summary of GitHub Actions."""
+"""Output for CI systems besides the report files: annotations and the job summary of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from harness.judge.report.model import Report
 from harness.judge.report.render_markdown import render_markdown
 
 MOST_BYTES = 1024 * 1024  # of the summary of one step
-_LEAST_BYTES = 512  # a summary that is shorter says nothing
+_LEAST_BYTES = 512  # a shorter summary would hold nothing useful
 
 
-def tell_ci(report: Report, environment: Mapping[str, str], stream: TextIO | None = None) -> None:
-    """Annotations on stdout under GITHUB_ACTIONS=true; the summary goes to the end of GITHUB_STEP_SUMMARY.
+def write_ci_output(report: Report, environment: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """Write annotations to stdout under GITHUB_ACTIONS=true, and append the summary to GITHUB_STEP_SUMMARY.
 
-    A summary that cannot be written is told on stderr.
+    If the summary cannot be written, a message goes to stderr.
     """
     if environment.get("GITHUB_ACTIONS") == "true":
         file = _in_workspace(report.matrix_file, environment.get("GITHUB_WORKSPACE", ""))
@@ -32,13 +32,13 @@ def tell_ci(report: Report, environment: Mapping[str, str], stream: TextIO | Non
 
 
 def _in_workspace(file: str, workspace: str) -> str:
-    """The path as the repository has it."""
+    """The path relative to the repository."""
     path = Path(file).resolve()
     return str(path.relative_to(workspace)) if workspace and path.is_relative_to(workspace) else file
 
 
 def _append(path: Path, report: Report) -> None:
-    """GitHub drops a summary that is too large, all of it: what was there before counts."""
+    """GitHub drops a summary that is too large as a whole, with what earlier commands of the step wrote."""
     room = MOST_BYTES - (path.stat().st_size if path.exists() else 0) - _LEAST_BYTES
     if room < _LEAST_BYTES:
         raise OSError(f"{path} has no room left of {MOST_BYTES} bytes")

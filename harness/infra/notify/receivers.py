@@ -1,6 +1,6 @@
-"""Tells somebody about a verdict: a command that reads JSON, or a webhook that it is posted to.
+"""Sends a verdict to a command, which reads JSON from stdin, or to a webhook.
 
-Nothing here raises for what the receiver does: what went wrong is returned in words.
+Nothing here raises for what the receiver does: problems are returned as text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 from harness.core.text.secrets import HIDDEN, redacted
 
 TIMEOUT_S = 10.0
-_SHOWN = 500  # characters of what a failing receiver said
+_SHOWN = 500  # characters of a failing receiver's output
 _LEAST_SECRET = 6  # characters of a part of a receiver that may be a secret
 
 
@@ -30,7 +30,7 @@ def is_url(receiver: str) -> bool:
 
 
 def _without(receiver: str, text: str) -> str:
-    """What a receiver or the system said, without parts of the receiver: servers echo the path they were asked for."""
+    """Output of a receiver or the system without the receiver's secrets: servers echo the path of the request."""
     words = [receiver, *receiver.split()]
     if is_url(receiver):
         parts = urlsplit(receiver)
@@ -40,9 +40,9 @@ def _without(receiver: str, text: str) -> str:
 
 
 def shown(receiver: str) -> str:
-    """The receiver without what may be a secret: a webhook's path and query, a command's arguments.
+    """The receiver without possible secrets: a webhook's path and query, a command's arguments.
 
-    Of a text that `problem_of` has a word about, nothing.
+    Nothing of a text that `problem_of` refuses.
     """
     if problem_of(receiver):
         return HIDDEN
@@ -66,10 +66,10 @@ def problem_of(receiver: str) -> str:
 
 
 def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """Hand the JSON text over; what went wrong, or nothing.
+    """Deliver the JSON text; returns what went wrong, else empty.
 
-    A command runs without a shell, reads the text from its standard input and has the variables. A URL is posted to;
-    redirections are not followed.
+    A command runs without a shell, with the text on its standard input and the variables in its environment. A URL
+    gets a POST; redirects are not followed.
     """
     if is_url(receiver):
         return _without(receiver, _post(receiver, text.encode(), timeout_s))
@@ -78,7 +78,7 @@ def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s:
 
 
 def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: float) -> str:
-    """Files, not pipes: so neither a command that reads nothing nor a child it leaves behind can hold us."""
+    """Files, not pipes: so neither a command that reads nothing nor a child it leaves behind can block the harness."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(text.encode())
         given.seek(0)
@@ -110,15 +110,15 @@ def _tail(said: IO[bytes]) -> str:
     return f": {words[-_SHOWN:]}" if words else ""
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET without the verdict."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a redirected POST would become a GET without the verdict."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> str:
-    """In a thread, since time-outs of sockets are per read: a server that drips would hold us for ever."""
+    """In a thread, since socket timeouts are per read: a server that sends byte by byte would block the harness."""
     answer = [f"no answer within {timeout_s:g} s"]
     thread = threading.Thread(target=_ask, args=(url, body, timeout_s, answer), daemon=True)
     thread.start()
@@ -130,7 +130,7 @@ def _ask(url: str, body: bytes, timeout_s: float, answer: list[str]) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "packing-harness"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s):
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s):
             answer[0] = ""
     except urllib.error.HTTPError as error:
         with error:

@@ -1,4 +1,4 @@
-"""The result of a cell whose agent has left none."""
+"""Writes the result of a cell whose agent wrote none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.run.run_dir import RunDir, write_json
 
 
 def end_as_error(run: RunDir, cell: str, attempt: int, reason: str) -> None:
-    """Write an error as the result of an attempt, unless it has a result."""
+    """Write an error as the result of an attempt, unless it already has a result."""
     result = run.attempt(cell, attempt).result
     if not result.exists():
         now = time.time()

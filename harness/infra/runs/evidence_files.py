@@ -46,9 +46,9 @@ def read_plan(run: RunDir) -> RunPlan:
 
 
 def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
-    """What is wrong with the run as a whole, whatever its cells came to: then the run is undecided.
+    """Problems of the run as a whole, which make it undecided whatever the outcomes of its cells.
 
-    A plan that is not the one the run began with hides cells, and so do folders of cells that it does not name.
+    A plan that was changed after the start could hide cells, and so could folders of cells that it does not name.
     """
     problems = []
     try:
@@ -69,8 +69,8 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
     """All files of a cell's newest attempt, and the ends of the logs of ranks that failed.
 
-    `jobs`: how the jobs of cells ended. A file that cannot be read is named in `damaged`: it makes this cell an error,
-    and no other.
+    `jobs`: how the jobs of cells ended. A file that cannot be read is named in `damaged`: it makes only this
+    cell an error.
     """
     number, damaged = _attempts(run, cell)
     attempt = run.attempt(cell, number)
@@ -89,7 +89,7 @@ def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFoun
 
 
 def read_result(run: RunDir, cell: str) -> CellResult | None:
-    """Result of a cell's newest attempt; None while there is none. One that cannot be read is an error, with why."""
+    """Result of a cell's newest attempt; None while there is none. An unreadable one is an error with the reason."""
     number = newest(run, cell)
     damaged: list[str] = []
     result = _read(run.attempt(cell, number).result, CellResult, damaged)
@@ -97,7 +97,7 @@ def read_result(run: RunDir, cell: str) -> CellResult | None:
 
 
 def _log_tails(attempt: AttemptDir, records: Mapping[int, RankRecord], result: CellResult | None) -> dict[int, LogTail]:
-    """Ends of the logs of the ranks that did not complete, of a cell that did not."""
+    """Last lines of the logs of the ranks that did not complete, if the cell did not complete."""
     if result is not None and result.status == "completed":
         return {}
     logs = sorted((attempt.root / "log").glob("rank-*.log"))
@@ -128,7 +128,7 @@ def newest(run: RunDir, cell: str) -> int:
 
 
 def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
-    """The newest attempt, and what is wrong with the folders of attempts: they are numbered from 1 without a gap."""
+    """The newest attempt, and problems of the attempt folders, which are numbered from 1 without a gap."""
     number = newest(run, cell)
     folder = run.attempt(cell).root.parent
     names = {path.name for path in folder.glob("attempt-*")} if folder.is_dir() else set()
@@ -139,7 +139,7 @@ def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
 
 
 def _records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
-    """By rank. A record under the name of another rank is damage: it would take that rank's place."""
+    """Records by rank. A record under the name of another rank is damage: it would replace that rank's."""
     records: dict[int, RankRecord] = {}
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
         record = _read(path, RankRecord, damaged)
@@ -156,7 +156,7 @@ T = TypeVar("T", RankRecord, CellResult, CellConfig)
 
 
 def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
-    """A file of evidence; None when it is not there, or when it cannot be read, which `damaged` then says."""
+    """Read a file of evidence; None when it is missing, or when it cannot be read, which is added to `damaged`."""
     try:
         return from_jsonable(kind, loads(text_of(path)), whole=True)
     except FileNotFoundError:
@@ -167,7 +167,7 @@ def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
 
 
 def _why(error: Exception) -> str:
-    """What is wrong with a file. Its writer writes every field, so another set of fields is another version's."""
+    """What is wrong with a file. Its writer writes every field, so other fields mean another version."""
     text = str(error)
     fields = isinstance(error, TypeError) and (text.endswith(" is missing") or ": unknown field " in text)
     return f"{text}; unless the file was changed, {_OTHER_VERSION}" if fields else text

@@ -1,4 +1,4 @@
-"""One launcher at a time for a run: two that follow it would both submit, or run, what was lost."""
+"""Lets one launcher at a time follow a run: two would both submit, or run, the lost cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -
 
 
 def unlocked(folder: Path) -> str:
-    """What to say where the file system of a folder has no locks."""
+    """Warning for a folder whose file system has no locks."""
     return (
         f"warning: the file system of {folder} has no locks (flock), so nothing stops a second harness from using "
         "it at the same time; do not start one"

@@ -1,4 +1,4 @@
-"""The last lines of a run's logs as text, for the screen, which shows control codes as escapes."""
+"""The last lines of a run's logs as text; screen.py escapes control characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.infra.runs.evidence_files import newest, read_result
 
 TAIL_LINES = 20
 TAIL_BYTES = 16384
-MOST_JOB_LOGS = 10  # whose ends are shown; the others are named
+MOST_JOB_LOGS = 10  # whose last lines are shown; the others are listed by name
 _SUFFIXES = (".log", ".out", ".err")
 PIECE_BYTES = 65536  # of a log that is shown whole
 
@@ -32,14 +32,14 @@ def job_logs_text(run: RunDir) -> str:
 
 
 def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str]:
-    """Logs of cells in pieces: their last lines, or all of one rank's log. InputError when there is none."""
+    """Logs of cells, in pieces: their last lines, or the whole log of one rank. InputError when there is none."""
     for number, cell in enumerate(cells):
         yield "\n" if number else ""
         yield from [cell_logs_text(run, cell) + "\n"] if rank is None else rank_log(run, cell, rank)
 
 
 def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
-    """The log of one rank of a cell's newest attempt, whole, in pieces of bounded size, of whole lines if they fit.
+    """The whole log of one rank of a cell's newest attempt, in pieces of bounded size, split at line ends if possible.
 
     InputError when there is none.
     """

@@ -1,4 +1,4 @@
-"""Where and with what a run was made. Versions come from package metadata: torch is not imported here."""
+"""The machine and the versions of a run. Versions come from package metadata: torch is not imported here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("megatron-core", "torch", "transformer-engine", "numpy", "submitit"
 
 
 def collect() -> dict[str, object]:
-    """Facts for the report; only allow-listed ones, so no secret of the environment can leak into it."""
+    """Facts for the report; an allow list, so that no secret of the environment leaks into it."""
     return {
         "harness": harness.__version__,
         "harness_commit": _commit(Path(harness.__file__).parent) if checkout() else "unknown",
@@ -40,7 +40,7 @@ def _version(package: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """Commit of the harness's own checkout, with "+changes" when files differ; "unknown" outside of one."""
+    """Commit of the harness's checkout, with "+changes" when files differ; "unknown" outside a checkout."""
     try:
         head = git.run(folder, "rev-parse", "--short=12", "HEAD", timeout_s=10)
         dirty = git.run(folder, "status", "--porcelain", ".", timeout_s=10)

@@ -16,7 +16,7 @@ from harness.infra.slurm.submit import submitted
 
 
 def status_text(run: RunDir, plan: RunPlan) -> str:
-    """Cells by status, those that run now, and jobs by state."""
+    """Cells by status, the cells that are running, and jobs by state."""
     cells = [cell.id for cell in plan.expansion.cells]
     results = {cell: result for cell in cells if (result := read_result(run, cell)) is not None}
     counts = Counter(result.status for result in results.values())

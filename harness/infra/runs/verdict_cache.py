@@ -1,6 +1,6 @@
-"""Verdicts on cells of points that a bisection judged, kept: a file each, whole or not there.
+"""The cache of a bisection's verdicts on cells: one file each, written atomically.
 
-A verdict is kept by all that it depends on, in the clear in its file. One that could not be decided is not kept.
+The key is everything that a verdict depends on; the file holds it as text. Undecided verdicts are not kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictKey:
-    """What a verdict depends on."""
+    """Everything that a verdict depends on."""
 
     code: str  # hash of the tree under test, submodules included, or the requirement of the release
     stack: str  # everything else of the stack
-    cell: str  # the cell in any stack, and what it is judged by
-    where: str  # cluster profile or kind of machine: another device computes other numbers
+    cell: str  # the cell without its stack, and its judging options
+    where: str  # cluster profile or kind of machine: another device gives other numbers
     harness: str  # as harness_version() says
 
     @property
@@ -38,11 +38,11 @@ class VerdictKey:
 class KeptVerdict:
     key: VerdictKey
     cell: JudgedCell
-    run: str  # the run directory that shows it
+    run: str  # the run directory that it comes from
 
 
 def read(key: VerdictKey) -> KeptVerdict | None:
-    """None when there is none, or its file is not one."""
+    """The verdict; None when there is none, or its file is damaged."""
     try:
         kept = from_jsonable(KeptVerdict, loads(_file(key).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -60,12 +60,12 @@ def _file(key: VerdictKey) -> Path:
 
 @cache
 def harness_version() -> str:
-    """The version and a digest of its code: a changed check must not be answered with an old verdict."""
+    """The version and a digest of the code, so that a changed check does not reuse an old verdict."""
     return f"{harness.__version__}-{code_digest(Path(harness.__file__).parent)}"
 
 
 def code_digest(root: Path) -> str:
-    """Twelve hex digits of the Python files under `root`, their names and their text."""
+    """Twelve hex digits over names and text of the Python files under `root`."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())

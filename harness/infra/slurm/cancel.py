@@ -1,4 +1,4 @@
-"""Ends the jobs of a run, found by their names: also those whose number was never noted, and only those of this run."""
+"""Cancels the jobs of a run. They are found by name: also jobs whose number was not noted, and no others."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def cancel_run(
     client: SlurmClient,
     patience: Patience | None = None,
 ) -> Cancelled:
-    """Forbid further submissions and agents, then end the jobs that there are, and those that still come up.
+    """Forbid further submissions and agents, then end the existing jobs, and those that still appear.
 
-    A run whose every job is over is left as it is. While a submission is unclear, its job is waited for through the
-    grace period. ControllerAwayError when Slurm cannot be asked; the run stays cancelled.
+    A run whose jobs have all ended is left as it is. An unclear submission is waited for, up to the grace
+    period. ControllerAwayError when Slurm cannot be asked; the run stays cancelled.
     """
     patience = patience or Patience()
     allocations = list(allocations)
@@ -56,7 +56,7 @@ def _numbers(jobs: Iterable[NamedJob]) -> list[str]:
 
 
 def _all_found(run: RunDir, run_id: str, allocations: Iterable[Allocation], found: Iterable[NamedJob]) -> bool:
-    """Every submission whose end is unclear has a job by now."""
+    """Whether every unclear submission has a job by now."""
     unclear = unclear_submissions(run)
     there = {job.name for job in found}
     return all(job_name(run_id, one.array) in there for one in allocations if one.array in unclear)

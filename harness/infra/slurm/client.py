@@ -1,4 +1,4 @@
-"""The client of Slurm: every call of its commands, each with a time limit. Silence is `unknown`, never success.
+"""The Slurm client: all calls of its commands, each with a time limit. No answer means `unknown`, never success.
 
 Of submitit only CommandFunction is used, which runs sbatch; a job's outcome is what its agents write (decision 14).
 """
@@ -25,17 +25,17 @@ from harness.infra.slurm.job_states import (
 )
 
 CALL_TIMEOUT_S = 20.0
-SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which tries again by itself while the controller is busy
-ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: a service that is away makes every call take long
+SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which retries while the controller is busy
+ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: while the service is down every call is slow
 _MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
 _UNUSABLE = "down,drain,fail,no_respond"
-_NO_SUCH_JOB = "Invalid job id specified"  # squeue's words for a single job that is not in memory any more
+_NO_SUCH_JOB = "Invalid job id specified"  # squeue's message for a single job that the controller has forgotten
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # else the list of an array's pending members is cut after 64 characters
 _NAMES_AT_ONCE = 500  # of 64 characters, in one argument
 _SUBMITTED = re.compile(r"\bjob (\d+)")
 _START = re.compile(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _TIMED_OUT_FROM = 123  # coreutils' timeout: 124 it ended the command, from 128 a signal did
-# What sbatch says when it could not reach the controller, or did not hear whether the controller took the job.
+# Messages of sbatch when it could not reach the controller, or lost the controller's reply.
 _AWAY = re.compile(
     "[Uu]nable to contact slurm controller|Socket timed out|Connection refused|Connection timed out"
     "|Slurm backup controller|Zero Bytes were transmitted|Communication (?:connection|shutdown) failure"
@@ -44,21 +44,21 @@ _AWAY = re.compile(
 
 
 class ControllerAwayError(InfrastructureError):
-    """Slurm's controller could not be reached, or it is not known whether it heard the request."""
+    """Slurm's controller could not be reached, or it is not known whether it got the request."""
 
 
 class SlurmClient:
-    """Asks about many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
+    """Queries many jobs in one call: sacct where accounting answers, else squeue. Counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self._accounting_from = 0.0  # when sacct may be asked, on the monotonic clock
+        self._accounting_from = 0.0  # when sacct may be called again, on the monotonic clock
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
-        """State of every asked job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
+        """State of every job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
 
-        Of `silent` jobs the controller must say that they run: accounting that was away when a job ended shows it
-        as RUNNING for ever.
+        `silent` jobs count as running only if the controller says so: if accounting was down when a job ended, it
+        shows RUNNING for ever.
         """
         found: dict[str, JobState] = {}
         answered = True
@@ -82,7 +82,7 @@ class SlurmClient:
         return {job: found.get(job, JobState(answered=answered)) for job in jobs}
 
     def pending(self, jobs: Sequence[str]) -> dict[str, Pending]:
-        """Of those of the jobs that wait in the queue, why; empty when Slurm cannot be asked."""
+        """Why jobs wait in the queue, by job; empty when Slurm does not answer."""
         if not jobs:
             return {}
         text = self._call(["squeue", "-h", "-t", "PENDING", "-o", "%i|%S|%r", "-j", _roots(jobs)])
@@ -90,9 +90,9 @@ class SlurmClient:
         return {job: found[job] for job in jobs if job in found}
 
     def named(self, names: Sequence[str]) -> list[NamedJob]:
-        """The jobs of these names that the controller knows, in the order of their submission.
+        """The jobs of these names that the controller knows, in order of submission.
 
-        ControllerAwayError when it cannot be asked.
+        ControllerAwayError when it does not answer.
         """
         found: list[NamedJob] = []
         for begin in range(0, len(names), _NAMES_AT_ONCE):
@@ -109,19 +109,19 @@ class SlurmClient:
         return text.split()[0].partition("_")[0] if text and text.split() else None
 
     def cancel(self, name: str, jobs: Sequence[str]) -> None:
-        """End those of the jobs that have this name: Slurm may have given an old number to somebody else's job."""
+        """End those of the jobs that have this name: Slurm may have reused a number for the job of another user."""
         if jobs:
             self._call(["scancel", f"--name={name}", *jobs])
 
     def unusable(self, nodes: str) -> str:
-        """Those of a node list ("n[1-4]") that cannot run jobs now, as a list for --exclude; empty when all can."""
+        """The nodes of a list ("n[1-4]") that cannot run jobs now, in the form of --exclude; empty when all can."""
         return ",".join((self._call(["sinfo", "-h", "-N", "-n", nodes, "-t", _UNUSABLE, "-o", "%N"]) or "").split())
 
     def submit(self, job_file: Path) -> str:
         """Submit a job file; returns the job's number.
 
-        InfrastructureError when there is no Slurm here or sbatch refuses, with what it said; ControllerAwayError when
-        it is not known whether Slurm has the job.
+        InfrastructureError when there is no Slurm here, or with sbatch's message when it refuses; ControllerAwayError
+        when it is not known whether Slurm has the job.
         """
         from submitit.core.utils import FailedJobError
         from submitit.helpers import CommandFunction
@@ -134,7 +134,7 @@ class SlurmClient:
             said = str(CommandFunction(command, verbose=False)())
         except FailedJobError as error:
             code = getattr(error.__cause__, "returncode", 1)
-            # A signal or the time limit ended it, or it says no word of a refusal: Slurm may have the job.
+            # Ended by a signal or the time limit, or the message is no refusal: Slurm may have the job.
             unclear = code < 0 or code > _TIMED_OUT_FROM or not str(error).strip() or _AWAY.search(str(error))
             reason = str(error) or f"exit code {code}"
             if unclear:
@@ -146,7 +146,7 @@ class SlurmClient:
         return found[1]
 
     def expected_start(self, job_file: Path) -> str | None:
-        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None where it cannot say."""
+        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None where that is unknown."""
         answer = self._ask(["sbatch", "--test-only", str(job_file)])
         found = _START.search(answer.stderr)
         return found[1] if found and answer.problem is None else None
@@ -172,9 +172,9 @@ class SlurmClient:
         return self._ask(["srun", "--help"])
 
     def _call(self, argv: list[str]) -> str | None:
-        """Standard output, or None when the command fails or hangs: the state stays unknown then.
+        """Standard output, or None when the command fails or hangs: the state is unknown then.
 
-        That Slurm knows none of the jobs is an answer, an empty one.
+        The error that Slurm knows none of the jobs counts as an empty output.
         """
         answer = self._ask(argv)
         return answer.text if answer.problem is None or _NO_SUCH_JOB in answer.stderr else None
@@ -185,5 +185,5 @@ class SlurmClient:
 
 
 def _roots(jobs: Iterable[str]) -> str:
-    """Job numbers without array members, each once: Slurm answers for all members of an array."""
+    """Job numbers without array indices, each once: Slurm answers for all members of an array."""
     return ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))

@@ -1,4 +1,4 @@
-"""Notes how the jobs of a run ended, and closes what they left; submission is in submit.py."""
+"""Records how the jobs of a run ended, and writes results for their unfinished cells; submission is in submit.py."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from harness.infra.slurm.job_endings import job_logs
 
 
 def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Allocations whose job has not ended yet, as far as launchers have noted."""
+    """Allocations without a recorded end of their job."""
     done = {event.allocation for event in read_events(run.events) if isinstance(event, (JobEnded, Refused))}
     return [allocation for allocation in allocations if allocation.name not in done]
 
 
 def close(run: RunDir, one: Ended) -> None:
-    """Note how a job ended, and give every cell that it left without a result one that says why.
+    """Record how a job ended, and write an error with the reason for each of its cells without a result.
 
-    Secrets that it printed are removed from its logs.
+    Secrets are removed from its logs.
     """
     for log in job_logs(run, one.allocation.array, one.job):
         without_secrets_in(log, secret_values(os.environ))
@@ -40,7 +40,7 @@ def close(run: RunDir, one: Ended) -> None:
     reason += "; the run directory's disk was full" if one.state.disk_full else ""
     for cell, attempt in newest_work_order(run, one.allocation.name).attempts.items():
         end_as_error(run, cell, attempt, reason)
-    over = one.state.ended  # an agent that finished is not asked after
+    over = one.state.ended  # Slurm is not asked about an agent that finished
     ended_job = JobEnded(
         allocation=one.allocation.name,
         array=one.allocation.array,

@@ -1,7 +1,7 @@
-"""Follows the jobs of a run until they end: their agents' journals and heartbeats, and what Slurm says of them.
+"""Follows the jobs of a run until they end: the journals and heartbeats of their agents, and their state in Slurm.
 
-Truth is what the agents write. Slurm is asked, in one call for all jobs and ever more seldom, only whether a job that
-has not said that it finished may still do so.
+The agents' files decide. Slurm is asked, in one call for all jobs and at growing intervals, only whether jobs whose
+agents have not finished may still be running.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.job_states import JobState, Pending
 
 Listener = Callable[[Event], None]
-LOOK_S = 0.2  # between looks at the journals
-LOOK_PER_JOB_S = 0.005  # more of it for many jobs: a shared file system answers every look at every journal
+LOOK_S = 0.2  # between reads of the journals
+LOOK_PER_JOB_S = 0.005  # added per job: every read of a journal loads the shared file system
 DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
 FIRST_ASK_S = 8.0  # else, growing while no cell begins or ends
 LONGEST_ASK_S = 30.0
 SURE_AFTER_S = (
-    4.0  # a job seen as ended twice, so far apart, has ended: one being requeued shows its old end for a moment
+    4.0  # a job is over when seen as ended twice, so far apart: a requeued job shows its old end for a moment
 )
-SILENT_S = 10.0  # without a heartbeat: accounting alone is not believed any more, it may have missed the end
-LOST_AFTER_S = 45.0  # Slurm knows nothing of the job and its agent is silent
+SILENT_S = 10.0  # without a heartbeat: accounting alone is not trusted any more, it may have missed the end
+LOST_AFTER_S = 45.0  # Slurm does not know the job and its agent is silent
 
 
 @dataclass
@@ -40,18 +40,18 @@ class Following:
     allocation: Allocation
     job: str  # Slurm's id, "12" or "12_3"; of the job that has claimed the allocation, once one has
     journal: Journal  # of its newest start
-    last_known: float  # when Slurm last said that it has not ended
-    last_word: float  # of its leading agent, a heartbeat or an event
+    last_known: float  # when Slurm last showed that it has not ended
+    last_word: float  # last heartbeat or event of its leading agent
     claims: int = 0  # starts that have claimed the allocation
     state: JobState = field(default_factory=JobState)
-    first_ended: float | None = None  # when Slurm first said that it had ended
+    first_ended: float | None = None  # when Slurm first showed that it had ended
     last_event: float = 0.0
     last_beat: int = 0  # modification time of the leading agent's heartbeat, ns
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How an allocation ended; `finished`: its leading agent said so itself."""
+    """How an allocation ended; `finished`: its leading agent wrote the event Finished."""
 
     allocation: Allocation
     job: str
@@ -60,9 +60,9 @@ class Ended:
 
 
 class Follower:
-    """Waits for jobs and says how each ended; jobs may be added while it does.
+    """Waits for jobs and yields how each ended; jobs may be added meanwhile.
 
-    `show_queue` is told what Slurm says of the jobs that wait, "" when none does. `clock` and `sleep` in seconds.
+    `show_queue`: called with why jobs wait in the queue, "" when none does. `clock` and `sleep` in seconds.
     """
 
     def __init__(
@@ -76,35 +76,35 @@ class Follower:
     ) -> None:
         self.run, self.listener, self.show_queue, self.clock, self.sleep = run, listener, show_queue, clock, sleep
         self.waiting: list[Following] = []
-        self.questions = _Questions(client, clock)
+        self.queries = _Queries(client, clock)
 
     def add(self, allocations: Iterable[Allocation], ids: Mapping[str, str]) -> None:
-        """Follow these too; `ids` holds Slurm's job id by allocation."""
+        """Follow these too; `ids`: allocation -> Slurm's job id."""
         now = self.clock()
         for one in allocations:
             journal = Journal(self.run.agent_journal(one.name, 0))
             self.waiting.append(Following(one, ids[one.name], journal, last_known=now, last_word=now))
 
     def ended(self) -> Iterator[Ended]:
-        """Pass on the agents' events; every allocation as soon as it has ended, until none is left."""
+        """Pass on the agents' events; yield every allocation as soon as it has ended, until none is left."""
         while self.waiting:
             for one in list(self.waiting):
                 finished = self._pass_on(one)
                 if finished or _is_over(one, self.clock()):
                     self.waiting.remove(one)
                     yield Ended(one.allocation, one.job, one.state, finished)
-            if self.questions.go_on(self.waiting):
-                self.show_queue(queue_text(self.questions.pending))
+            if self.queries.poll(self.waiting):
+                self.show_queue(queue_text(self.queries.pending))
             self.sleep(max(LOOK_S, LOOK_PER_JOB_S * len(self.waiting)))
 
     def _pass_on(self, one: Following) -> bool:
-        """New events to the listener; whether the leading agent of the newest start says that it has finished."""
+        """Pass new events to the listener; returns whether the leading agent of the newest start has finished."""
         finished = self._new_events(one)
         while (claim := self.run.read_claim(one.allocation.name, one.claims + 1)) is not None:
             one.claims += 1
             one.job = claim.job
             journal = self.run.agent_journal(claim.order, 0)
-            if journal != one.journal.path:  # Slurm has started the job again: what an earlier start says is over
+            if journal != one.journal.path:  # Slurm has restarted the job: events of the earlier start no longer count
                 one.journal, one.first_ended, one.state, one.last_beat = Journal(journal), None, JobState(), 0
             one.last_word = self.clock()
             finished = self._new_events(one)
@@ -122,8 +122,8 @@ class Follower:
         return finished
 
 
-class _Questions:
-    """Asks Slurm about all jobs at once, in a thread: an answer that takes long holds up no journal."""
+class _Queries:
+    """Queries Slurm for all jobs at once, in a thread: a slow answer does not delay the reading of journals."""
 
     def __init__(self, client: SlurmClient, clock: Callable[[], float]) -> None:
         self.client, self.clock = client, clock
@@ -131,11 +131,11 @@ class _Questions:
         self.asked: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
         self.pending: dict[str, Pending] = {}  # of the last answer
         self.pause_s = FIRST_ASK_S
-        # The first question comes at once: a job may have ended before we came.
+        # The first query is made at once: a job may have ended before this launcher started.
         self.last_asked = clock() - FIRST_ASK_S
 
-    def go_on(self, waiting: Sequence[Following]) -> bool:
-        """Take an answer that has come, or ask again when it is time; whether there was an answer."""
+    def poll(self, waiting: Sequence[Following]) -> bool:
+        """Take an answer that has arrived, or query again when it is time; returns whether there was an answer."""
         now = self.clock()
         silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
         if self.asked is None:
@@ -147,7 +147,7 @@ class _Questions:
             return False
         (states, self.pending), self.asked = self.asked.result(), None
         for one in waiting:
-            if one.job in states:  # others are followed only since Slurm was asked
+            if one.job in states:  # the others were added after the query
                 _take(one, states[one.job], now)
         moved = any(one.last_event >= self.last_asked for one in waiting)
         self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)

@@ -1,4 +1,4 @@
-"""How the jobs of a run ended, as the launcher noted it, and what they printed: evidence beside the rank records."""
+"""How the jobs of a run ended, as the launcher recorded it, and their logs: evidence beside the rank records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.judge.failures.classification import JobEnding
 
 
 def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
-    """How the job ended that ran each cell's newest attempt, for the jobs that are known to have ended."""
+    """Cell -> how the job of its newest attempt ended, for jobs with a recorded end."""
     attempts = {cell: newest(run, cell) for cell in cells}
     endings: dict[str, JobEnding] = {}
     for event in read_events(run.events):
@@ -31,7 +31,7 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
 
 
 def job_logs(run: RunDir, array: str, job: str) -> list[Path]:
-    """What a job of a job file prints goes here: stdout, stderr."""
+    """Files for stdout and stderr of a job."""
     return [run.submission(array, f".{job}{suffix}") for suffix in (".out", ".err")]
 
 

@@ -1,4 +1,4 @@
-"""What Slurm prints about jobs, as values. Pure."""
+"""Parses Slurm's output about jobs. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minu
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """State of one job or array member, as Slurm names it; "UNKNOWN" when Slurm says nothing of it."""
+    """State of one job or array member, as Slurm names it; "UNKNOWN" when Slurm does not list it."""
 
     state: str = "UNKNOWN"
-    answered: bool = True  # false: Slurm could not be asked, so UNKNOWN does not mean that it lost the job
+    answered: bool = True  # False: Slurm did not answer, so UNKNOWN does not mean that it lost the job
     exit_code: str = ""  # "3:0": exit status, signal
     nodes: str = ""
     source: str = ""  # sacct | squeue
@@ -31,21 +31,21 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Slurm is sure that the job runs no more. Preempted and failed jobs that are requeued show as PENDING."""
+        """Whether the job is over for Slurm. Preempted and failed jobs that are requeued show as PENDING."""
         return self.state in TERMINAL
 
     @property
     def disk_full(self) -> bool:
-        """An agent of the job had no room in the run directory; only accounting knows."""
+        """Whether an agent of the job found the run directory's disk full; only accounting knows."""
         return self.exit_code == f"{DiskFullError.process_exit_code}:0"
 
     @property
     def named(self) -> bool:
-        """`ending` says more than the state alone."""
+        """Whether `ending` says more than the state alone."""
         return self.state in ("TIMEOUT", "CANCELLED")
 
     def ending(self, job: str) -> str:
-        """How the job ended, as a sentence without its end."""
+        """How the job ended, as a clause."""
         if self.state == "TIMEOUT":
             limit = f" of {self.limit_min} min" if self.limit_min is not None else ""
             return f"job {job} hit its time limit{limit}"
@@ -58,7 +58,7 @@ class JobState:
 class NamedJob:
     """A job or the members of an array that share a state, found by the job's name."""
 
-    number: str  # of an array its own, not a member's
+    number: str  # of the array, not of a member
     name: str
     state: str
     submitted: str = ""  # as Slurm shows it, local time
@@ -70,10 +70,10 @@ class NamedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """Why a job waits in the queue, in Slurm's word, and when Slurm expects to start it."""
+    """Why a job waits in the queue (Slurm's reason), and when Slurm expects to start it."""
 
     reason: str
-    start: str = ""  # local time like 2027-01-31T12:00:00; empty when Slurm cannot say
+    start: str = ""  # local time like 2027-01-31T12:00:00; empty when unknown
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
@@ -140,7 +140,7 @@ def minutes(limit: str) -> int | None:
 def members(job: str) -> list[str]:
     """Array members of a job id as Slurm shows it: "7_[0-2,5%2]" -> 7_0 7_1 7_2 7_5; a plain id is itself.
 
-    What Slurm cut off ("7_[0,2,32...]") is left out.
+    Indices that Slurm truncates ("7_[0,2,32...]") are left out.
     """
     pending = _MEMBERS.fullmatch(job)
     if pending is None:

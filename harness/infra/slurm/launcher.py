@@ -1,4 +1,4 @@
-"""Runs allocations as Slurm jobs: submits them, follows them, submits again what a job lost."""
+"""Runs allocations as Slurm jobs: submits them, follows them, and resubmits cells that a job lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.plan.schema.sections import Launch
 
 
 class SlurmLauncher:
-    """See Launcher. Job files are written before anything is submitted."""
+    """A Launcher for Slurm. Job files are written before anything is submitted."""
 
     detached = True
 
@@ -49,7 +49,7 @@ class SlurmLauncher:
         return len(ids)
 
     def follow(self, run: RunDir, plan: RunPlan, observer: Observer) -> None:
-        """What a job lost is submitted again at once, while the others go on."""
+        """Cells that a job lost are resubmitted at once, while the other jobs run on."""
         submitter = Submitter(run, plan.run_id, self.client, observer.note)
         follower = Follower(run, observer.event, self.client, observer.queue)
         _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)

@@ -1,8 +1,8 @@
-"""Second attempts of cells that the cluster ended: only for infrastructure causes that Slurm itself states, bounded.
+"""Retries of cells that the cluster ended: only for infrastructure causes that Slurm reports, up to a limit.
 
-A full disk is one of them, which agents report by their exit code; `resume` continues such a run once there is room.
+A full disk is one of them, reported by the agents' exit code; `resume` continues such a run once there is room.
 
-Every attempt is kept. A cell that passes on a later one is FLAKY, and its earlier attempts say why.
+Every attempt is kept. A cell that passes on a later one is FLAKY; its earlier attempts show why.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ RETRIED = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 
 
 def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
-    """The planned allocations and those of retries that were made so far."""
+    """The planned allocations and those of retries so far."""
     retries = [event.allocation for event in read_events(run.events) if isinstance(event, Retry)]
     return [*plan.allocations, *retries]
 
 
 def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
-    """The allocation, written and recorded but not submitted, for the cells that infrastructure cut off; if any."""
+    """A new allocation, written and recorded but not submitted, for the cells that infrastructure ended; if any."""
     cells = _cut_off(run, one, plan.max_attempts)
     name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
     known = {allocation.name for allocation in allocations_of(run, plan)}
-    # A launcher that was killed may have made it already; and a cancelled run starts nothing.
+    # A launcher that was killed may have made it already; a cancelled run starts nothing.
     if not cells or name in known or run.cancelled.exists():
         return []
     why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
@@ -48,19 +48,19 @@ def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[A
 
 
 def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
-    """Cancel a job that is given up and that Slurm may start again, or may still run without saying so."""
+    """Cancel a job that is given up: Slurm may restart it, or it may still run unnoticed."""
     if not one.finished and (one.state.state in RETRIED or not one.state.ended):
         client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
 
 
 def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocation]:
-    """Allocations, written and recorded but not submitted, for cells that the user wants to run once more.
+    """New allocations, written and recorded but not submitted, for cells that the user wants to run again.
 
-    Only those whose newest attempt is over; however many attempts they have had.
+    Only for cells whose newest attempt is over, however many attempts they have had.
     """
     made = []
     left = set(wanted)
-    for allocation in reversed(allocations_of(run, plan)):  # a retry comes after the allocation that it repeats
+    for allocation in reversed(allocations_of(run, plan)):  # retries follow the allocation that they repeat
         order = newest_work_order(run, allocation.name).attempts
         over = (cell for cell in order if cell in left and run.attempt(cell, order[cell]).result.exists())
         cells = {cell: order[cell] + 1 for cell in over}
@@ -72,7 +72,7 @@ def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocatio
 
 
 def _failed_nodes(one: Ended, client: SlurmClient) -> tuple[str, ...]:
-    """Nodes to keep away from: the one of a job that had one; of several, those that Slurm does not use now."""
+    """Nodes to exclude: the node of a one-node job; of several, those that Slurm does not use now."""
     if one.state.state not in ("NODE_FAIL", "BOOT_FAIL") or not one.state.nodes:
         return ()
     nodes = one.state.nodes if one.allocation.nodes == 1 else client.unusable(one.state.nodes)
@@ -80,7 +80,7 @@ def _failed_nodes(one: Ended, client: SlurmClient) -> tuple[str, ...]:
 
 
 def _cut_off(run: RunDir, one: Ended, most: int) -> dict[str, int]:
-    """Cells to run again with the number of their next attempt; none unless Slurm states an infrastructure cause."""
+    """Cell to run again -> number of its next attempt; none unless Slurm reports an infrastructure cause."""
     if one.finished or not (one.state.state in RETRIED or one.state.disk_full):
         return {}
     again = {}

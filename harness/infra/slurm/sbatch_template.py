@@ -1,7 +1,7 @@
-"""Renders job files. Nothing of a matrix, a profile or a path reaches a shell unquoted.
+"""Renders job files. No text of a matrix, a profile or a path reaches a shell unquoted.
 
-A template prints ready lines (`Ready`), which this file quoted, or plain values, which are quoted for the shell as
-they are printed. Documented in docs/clusters.md.
+A template prints ready lines (`Ready`), which this file has quoted, or plain values, which are quoted when they are
+printed. Documented in docs/clusters.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.core.run.run_plan import Allocation
 from harness.infra import templating
 from harness.plan.jobs.cluster import ClusterProfile, Container, has_control
 
-# What determinism takes beside this is set by the ranks of untimed cells; a profile may overrule it (docs/clusters.md).
+# Ranks of untimed cells set the rest of what determinism needs; a profile may override it (docs/clusters.md).
 DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
 _JOB_NAME = 64  # characters
@@ -30,7 +30,7 @@ _ARRAY_NAME = 40  # of them, so that the run's time and hex digits have room
 
 
 class Ready(str):
-    """Text that is quoted already."""
+    """Text that is already quoted."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class Job:
     name: str  # of its files: submissions/<name>.sbatch
     allocations: tuple[Allocation, ...]
     throttle: int = 64  # members that may run at once
-    exclude: tuple[str, ...] = ()  # nodes, beside those of the profile
+    exclude: tuple[str, ...] = ()  # nodes, in addition to the profile's
 
     @property
     def is_array(self) -> bool:
@@ -60,11 +60,11 @@ def render_job(
     template: Path,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole text that sbatch gets. `command`: the harness command that made it; `python`: interpreter on the nodes.
+    """The text of a job file. `command`: the harness command that made it; `python`: interpreter on the nodes.
 
-    `env`: variables of agents in a stack of its own; None in the harness's environment.
+    `env`: variables of agents that run in another stack; None in the harness's environment.
 
-    The same text for the same arguments. InputError for a template with mistakes, and for a value that cannot be
+    Deterministic. InputError for a template with errors, and for a value that cannot be
     written safely.
     """
     first = job.allocations[0]
@@ -89,16 +89,16 @@ def render_job(
 
 
 def environment_of(profile: ClusterProfile) -> list[tuple[str, str]]:
-    """Environment of the job: defaults first, overruled or taken away by the profile's own."""
+    """Environment of the job: defaults, which the profile's variables override or remove."""
     without = [name for name in DETERMINISM if name in profile.env and profile.env[name] is None]
     merged: dict[str, str | None] = {**DEFAULTS, **profile.env, **({WITHOUT: ",".join(without)} if without else {})}
     return [(name, _safe(value, f"env.{name}")) for name, value in merged.items() if value is not None]
 
 
 def job_name(run_id: str, array: str) -> str:
-    """The one name of a submission, by which it is found again: at most 64 characters.
+    """The unique name of a submission, by which its job is found: at most 64 characters.
 
-    The run's time and hex digits, which tell runs apart, are kept; of a long array the end is replaced by a digest.
+    The run's time and hex digits, which identify it, are kept; the end of a long array name is replaced by a digest.
     """
     if len(array) > _ARRAY_NAME:
         array = f"{array[: _ARRAY_NAME - 17]}-{hashlib.sha256(array.encode()).hexdigest()[:16]}"
@@ -106,7 +106,7 @@ def job_name(run_id: str, array: str) -> str:
 
 
 def array_indices(indices: Sequence[int]) -> str:
-    """Members as sbatch --array takes them: 0-3,7."""
+    """Indices in the form of sbatch --array: 0-3,7."""
     spans: list[list[int]] = []
     for index in sorted(indices):
         if spans and index == spans[-1][1] + 1:
@@ -186,10 +186,10 @@ def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]
 
 
 def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
-    """What bash runs on every node; the SLURM variables are expanded there, not in the batch script.
+    """The command that bash runs on every node; the SLURM variables are expanded there, not in the batch script.
 
-    Variables are set here, inside a container, whose image's own would win over the job's. A stack of its own runs in
-    the run directory, since `python -m` looks for modules in the current folder first.
+    Variables are set here, inside the container, since those of an image would win over the job's. Another stack runs
+    in the run directory, since `python -m` looks for modules in the current folder first.
     """
     first = job.allocations[0]
     inside = dict(environment_of(profile)) if profile.container else {}
@@ -216,7 +216,7 @@ def _sbatch_value(text: str, name: str) -> str:
 
 
 def _no_expansion(path: Path) -> str:
-    """A path in which sbatch replaces nothing: %% stands for %; a backslash would switch replacement off."""
+    """A path in which sbatch replaces nothing: %% means %; a backslash would switch replacement off."""
     text = str(path)
     if "\\" in text:
         raise InputError(
@@ -243,5 +243,5 @@ def _visible(text: str) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """What a template prints: a ready line as it is, anything else quoted for the shell."""
+    """Quotes a value that a template prints for the shell; a ready line stays as it is."""
     return value if isinstance(value, Ready) else shlex.quote(_safe(str(value), "template"))

@@ -1,4 +1,4 @@
-"""Writes what is submitted to Slurm into the run directory: a job file per array, a work order per allocation."""
+"""Writes submissions into the run directory: a job file per array, a work order per allocation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def jobs_of(allocations: Iterable[Allocation], throttle: int = Job.throttle) -> 
 def write_submissions(
     run: RunDir, plan: RunPlan, profile: ClusterProfile, template: Path, launch: Launch
 ) -> list[Path]:
-    """Work orders, job files and the profile of a whole plan; the paths of the job files. Writes all or nothing."""
+    """Write work orders, job files and the profile of a plan, all or none; returns the paths of the job files."""
     jobs = jobs_of(plan.allocations, launch.throttle)
     texts = [render(run, plan, job, profile, template) for job in jobs]
     write_json(run.cluster, profile, indent=2)
@@ -89,10 +89,10 @@ def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, in
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
-    """Ranks of a node that run at once: one cell at a time over several nodes, else as the node takes.
+    """How many ranks of a node run at once: over several nodes those of one cell, else as many as the node takes.
 
-    On GPUs as many as the job has, and the agent gives each cell its own; a job for part of a node has those of one
-    cell. `launch.parallel_ranks` may say fewer.
+    On GPUs as many as the job has, since the agent assigns each cell its own; a job for part of a node has those of one
+    cell. `launch.parallel_ranks` may lower it.
     """
     if allocation.nodes > 1:
         return allocation.ranks_per_node

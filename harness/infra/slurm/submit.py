@@ -1,8 +1,8 @@
-"""Submits job files, each once: a submission is known by its job name, which no other submission has.
+"""Submits job files, each exactly once: a submission is identified by its job name, which is unique.
 
-The intent is written to events.jsonl before sbatch is called and the job's number after it. When it is not clear what
-became of a call, Slurm is asked for the name, with patience, before sbatch is called again. Should there be two jobs
-of one name all the same, the later one is cancelled; and only one of them can claim its cells (job_start.py).
+The intent is written to events.jsonl before sbatch is called, and the job's number after it. When the result of a call
+is unclear, Slurm is queried for the name for some time before sbatch is called again. If two jobs of one name still
+exist, the later one is cancelled; and only one of them can claim its cells (job_start.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CANCELLED = "the run was cancelled before this job was submitted"
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long an unclear submission is looked into, seconds."""
+    """Time limits for resolving an unclear submission, seconds."""
 
-    away_s: float = 300.0  # for a controller that does not answer; then the launcher ends, and resume goes on
-    grace_s: float = 15.0  # from its first answer: a request under way may still become a job
-    ask_s: float = 2.0  # between questions
+    away_s: float = 300.0  # for a controller that does not answer; then the launcher ends, and resume continues
+    grace_s: float = 15.0  # after its first answer: a request in flight may still become a job
+    ask_s: float = 2.0  # between queries
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -44,7 +44,7 @@ def submitted(run: RunDir) -> dict[str, str]:
 
 
 def unclear_submissions(run: RunDir) -> set[str]:
-    """Submissions that were begun, and of which it is not noted what became of them."""
+    """Submissions with a recorded intent and no recorded result."""
     begun = set()
     for event in read_events(run.events):
         if isinstance(event, Submitting):
@@ -55,7 +55,7 @@ def unclear_submissions(run: RunDir) -> set[str]:
 
 
 class Submitter:
-    """Submits the jobs of a run. `say` is told what a user should know: duplicates, waiting for the controller."""
+    """Submits the jobs of a run. `say`: called with messages for the user: duplicates, waiting for the controller."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Submitter:
         self.patience = patience or Patience()
 
     def submit_all(self, jobs: Iterable[Job]) -> tuple[dict[str, str], dict[str, str]]:
-        """Submit the rendered job files that were not submitted before; Slurm's job id by allocation, and of the
-        allocations that were not submitted, the reason: what sbatch said, or that the run was cancelled.
+        """Submit the rendered job files that were not submitted before. Returns Slurm's job id by allocation, and the
+        reason for each allocation that was not submitted: sbatch's message, or that the run was cancelled.
 
         InfrastructureError when sbatch accepts nothing at all; ControllerAwayError when Slurm cannot be reached, since
         to submit again without asking could make two jobs.
@@ -84,7 +84,7 @@ class Submitter:
             number = None
             try:
                 number = self._number(job, begun=job.name in unclear)
-            except (DiskFullError, ControllerAwayError):  # not this job's fault: another launcher may go on from here
+            except (DiskFullError, ControllerAwayError):  # not this job's fault: resume continues here
                 raise
             except InfrastructureError as error:
                 refused |= dict.fromkeys((one.name for one in job.allocations), str(error))
@@ -102,9 +102,9 @@ class Submitter:
         return ids, refused
 
     def end_duplicates(self, allocations: Sequence[Allocation]) -> None:
-        """Cancel the jobs of this run that nobody follows: a submission that became a job only after it was repeated.
+        """Cancel jobs of this run that are not followed: a submission that became a job only after it was repeated.
 
-        To be called when the jobs that are followed have ended. A controller that does not answer is left alone.
+        To be called when the followed jobs have ended. Does nothing when the controller does not answer.
         """
         names = list({job_name(self.run_id, one.array): None for one in allocations})
         noted = submitted(self.run)
@@ -117,7 +117,7 @@ class Submitter:
         self._cancel_others([job for job in found if job.number not in known], keep=None)
 
     def _number(self, job: Job, *, begun: bool) -> str | None:
-        """The number of a submission's job, which is made unless there is one; None when the run was cancelled."""
+        """The number of a submission's job, submitted unless it exists; None when the run was cancelled."""
         name = self._name(job)
         file = self.run.submission(job.name, ".sbatch")
         until = self.patience.clock() + self.patience.away_s
@@ -137,7 +137,7 @@ class Submitter:
                 unclear = True
 
     def _find(self, job: Job, name: str, until: float) -> str | None:
-        """Number of the job of that name; None when Slurm has answered for the grace period that there is none."""
+        """Number of the job of that name; None when there was none throughout the grace period."""
         answered: float | None = None
         while True:
             try:

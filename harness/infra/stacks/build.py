@@ -1,7 +1,7 @@
 """Environments made of packages with uv: cached by the content of the request and built once.
 
 An environment is made under a temporary name next to its place and moved there when it is complete. A process that
-needs it while another one builds it waits for the lock.
+needs it meanwhile waits for the lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def place_of(request: EnvironmentRequest, python: str) -> Path:
 
 
 def key_of(request: EnvironmentRequest, python: str) -> str:
-    """Readable, and different for every request, Python version and platform."""
+    """A readable name, different for every request, Python version and platform."""
     made_of = (FORMAT, request.packages, request.no_deps, python, platform.system(), platform.machine(), _libc())
     digest = hashlib.sha256(dumps(made_of).encode()).hexdigest()
     return f"py{python}-{digest[:16]}"
@@ -65,7 +65,7 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
     if is_built(place) and (found := _asked(place)):
         return found
     with locked(place):
-        found = _asked(place) if is_built(place) else None  # another process may just have made it
+        found = _asked(place) if is_built(place) else None  # another process may just have built it
         if found is None:
             say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
             _build(request, python, place, say)

@@ -1,4 +1,4 @@
-"""Git worktrees of the commits that stacks name: resolved to a full hash, made once, complete and never changed.
+"""Git worktrees of the commits that stacks name: resolved to a full hash, created once, never changed.
 
 A worktree with commits reverted has the commit itself as its HEAD and the reverts as staged changes.
 """
@@ -22,7 +22,7 @@ from harness.plan.stacks.section import is_url
 
 
 def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
-    """The repository itself, or this machine's mirror of a URL. `fetch`: make the mirror, or update it."""
+    """The repository itself, or the local mirror of a URL. `fetch`: create or update the mirror."""
     if not is_url(checkout.repository):
         path = Path(checkout.repository)
         if not path.exists():
@@ -36,7 +36,7 @@ def repository_of(checkout: Checkout, *, fetch: bool) -> Path:
 
 
 def remote_of(checkout: Checkout) -> str:
-    """The URL that a repository was cloned from, also through local clones; empty when there is none.
+    """The URL that a repository was cloned from, followed through local clones; empty when there is none.
 
     Credentials in the URL are removed.
     """
@@ -107,7 +107,7 @@ def reverted_of(checkout: Checkout, commit: str) -> tuple[str, ...]:
 
 
 def _why_not(repository: Path, ref: str, one: str, commit: str, before: list[str]) -> Problem | None:
-    """Why `one` cannot be reverted at `commit`, which `ref` names; None if nothing speaks against it yet."""
+    """Why `one` cannot be reverted at `commit`, which `ref` names; None if no reason is known before trying."""
     if one in before:
         return Problem(message="it is listed twice")
     if git.run(repository, "merge-base", "--is-ancestor", one, commit).returncode:
@@ -208,7 +208,7 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
 
 
 def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
-    """Made under a temporary name and moved, so that a worktree at its place is complete."""
+    """Create it under a temporary name and move it, so that an existing worktree is always complete."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What preparing the stacks of a matrix would do on this machine, for `harness plan` and `--dry-run`."""
+"""Forecasts how the stacks of a matrix would be prepared here, for `harness plan` and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Part:
 class Forecast:
     stack: str
     parts: tuple[Part, ...]
-    ready: ReadyStack | None = None  # as it would be; None when that cannot be known yet
+    ready: ReadyStack | None = None  # as it would be prepared; None when that cannot be known yet
 
     def lines(self) -> list[str]:
         """One per part; for a cached environment also the installed versions of its requirements."""

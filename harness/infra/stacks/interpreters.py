@@ -1,4 +1,4 @@
-"""Interpreters of this machine, found by running them: a version manager's `python3.12` can be a stub that fails."""
+"""Finds interpreters by running them: a version manager's `python3.12` can be a stub that fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.pr
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """What an interpreter reports about itself, isolated from the caller's environment."""
+    """Facts that an interpreter reports, isolated from the caller's environment."""
 
     executable: str
     version: str

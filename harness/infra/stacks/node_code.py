@@ -1,4 +1,4 @@
-"""What agents of a stack are started with: the copy of the harness's node side, and environment variables."""
+"""How agents of a stack are started: with a copy of the harness's node side, and environment variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NODE_SIDE = ("core", "node", "__init__.py")
 
 
 def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
-    """What an agent in a stack gets in addition to the caller's environment: variables, and the module search path.
+    """Variables of an agent in a stack, in addition to the caller's environment: the stack's, and PYTHONPATH.
 
     The checkouts come first, then the stack's own PYTHONPATH, then the harness.
     """
@@ -25,7 +25,7 @@ def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
 def copy_node_code(target: Path) -> Path:
     """Copy the part of the harness that ranks need, and nothing else, to a folder for another stack's search path.
 
-    Where the harness is installed, its own folder also holds the launcher's packages, which no stack must see.
+    The site-packages folder of an installed harness also holds the launcher's packages, which no stack may see.
     """
     source = Path(harness.__file__).resolve().parent
     for name in _NODE_SIDE:

@@ -34,12 +34,12 @@ COMPILE_TIMEOUT_S = 600.0
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
-    """Every stack, made unless it exists. One that cannot be made has the reason in `error`; the others are still made.
+    """Every stack, built unless it exists. One that cannot be built has the reason in `error`; the others are built.
 
     `once`: its worktrees are imported only once, so compiling them ahead would cost more than it saves.
     `user`: who releases its worktrees later (worktree_users.release); empty: they are kept.
 
-    InputError, before anything is made, for errors of the matrix: a repository or ref that does not exist, a commit
+    InputError, before anything is built, for errors of the matrix: a repository or ref that does not exist, a commit
     that cannot be reverted; and when uv is missing. Problems are keyed stacks.<name>.
     """
     stacks = list(stacks)

@@ -1,4 +1,4 @@
-"""Published releases of a package, as uv finds them in the index that it is set up with."""
+"""Published releases of a package, as uv finds them in its configured index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 1000
 def between(package: str, old: str, new: str, *, pre: bool = False) -> tuple[str, ...]:
     """The releases after `old` up to and including `new`, oldest first; yanked ones are left out, as uv does.
 
-    Asked one by one, each as the newest below the one before, so that nothing but uv decides what is newer. `pre`:
+    Queried one by one, each as the newest below the previous one, so that uv alone decides what is newer. `pre`:
     with pre-releases. InputError when an end is not a release, or `old` is not the older one.
     """
     problems = [
@@ -36,7 +36,7 @@ def between(package: str, old: str, new: str, *, pre: bool = False) -> tuple[str
 
 
 def is_older(package: str, old: str, new: str) -> bool:
-    """Whether one release comes before another; both must be there."""
+    """Whether one release comes before another; both must exist."""
     return _newest(package, f">={old},<{new}", pre=True) is not None
 
 

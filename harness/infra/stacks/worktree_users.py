@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.core.run.run_dir import write_atomic
 from harness.infra.stacks.artifact_store import folder, locked
 
-FORGOTTEN_S = 30 * 86400.0  # a user that has not released a worktree after so long no longer counts
+FORGOTTEN_S = 30 * 86400.0  # after this time a user that has not released its worktree no longer counts
 _NOTE = ".users"
 
 
@@ -45,11 +45,11 @@ def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
         )
         if wanted and (user in _users(note) or _is_forgotten(note)):
             with locked(place):
-                removed += [place] if _let_go(place, user) else []
+                removed += [place] if _release(place, user) else []
     return removed
 
 
-def _let_go(place: Path, user: str) -> bool:
+def _release(place: Path, user: str) -> bool:
     """Whether the worktree was removed. The caller holds its lock."""
     note = _note(place)
     users = _users(note)
@@ -74,7 +74,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     place.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-    place.with_name(f"{place.name}.tree").unlink(missing_ok=True)  # see stack_checkout
+    place.with_name(f"{place.name}.tree").unlink(missing_ok=True)  # see checkout.py
     if known.parent.name == "worktrees":
         shutil.rmtree(known, ignore_errors=True)
 

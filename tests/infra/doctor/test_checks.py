@@ -74,7 +74,7 @@ BROKEN_SLURM = [
     ),
     ({"missing": ("/images/x.sqsh",)}, FAIL, "image", "/images/x.sqsh is not there"),
     ({"accounts": Answer(text="other\n")}, FAIL, "account", "you have no Lab  (you have: other)"),
-    ({"accounts": SLOW}, WARN, "account", "cannot tell"),
+    ({"accounts": SLOW}, WARN, "account", "not checked"),
     ({"srun_help": Answer(text="--container")}, FAIL, "container", "pyxis"),
     ({"srun_help": SLOW}, FAIL, "container", "within 10 s"),
     ({"folder": replace(FOLDER, problem="Read-only file system")}, FAIL, "run directory", "--run-dir"),

@@ -38,7 +38,7 @@ NODES = ClusterProfile(name="c", kind="slurm", nodes=4, gpus_per_node=8, env={"N
 def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
     here = [line(one) for one in gpu_checks(LOCAL, WELL)]
     assert here == [
-        "ok    driver            takes CUDA up to 13.0, torch is built for 13.0",
+        "ok    driver            supports CUDA up to 13.0, torch is built for 13.0",
         "ok    torch on GPUs     8: NVIDIA H200, CUDA 13.0, NCCL 2.28.9",
         "ok    TE                Transformer Engine 2.9.0",
         "ok    /dev/shm          64.0 GiB",

@@ -16,7 +16,7 @@ from harness.core.errors import InputError
 from harness.core.run.run_plan import HistoryAsked
 from harness.infra.history import database as history_module
 from harness.infra.history.database import HistoryError, opened
-from harness.infra.history.queries import Wanted, baseline
+from harness.infra.history.queries import Filters, baseline
 from harness.infra.history.schema import MIGRATIONS
 from harness.infra.html.history import render_history
 from harness.judge.history.rows import run_row
@@ -91,10 +91,10 @@ def test_the_past_of_a_cell_is_its_last_verdict_and_since_when(file: Path) -> No
         run_of(6, "ERROR"),
     )
     with opened(file, write=False) as history:
-        past = history.past("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
-        before = history.past("smoke", "cpu", run_of(3).started)[CELL]
-        assert history.past("other", "cpu", FIRST_OF_SEPTEMBER) == {}
-        assert history.past("smoke", "cpu", run_of(1).started) == {}
+        past = history.cell_histories("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
+        before = history.cell_histories("smoke", "cpu", run_of(3).started)[CELL]
+        assert history.cell_histories("other", "cpu", FIRST_OF_SEPTEMBER) == {}
+        assert history.cell_histories("smoke", "cpu", run_of(1).started) == {}
     assert (past.outcome, past.run_id, past.green) == ("FAIL", "smoke-05", False)
     assert (past.since_run, past.since, past.since_version) == ("smoke-03", run_of(3).started, "megatron-core 0.19.0")
     assert past.before_version == "megatron-core 0.18.2"
@@ -109,7 +109,7 @@ def test_the_past_of_a_cell_is_its_last_verdict_and_since_when(file: Path) -> No
 def test_runs_recorded_out_of_order_are_told_in_order(file: Path) -> None:
     record(file, run_of(5, "FAIL"), run_of(2, "FAIL"), run_of(4, "FAIL"), run_of(3))
     with opened(file, write=False) as history:
-        past = history.past("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
+        past = history.cell_histories("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
     assert (past.run_id, past.since_run) == ("smoke-05", "smoke-04")
 
 
@@ -292,5 +292,5 @@ def test_impossible_dates_and_outcomes_are_passed_over(tmp_path: Path) -> None:
     with opened(file, write=False) as history:
         assert [row["run_id"] for row in history.rows(("SELECT run_id FROM runs", {}))] == ["run-0"]
         assert [row["outcome"] for row in history.rows(("SELECT outcome FROM cells", {}))] == ["PASS"]
-        page = render_history(history, Wanted(), days=3650, now="2026-03-01T00:00:00Z")
+        page = render_history(history, Filters(), days=3650, now="2026-03-01T00:00:00Z")
     assert "run-0" in page and "run-1" not in page

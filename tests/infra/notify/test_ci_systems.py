@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.infra.notify.ci_systems import MOST_BYTES, tell_ci
+from harness.infra.notify.ci_systems import MOST_BYTES, write_ci_output
 from tests.sample_report import big_report, passing_report, sample_report
 
 
 def test_without_a_ci_system_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stream = io.StringIO()
-    tell_ci(sample_report(), {"CI": "true", "GITHUB_ACTIONS": "false"}, stream)
+    write_ci_output(sample_report(), {"CI": "true", "GITHUB_ACTIONS": "false"}, stream)
     assert stream.getvalue() == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -23,9 +23,9 @@ def test_annotations_name_the_matrix_as_the_repository_has_it(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "nightly")
     report = replace(sample_report(), matrix_file="one.yaml")
     stream = io.StringIO()
-    tell_ci(report, {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}, stream)
+    write_ci_output(report, {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}, stream)
     assert all(line.startswith("::error file=nightly/one.yaml,") for line in stream.getvalue().splitlines())
-    tell_ci(report, {"GITHUB_ACTIONS": "true"}, elsewhere := io.StringIO())
+    write_ci_output(report, {"GITHUB_ACTIONS": "true"}, elsewhere := io.StringIO())
     assert all(line.startswith("::error file=one.yaml,") for line in elsewhere.getvalue().splitlines())
 
 
@@ -33,7 +33,7 @@ def test_the_summary_is_added_to_what_earlier_commands_wrote(tmp_path: Path) -> 
     summary = tmp_path / "summary.md"
     summary.write_text("# before\n")
     for _ in range(2):
-        tell_ci(passing_report(), {"GITHUB_STEP_SUMMARY": str(summary)})
+        write_ci_output(passing_report(), {"GITHUB_STEP_SUMMARY": str(summary)})
     assert summary.read_text().startswith("# before\n# PASS: smoke\n")
     assert summary.read_text().count("# PASS: smoke") == 2
 
@@ -42,15 +42,15 @@ def test_a_summary_never_grows_beyond_what_is_taken(tmp_path: Path, capsys: pyte
     summary = tmp_path / "summary.md"
     summary.write_text("x" * (MOST_BYTES - 3000))
     environment = {"GITHUB_STEP_SUMMARY": str(summary)}
-    tell_ci(big_report(100), environment)
+    write_ci_output(big_report(100), environment)
     assert MOST_BYTES - 3000 < summary.stat().st_size <= MOST_BYTES
     assert "Cut here" in summary.read_text()[-200:]
     summary.write_text("x" * MOST_BYTES)
-    tell_ci(big_report(100), environment)
+    write_ci_output(big_report(100), environment)
     assert summary.stat().st_size == MOST_BYTES
     assert "the job summary is not written" in capsys.readouterr().err
 
 
 def test_a_summary_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_ci(passing_report(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "gone" / "summary.md")})
+    write_ci_output(passing_report(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "gone" / "summary.md")})
     assert "the job summary is not written" in capsys.readouterr().err

@@ -69,8 +69,8 @@ class Bench:
 
     def sleep(self, seconds: float) -> None:
         self.clock.sleep(seconds)
-        if self.follower.questions.asked is not None:
-            wait([self.follower.questions.asked])
+        if self.follower.queries.asked is not None:
+            wait([self.follower.queries.asked])
         assert self.seconds < 3600, "a job is followed for too long"
         self.act(self.seconds)
 
