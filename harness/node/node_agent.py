@@ -71,6 +71,7 @@ class Agent(ABC):
         else:
             self.note(Finished())
         finally:
+            gc.unfreeze()  # else packages written in C++ report at exit that what they made is still there
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)
             self.heartbeat.stop()
