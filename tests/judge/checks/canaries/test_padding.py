@@ -19,4 +19,4 @@ def test_padding_that_counts_is_found_by_the_number_of_tokens() -> None:
     leg_of(record, "padding").token_count += 3
     finding = the_only_finding(evidence, "padding")
     assert finding.measured == finding.bound["value"] + 3
-    assert "told by its token id" in finding.message
+    assert "recognised by its token id" in finding.message
