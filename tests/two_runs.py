@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.outcomes import Outcome
+from harness.core.serialization import to_jsonable
+from harness.core.stack import CheckedOut, Version
 from harness.core.tolerances import Bound
 from harness.judge.report.model import Report, ReportCell, TimedRatio
 from tests.sample_report import lanes, sample_report
@@ -78,13 +80,14 @@ def slowed(report: Report, factor: float) -> Report:
 def in_stack(report: Report, commit: str, **packages: str) -> Report:
     """All its cells in the stack `main`, a checkout of Megatron-LM at a commit."""
     stack = {
-        "checkouts": [f"megatron-lm main = {commit} of /repository"],
-        "commits": {"megatron-lm": commit},
-        "packages": [f"{name}=={version}" for name, version in packages.items()],
+        "checkouts": [
+            CheckedOut(project="megatron-lm", ref="main", commit=commit, reverted=(), repository="/repository")
+        ],
+        "packages": [Version(name=name, version=version) for name, version in packages.items()],
         "python": "3.12.4",
     }
     cells = [replace(cell, axes={**cell.axes, "stack": "main"}) for cell in report.cells]
-    return replace(report, cells=cells, provenance={**report.provenance, "stacks": {"main": stack}})
+    return replace(report, cells=cells, provenance={**report.provenance, "stacks": {"main": to_jsonable(stack)}})
 
 
 def with_loss(report: Report, name: str, change: Callable[[list[float]], list[float]]) -> Report:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from harness.core.serialization import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
+_HASH_DIGITS = 40  # of a full commit hash
 # The modules that carry the version of what a stack puts under test.
 HEADS = (
     "megatron.core",
@@ -75,6 +75,66 @@ class ModuleHome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Version:
+    """A distribution or a module, and its version."""
+
+    name: str
+    version: str
+
+    @property
+    def text(self) -> str:
+        """E.g. "megatron.core 0.17.1"."""
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedOut:
+    """What a checkout was in a run."""
+
+    project: str
+    ref: str  # empty: the repository's working tree
+    commit: str  # as in ReadyStack.commits; empty: not known
+    reverted: tuple[str, ...]  # full hashes, or as the matrix names them where the stack could not be made
+    repository: str
+
+    def text(self, digits: int = _HASH_DIGITS) -> str:
+        """E.g. "megatron-lm main = 1a2b without 3c4d, 5e6f". `digits`: of each full hash."""
+        ref, commit, *reverted = (_cut(name, digits) for name in (self.ref, self.commit, *self.reverted))
+        without = f" without {', '.join(reverted)}" if reverted else ""
+        return f"{self.project} {ref or 'working tree'} = {commit or 'unknown'}{without}"
+
+
+def _cut(name: str, digits: int) -> str:
+    """The name, of a full hash at its start no more than `digits`."""
+    return name[:digits] + name[_HASH_DIGITS:] if re.match(rf"[0-9a-f]{{{_HASH_DIGITS}}}\b", name) else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackFacts:
+    """A stack in the provenance of a report: what the matrix asked for, and what was installed."""
+
+    asked: tuple[str, ...] = ()  # requirements
+    checkouts: tuple[CheckedOut, ...] = ()
+    container: str = ""  # image
+    interpreter: str = ""
+    python: str = ""  # version; empty: not known
+    # Not a mapping: redaction would take the name google-auth for that of a secret, and hide its version.
+    packages: tuple[Version, ...] = ()  # every distribution installed; none: a container
+    env: dict[str, str] = field(default_factory=dict)  # a mapping: redaction hides values by their names
+    error: str = ""  # why the stack cannot be used
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """Project -> commit, where it is known."""
+        return {item.project: item.commit for item in self.checkouts if item.commit}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Distribution -> version."""
+        return {item.name: item.version for item in self.packages}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReadyStack:
     """A stack on this machine: how agents are started in it, and what is installed."""
 
@@ -97,23 +157,25 @@ class ReadyStack:
         """Whether agents can be started in it."""
         return not self.error
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StackFacts:
         """For reports: the definition, and what was installed."""
         asked = self.asked
-        known: dict[str, Any] = {
-            "asked": [*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)],
-            "checkouts": [self._checked_out(item) for item in asked.checkouts],
-            "commits": self.commits,
-            "container": asked.container,
-            "interpreter": self.python,
-            "python": self.python_version,
-            "packages": [f"{name}=={version}" for name, version in self.packages.items()],
-            "env": [f"{name}={value}" for name, value in asked.env.items()],
-            "error": self.error,
-        }
-        return {name: value for name, value in known.items() if value}
+        return StackFacts(
+            asked=(*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)),
+            checkouts=tuple(self._checked_out(item) for item in asked.checkouts),
+            container=asked.container,
+            interpreter=self.python,
+            python=self.python_version,
+            packages=tuple(Version(name=name, version=version) for name, version in self.packages.items()),
+            env=asked.env,
+            error=self.error,
+        )
 
-    def _checked_out(self, item: Checkout) -> str:
-        hashes = ", ".join(self.reverted.get(item.package, item.revert))
-        what = f"{item.package} {item.ref or 'working tree'} = {self.commits.get(item.package, 'unknown')}"
-        return f"{what}{f' without {hashes}' if hashes else ''} of {item.repository}"
+    def _checked_out(self, item: Checkout) -> CheckedOut:
+        return CheckedOut(
+            project=item.package,
+            ref=item.ref,
+            commit=self.commits.get(item.package, ""),
+            reverted=self.reverted.get(item.package, item.revert),
+            repository=item.repository,
+        )

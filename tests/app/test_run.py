@@ -71,7 +71,7 @@ def test_agents_end_without_reports_of_leaks(finished: tuple[Path, subprocess.Co
 
 def test_the_report_follows_the_contract(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     report = json.loads((finished[0] / "report.json").read_text())
-    assert (report["schema_version"], report["verdict"], report["run_id"]) == (1, "pass", finished[0].name)
+    assert (report["schema_version"], report["verdict"], report["run_id"]) == (2, "pass", finished[0].name)
     assert report["counts"]["PASS"] == len(report["cells"]) == 5
     for cell in report["cells"]:
         assert {"id", "axes", "outcome", "lanes", "findings", "timing", "reproduce"} <= set(cell)

@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from harness.core.run.run_plan import Selection
+from harness.core.serialization import to_jsonable
+from harness.core.stack import CheckedOut, StackFacts
 from harness.infra.history.database import opened
 from harness.infra.history.queries import Filters
 from harness.infra.html.compare import render_comparison_html
@@ -82,7 +84,9 @@ def hostile_report(text: str) -> Report:
 
 
 def _keyed(report: Report, text: str) -> dict[str, Any]:
-    return {**report.provenance, text: {text: text}, "stacks": {text: {"commits": {text: text}, "python": text}}}
+    checkout = CheckedOut(project=text, ref=text, commit=text, reverted=(text,), repository=text)
+    stack = StackFacts(checkouts=(checkout,), python=text, env={text: text})
+    return {**report.provenance, text: {text: text}, "stacks": {text: to_jsonable(stack)}}
 
 
 def _report(text: str, _: Path) -> str:

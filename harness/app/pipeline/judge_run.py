@@ -12,6 +12,7 @@ from harness.core.run.events import Launched
 from harness.core.run.journal import read_events
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import RunPlan
+from harness.core.serialization import to_jsonable
 from harness.core.text.secrets import without_secrets
 from harness.infra.runs.evidence_files import run_problems
 from harness.infra.screen import environment_secrets
@@ -39,5 +40,5 @@ def _launch_timing(run: RunDir) -> dict[str, float]:
 
 def _stacks(plan: RunPlan) -> dict[str, Any]:
     """Facts about the stacks other than the default one."""
-    facts = {name: stack.facts() for name, stack in plan.stacks.items()}
+    facts = {name: to_jsonable(stack.facts()) for name, stack in plan.stacks.items()}
     return {"stacks": facts} if facts else {}

@@ -16,7 +16,8 @@ from harness.app.pipeline.baselines import read_baselines
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
-from harness.core.stack import HEADS
+from harness.core.serialization import to_jsonable
+from harness.core.stack import HEADS, Version
 from harness.infra.runs.evidence_files import read_cell
 from harness.infra.slurm.job_endings import read_job_endings
 from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
@@ -113,7 +114,7 @@ class RanksSeen:
 
     def __init__(self) -> None:
         self.imports: dict[str, list[str]] = {}
-        self.by_stack: dict[str, list[str]] = {}  # stack -> "megatron.core 0.17.1"
+        self.by_stack: dict[str, list[Version]] = {}  # stack -> modules that its ranks imported
         self.devices: set[str] = set()
         self.processors: set[str] = set()
         self.attention: set[str] = set()
@@ -125,8 +126,8 @@ class RanksSeen:
         for record in evidence.records.values():
             for proof in record.imports:
                 if proof.module in HEADS:
-                    name = f"{proof.module} {proof.version}"
-                    self._import(evidence.cell.config.stack, name, proof.path)
+                    head = Version(name=proof.module, version=proof.version)
+                    self._import(evidence.cell.config.stack, head, proof.path)
             self.devices.add(record.environment.get("device", "unknown"))
             self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
@@ -134,16 +135,16 @@ class RanksSeen:
             self.stand_ins.update(record.stand_ins)
         return evidence
 
-    def _import(self, stack: str, name: str, path: str) -> None:
-        paths, held = self.imports.setdefault(name, []), self.by_stack.setdefault(stack, [])
+    def _import(self, stack: str, head: Version, path: str) -> None:
+        paths, held = self.imports.setdefault(head.text, []), self.by_stack.setdefault(stack, [])
         paths += [] if path in paths else [path]
-        held += [] if name in held else [name]
+        held += [] if head in held else [head]
 
     def join(self, other: RanksSeen) -> None:
         """Add what other ranks reported."""
-        for stack, names in other.by_stack.items():
+        for stack, heads in other.by_stack.items():
             held = self.by_stack.setdefault(stack, [])
-            held += [name for name in names if name not in held]
+            held += [head for head in heads if head not in held]
         for name, paths in other.imports.items():
             known = self.imports.setdefault(name, [])
             known += [path for path in paths if path not in known]
@@ -157,7 +158,7 @@ class RanksSeen:
         """For the report's provenance."""
         return {
             "imports": self.imports,
-            "imports_of_stacks": self.by_stack,
+            "imports_of_stacks": to_jsonable(self.by_stack),
             "devices": sorted(self.devices),
             "processors": sorted(self.processors),
             "attention": sorted(self.attention),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, InputError
 from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.infra import screen
 
@@ -81,15 +81,18 @@ def _past(cell: CellHistory) -> Past:
 
 def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str, dict[str, dict[str, str]]]:
     """What the stacks of earlier runs held, from their reports where those are still there."""
-    from harness.core.serialization import loads
     from harness.judge.compare.stack_changes import stack_facts
+    from harness.judge.report.render_json import read_provenance
 
     found = {}
     for run in sorted(runs):
         directory = history.directory(run)
         path = directory and directory / "report.json"
         if path and path.exists():
-            provenance = loads(text_of(path)).get("provenance", {})
+            try:
+                provenance = read_provenance(text_of(path))
+            except InputError:  # of another version of the harness: the history has its versions in words
+                continue
             found[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.outcomes import Finding, Outcome, Severity
-from harness.core.stack import DEFAULT
+from harness.core.stack import DEFAULT, StackFacts
 from harness.core.text.escaping import clip
 from harness.infra.html.filters import (
     MAX_TEXT,
@@ -31,6 +31,7 @@ from harness.infra.html.outcome_grid import outcome_grids
 from harness.infra.html.rank_picture import RankPicture, rank_picture
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
+from harness.judge.report.stack_versions import facts_of, imported_by
 from harness.judge.report.summaries import bound_label, canary_counts
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def render_html(report: Report) -> str:
             detailed={detail.cell.id for detail in details},
             started=_started(report),
             versions=_versions(report),
-            provenance=list(_flat(report.provenance)),
+            provenance=list(_flat(_in_words(report.provenance))),
         )
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a message cannot be written to a file
@@ -224,16 +225,43 @@ def _versions(report: Report) -> list[tuple[str, str]]:
 
 def _software(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
     """Python, packages and commits of a stack; those of the launcher's environment if it has none."""
-    facts = provenance.get("stacks", {}).get(stack)
+    facts = facts_of(provenance, stack)
     if facts is not None:
-        packages = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
+        packages = facts.versions
         shown = {name: packages[name] for name in _PACKAGES if name in packages}
-        software = {"python": facts.get("python", "unknown"), **shown, **facts.get("commits", {})}
+        software = {"python": facts.python or "unknown"} | shown | facts.commits
     else:
         installed = provenance.get("packages")
         software = {"python": provenance["python"]} if "python" in provenance else {}
         software |= installed if isinstance(installed, Mapping) else {}
     return {str(name): str(version) for name, version in software.items() if version != "not installed"}
+
+
+def _in_words(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance with its stacks, and what their ranks imported, as lines of text."""
+    words = dict(provenance)
+    if "stacks" in words:
+        stacks = {name: facts_of(provenance, name) for name in words["stacks"]}
+        words["stacks"] = {name: _stack_words(facts) for name, facts in stacks.items() if facts}
+    if "imports_of_stacks" in words:
+        names = words["imports_of_stacks"]
+        words["imports_of_stacks"] = {name: [item.text for item in imported_by(provenance, name)] for name in names}
+    return words
+
+
+def _stack_words(facts: StackFacts) -> dict[str, Any]:
+    words = {
+        "asked": facts.asked,
+        "checkouts": [f"{item.text()} of {item.repository}" for item in facts.checkouts],
+        "commits": facts.commits,
+        "container": facts.container,
+        "interpreter": facts.interpreter,
+        "python": facts.python,
+        "packages": [f"{item.name}=={item.version}" for item in facts.packages],
+        "env": [f"{name}={value}" for name, value in facts.env.items()],
+        "error": facts.error,
+    }
+    return {name: value for name, value in words.items() if value}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

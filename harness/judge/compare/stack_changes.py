@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from harness.core.stack import DEFAULT
+from harness.core.stack import DEFAULT, StackFacts
+from harness.judge.report.stack_versions import facts_of, imported_by
 
 Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
 _HASH = re.compile(r"[0-9a-f]{40}")
@@ -61,42 +62,19 @@ Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> wha
 
 def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
     """What a stack of a run holds, as its report's provenance has it; commits first."""
-    known = provenance
     if stack == DEFAULT:
-        packages = _mapping(known.get("packages")).items()
+        packages = provenance.get("packages", {}).items()
         facts = {str(name): str(version) for name, version in packages if version != "not installed"}
-    else:
-        known = _mapping(_mapping(provenance.get("stacks")).get(stack))
-        facts = {str(name): str(commit) for name, commit in _mapping(known.get("commits")).items()}
-        facts |= {f"{name} without": commits for name, commits in _reverted(known.get("checkouts"))}
-        facts |= dict(_pairs(known.get("packages")))
-        if not known.get("packages"):  # a container: what ranks imported is all that is known of it
-            facts |= {f"imported {name}": version for name, version in _imported(provenance, stack)}
-        facts |= {f"variable {name}": value for name, value in _pairs(known.get("env"), "=")}
-    return facts | {key: str(known[key]) for key in ("python", "container") if known.get(key)}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _pairs(items: Any, sign: str = "==") -> Iterator[tuple[str, str]]:
-    for item in items if isinstance(items, list) else ():
-        name, _, value = str(item).partition(sign)
-        yield name, value
-
-
-def _imported(provenance: Mapping[str, Any], stack: str) -> Iterator[tuple[str, str]]:
-    for text in _mapping(provenance.get("imports_of_stacks")).get(stack, ()):
-        name, _, version = str(text).rpartition(" ")
-        yield name, version
-
-
-def _reverted(checkouts: Any) -> Iterator[tuple[str, str]]:
-    """Of "megatron-lm main = 1a2b without 3c4d, 5e6f of <repository>", the project and what it is without."""
-    for text in checkouts if isinstance(checkouts, list) else ():
-        if found := re.match(r"(\S+) .* without (.+) of ", str(text)):
-            yield found[1], found[2]
+        return facts | ({"python": str(provenance["python"])} if provenance.get("python") else {})
+    known = facts_of(provenance, stack) or StackFacts()
+    facts = dict(known.commits)
+    facts |= {f"{item.project} without": ", ".join(item.reverted) for item in known.checkouts if item.reverted}
+    facts |= known.versions
+    if not known.packages:  # a container: what ranks imported is all that is known of it
+        facts |= {f"imported {item.name}": item.version for item in imported_by(provenance, stack)}
+    facts |= {f"variable {name}": value for name, value in known.env.items()}
+    named = {"python": known.python, "container": known.container}
+    return facts | {name: value for name, value in named.items() if value}
 
 
 def differences(before: Facts, after: Facts) -> list[Difference]:

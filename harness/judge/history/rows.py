@@ -12,12 +12,14 @@ from typing import Any
 
 from harness.core.outcomes import Finding, Outcome
 from harness.core.serialization import dumps
-from harness.core.stack import DEFAULT
+from harness.core.stack import DEFAULT, StackFacts
 from harness.judge.report.model import Report, ReportCell, ReportRejected
+from harness.judge.report.stack_versions import facts_of
 from harness.judge.stats.baseline import hardware_text
 
 # Distributions whose version tells which code was under test, the first the most telling.
 TELLING = ("megatron-core", "megatron-bridge", "skyrl", "skyrl-train", "transformer-engine", "torch")
+_SHOWN_HASH = 12  # digits
 UNITS = {
     "step_p50_s": "s",
     "step_p95_s": "s",
@@ -137,27 +139,26 @@ class _Versions:
     """What each stack was in a run, in words: its checkouts, else its most telling distribution."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        self._stacks = facts.get("stacks", {})
-        self._packages = facts.get("packages", {})
+        self._facts = facts
+        self._known: dict[str, str] = {}  # a run has a thousand cells and few stacks
 
     def of(self, stack: str) -> str:
+        if stack not in self._known:
+            self._known[stack] = self._of(stack)
+        return self._known[stack]
+
+    def _of(self, stack: str) -> str:
         if stack == DEFAULT:
-            return _telling(self._packages)
-        known = self._stacks.get(stack, {})
-        if known.get("checkouts"):
-            return ", ".join(_short(text) for text in known["checkouts"])
-        pairs = (text.split("==", 1) for text in known.get("packages", []) if "==" in text)
-        return _telling(dict(pairs)) or known.get("container", "") or known.get("interpreter", "")
+            return _telling(self._facts.get("packages", {}))
+        known = facts_of(self._facts, stack) or StackFacts()
+        if known.checkouts:
+            return ", ".join(item.text(_SHOWN_HASH) for item in known.checkouts)
+        return _telling(known.versions) or known.container or known.interpreter
 
 
 def _telling(packages: Mapping[str, str]) -> str:
     found = [f"{name} {packages[name]}" for name in TELLING if packages.get(name, "not installed") != "not installed"]
     return found[0] if found else ""
-
-
-def _short(checkout: str) -> str:
-    """ "megatron-lm main = <40 hex digits> of <repository>" with 12 digits and without the repository."""
-    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", checkout.split(" of ")[0])
 
 
 def _cell_row(cell: ReportCell, name: str, versions: _Versions) -> CellRow:

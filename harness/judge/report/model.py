@@ -8,10 +8,11 @@ from typing import Any
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import GpuState
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, exit_code
-from harness.core.run.records import SCHEMA_VERSION
 from harness.core.run.run_plan import Selection
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
+
+REPORT_VERSION = 2  # schema_version of report.json; 1 had the stacks of its provenance as prose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ class Report:
     noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
     since: Since | None = None  # None: no earlier run is known
     problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = REPORT_VERSION
 
     @property
     def exit_code(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.core.errors import InputError
-from harness.core.run.records import SCHEMA_VERSION
 from harness.core.serialization import dumps, from_jsonable, loads
-from harness.judge.report.model import Report
+from harness.judge.report.model import REPORT_VERSION, Report
+from harness.judge.report.stack_versions import check
 
 
 def render_json(report: Report) -> str:
@@ -14,14 +16,31 @@ def render_json(report: Report) -> str:
 
 def read_report(text: str) -> Report:
     """The report from the text of a report.json; InputError for another schema version or shape."""
+    value = _value(text)
+    try:
+        report = from_jsonable(Report, value)
+        check(report.provenance)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"report.json does not hold a report: {error}") from error
+    return report
+
+
+def read_provenance(text: str) -> dict[str, Any]:
+    """Only the provenance of a report.json; InputError as of `read_report`."""
+    provenance: Any = _value(text).get("provenance", {})
+    try:
+        check(provenance)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"report.json does not hold a report: {error}") from error
+    return dict(provenance)
+
+
+def _value(text: str) -> dict[str, Any]:
     try:
         value = loads(text)
     except ValueError as error:
         raise InputError(f"report.json is not JSON: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
-        raise InputError(f"report.json has schema_version {version}; this harness reads {SCHEMA_VERSION}")
-    try:
-        return from_jsonable(Report, value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"report.json does not hold a report: {error}") from error
+    if not isinstance(value, dict) or version != REPORT_VERSION:
+        raise InputError(f"report.json has schema_version {version}; this harness reads {REPORT_VERSION}")
+    return value

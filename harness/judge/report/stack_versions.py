@@ -1,20 +1,42 @@
-"""The software under test of one cell, for issue.md: what its ranks imported, else what its stack holds."""
+"""The stacks in a report's provenance, and the versions for issue.md: what ranks imported, else what a stack holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from harness.core.serialization import from_jsonable
+from harness.core.stack import StackFacts, Version
+
+
+def facts_of(provenance: Mapping[str, Any], stack: str) -> StackFacts | None:
+    """A stack of the matrix; None for another name. TypeError where its shape is another."""
+    value = provenance.get("stacks", {}).get(stack)
+    return None if value is None else from_jsonable(StackFacts, value)
+
+
+def imported_by(provenance: Mapping[str, Any], stack: str) -> list[Version]:
+    """The modules that ranks of the stack imported; a module more than once where its versions differ."""
+    return from_jsonable(list[Version], provenance.get("imports_of_stacks", {}).get(stack, []))
+
+
+def check(provenance: Mapping[str, Any]) -> None:
+    """TypeError or AttributeError where the stacks, or what their ranks imported, have another shape."""
+    for value in provenance.get("stacks", {}).values():
+        from_jsonable(StackFacts, value)
+    for values in provenance.get("imports_of_stacks", {}).values():
+        from_jsonable(list[Version], values)
 
 
 def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
     """What a report's provenance says of the software under test: that of a stack, or of the harness's environment."""
-    facts = provenance.get("stacks", {}).get(stack)
+    facts = facts_of(provenance, stack)
     if facts is None:
         packages = dict(provenance.get("packages", {}))
         python = provenance.get("python", "unknown")
     else:
-        packages = dict(item.partition("==")[::2] for item in facts.get("packages", ()))
-        python = facts.get("python", "unknown")
+        packages = facts.versions
+        python = facts.python or "unknown"
     seen = _imported(provenance, stack)
     others = {"megatron-bridge": "megatron.bridge", "skyrl": "skyrl"}
     found = {name: seen.get(module) or packages.get(name, "") for name, module in others.items()}
@@ -30,23 +52,13 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         **(
             {"stand-ins": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("stand_ins")) else {}
         ),
-        **({"checkouts": "; ".join(_checkouts(facts))} if facts and facts.get("checkouts") else {}),
+        **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts and facts.checkouts else {}),
     }
 
 
 def _imported(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
-    """Module -> version that the ranks of a stack imported; several where they differ.
-
-    An older report names the modules of the whole run: they count where it had one version of a module.
-    """
-    named = provenance.get("imports_of_stacks")
+    """Module -> version that the ranks of a stack imported; several where they differ."""
     found: dict[str, list[str]] = {}
-    for name in provenance.get("imports", ()) if named is None else named.get(stack, ()):
-        module, _, version = name.rpartition(" ")
-        found.setdefault(module, []).append(version)
-    return {name: ", ".join(held) for name, held in found.items() if named is not None or len(held) == 1}
-
-
-def _checkouts(facts: Mapping[str, Any]) -> Iterable[str]:
-    """Each as "megatron-lm main = 1a2b3c", without the place of the repository."""
-    return [str(item).partition(" of ")[0] for item in facts["checkouts"]]
+    for item in imported_by(provenance, stack):
+        found.setdefault(item.name, []).append(item.version)
+    return {name: ", ".join(held) for name, held in found.items()}

@@ -69,7 +69,7 @@ def test_the_factor_that_counts_as_slower_can_be_said(capsys: pytest.CaptureFixt
         (["first", "third"], "no run 'third'"),
         (["first", "unjudged"], "harness report reports/unjudged"),
         (["first", "broken.json"], "report.json is not JSON"),
-        (["first", "other.json"], "schema_version None; this harness reads 1"),
+        (["first", "other.json"], "schema_version None; this harness reads 2"),
         (["first", "--baseline", "gone.json"], "no run 'gone.json'"),
     ],
 )

@@ -10,12 +10,18 @@ from html.parser import HTMLParser
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
+from harness.core.stack import CheckedOut, StackFacts, Version
+from harness.core.text.secrets import without_secrets
 from harness.infra.html.outcome_grid import outcome_grids
-from harness.infra.html.report import _versions, render_html
+from harness.infra.html.report import _flat, _in_words, _versions, render_html
 from harness.judge.report.model import Report
 from tests.sample_report import HOSTILE, big_report, hostile_report, passing_report, sample_report
 
+OLDER = StackFacts(
+    python="3.11.9",
+    packages=(Version(name="megatron-core", version="0.17.1"), Version(name="torch", version="2.11.0")),
+)
 VOID = {"meta", "link", "br", "rect"}
 
 
@@ -123,7 +129,7 @@ def test_the_banner_says_verdict_counts_run_and_versions(sample: str) -> None:
 
 def test_the_banner_names_all_stacks_with_the_versions_that_differ() -> None:
     report = sample_report()
-    stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
+    stacks = {"older": to_jsonable(OLDER)}
     bad = (Outcome.FAIL, Outcome.ERROR)
     cells = [
         replace(cell, axes={**cell.axes, "stack": "older"}) if cell.outcome in bad else cell for cell in report.cells
@@ -138,7 +144,7 @@ def test_the_banner_names_all_stacks_with_the_versions_that_differ() -> None:
 
 def test_the_banner_of_a_run_with_one_stack_shows_what_it_held_and_not_the_launcher() -> None:
     report = sample_report()
-    stacks = {"older": {"python": "3.11.9", "packages": ["megatron-core==0.17.1", "torch==2.11.0"], "commits": {}}}
+    stacks = {"older": to_jsonable(OLDER)}
     cells = [replace(cell, axes={**cell.axes, "stack": "older"}) for cell in report.cells]
     assert _versions(replace(report, cells=cells, provenance={**report.provenance, "stacks": stacks})) == [
         ("harness", "0.1.0"),
@@ -149,6 +155,32 @@ def test_the_banner_of_a_run_with_one_stack_shows_what_it_held_and_not_the_launc
     ]
     many = [replace(cell, axes={**cell.axes, "stack": f"s{number}"}) for number, cell in enumerate(report.cells)]
     assert dict(_versions(replace(report, cells=many)))["stacks"] == f"{len(many)} stacks"
+
+
+def test_provenance_shows_a_stack_as_lines_of_text_and_hides_its_secrets() -> None:
+    checkout = CheckedOut(
+        project="megatron-lm", ref="", commit="1a2b+changes.3c", reverted=("4d", "5e"), repository="/lm"
+    )
+    stack = StackFacts(
+        asked=("six",),
+        checkouts=(checkout, replace(checkout, project="skyrl", ref="main", commit="", reverted=())),
+        packages=(Version(name="google-auth", version="2.30"),),
+        env={"A": "1", "HF_TOKEN": "hunter2hunter2"},
+    )
+    provenance = {
+        "stacks": {"s": to_jsonable(stack)},
+        "imports_of_stacks": {"s": [to_jsonable(Version(name="torch", version="2.15.0"))]},
+    }
+    report = without_secrets(replace(sample_report(), provenance=provenance))
+    assert dict(_flat(_in_words(report.provenance))) == {
+        "stacks.s.asked": "six",
+        "stacks.s.checkouts": "megatron-lm working tree = 1a2b+changes.3c without 4d, 5e of /lm\n"
+        "skyrl main = unknown of /lm",
+        "stacks.s.commits.megatron-lm": "1a2b+changes.3c",
+        "stacks.s.packages": "google-auth==2.30",
+        "stacks.s.env": "A=1\nHF_TOKEN=***",
+        "imports_of_stacks.s": "torch 2.15.0",
+    }
 
 
 def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_command(sample: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.core.stack import Checkout, ModuleHome, ReadyStack, Stack
+from harness.core.stack import CheckedOut, Checkout, ModuleHome, ReadyStack, Stack, StackFacts, Version
 from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import forecast as stack_forecast
 from harness.infra.stacks import prepare as stacks
@@ -125,7 +125,10 @@ def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_
     made = ready["without_main"]
     assert (made.usable, made.commits, made.reverted) == (True, {"megatron-lm": new}, {"megatron-lm": (new,)})
     assert (Path(made.paths[0]) / "code.py").read_text() == "# first\n"
-    assert made.facts()["checkouts"] == [f"megatron-lm main = {new} without {new} of {source}"]
+    (checked_out,) = made.facts().checkouts
+    assert checked_out.text() == f"megatron-lm main = {new} without {new}"
+    assert checked_out.text(12) == f"megatron-lm main = {new[:12]} without {new[:12]}"
+    assert checked_out.repository == str(source)
 
 
 def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_made(
@@ -156,13 +159,14 @@ def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
         name="s", packages=("a==1",), checkouts=(Checkout(package="megatron-lm", repository="/lm", ref="main"),)
     )
     ready = ReadyStack(asked=asked, python="/p", packages={"a": "1", "torch": "2"}, commits={"megatron-lm": "0123"})
-    assert ready.facts() == {
-        "asked": ["a==1"],
-        "checkouts": ["megatron-lm main = 0123 of /lm"],
-        "commits": {"megatron-lm": "0123"},
-        "interpreter": "/p",
-        "packages": ["a==1", "torch==2"],
-    }
+    facts = ready.facts()
+    assert facts == StackFacts(
+        asked=("a==1",),
+        checkouts=(CheckedOut(project="megatron-lm", ref="main", commit="0123", reverted=(), repository="/lm"),),
+        interpreter="/p",
+        packages=(Version(name="a", version="1"), Version(name="torch", version="2")),
+    )
+    assert (facts.commits, facts.versions) == ({"megatron-lm": "0123"}, {"a": "1", "torch": "2"})
 
 
 def test_checkouts_come_before_what_the_stack_puts_on_the_path_and_the_harness_last() -> None:

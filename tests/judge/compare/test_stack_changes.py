@@ -12,8 +12,8 @@ def test_the_default_stack_is_what_provenance_says_without_what_is_not_there() -
 
 def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
     report = in_stack(sample_report(), OLD, torch="2.9.0")
-    report.provenance["stacks"]["main"]["env"] = ["NCCL_ALGO=Ring"]
-    report.provenance["stacks"]["main"]["checkouts"] = [f"megatron-lm main = {OLD} without abc, def of /repository"]
+    report.provenance["stacks"]["main"]["env"] = {"NCCL_ALGO": "Ring"}
+    report.provenance["stacks"]["main"]["checkouts"][0]["reverted"] = ["abc", "def"]
     facts = {
         "megatron-lm": OLD,
         "megatron-lm without": "abc, def",
@@ -28,7 +28,10 @@ def test_a_stack_of_the_matrix_has_commits_packages_and_variables() -> None:
 def test_of_a_container_the_modules_that_ranks_imported_are_known() -> None:
     provenance = {
         "stacks": {"nemo": {"container": "nemo:latest"}},
-        "imports_of_stacks": {"nemo": ["megatron.core 0.19.2", "torch 2.9.0"], "default": ["torch 2.15.0"]},
+        "imports_of_stacks": {
+            "nemo": [{"name": "megatron.core", "version": "0.19.2"}, {"name": "torch", "version": "2.9.0"}],
+            "default": [{"name": "torch", "version": "2.15.0"}],
+        },
     }
     facts = stack_facts(provenance, "nemo")
     assert facts == {"imported megatron.core": "0.19.2", "imported torch": "2.9.0", "container": "nemo:latest"}

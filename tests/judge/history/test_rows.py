@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 import pytest
 
 from harness.core.outcomes import Outcome
+from harness.core.serialization import to_jsonable
+from harness.core.stack import CheckedOut, StackFacts, Version
 from harness.judge.history.rows import UNITS, drift, run_row
 from harness.judge.report.model import ReportCell
 from tests.sample_report import sample_report
@@ -78,17 +80,25 @@ def _on(stack: str) -> ReportCell:
 
 def test_the_version_of_a_stack_is_its_checkouts_or_its_most_telling_distribution() -> None:
     commit = "0123456789abcdef" * 2 + "01234567"
+    checkout = CheckedOut(
+        project="megatron-lm",
+        ref="main",
+        commit=f"{commit}+changes.ab",
+        reverted=(commit,),
+        repository="/out of tree/lm",
+    )
+    torch, core = Version(name="torch", version="2.9.0"), Version(name="megatron-core", version="0.17.1")
     stacks = {
-        "main": {"checkouts": [f"megatron-lm main = {commit} of ../Megatron-LM"], "packages": ["torch==2.9.0"]},
-        "old": {"packages": ["regex==1", "torch==2.9.0", "megatron-core==0.17.1"]},
-        "image": {"container": "nemo.sqsh"},
+        "main": StackFacts(checkouts=(checkout,), packages=(torch,)),
+        "old": StackFacts(packages=(Version(name="regex", version="1"), torch, core)),
+        "image": StackFacts(container="nemo.sqsh"),
     }
     cells = [_on("default"), _on("main"), _on("old"), _on("image")]
     report = replace(sample_report(), cells=cells, rejected=[])
-    row = run_row(replace(report, provenance={**report.provenance, "stacks": stacks}))
+    row = run_row(replace(report, provenance={**report.provenance, "stacks": to_jsonable(stacks)}))
     assert [cell.version for cell in row.cells] == [
         "megatron-core 0.19.2",
-        "megatron-lm main = 0123456789ab",
+        "megatron-lm main = 0123456789ab+changes.ab without 0123456789ab",
         "megatron-core 0.17.1",
         "nemo.sqsh",
     ]

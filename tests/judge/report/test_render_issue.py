@@ -58,9 +58,20 @@ PROVENANCE: dict[str, Any] = {
     "stacks": {
         "bad": {
             "python": "3.12.1",
-            "packages": ["numpy==2.5.5", "torch==2.15.0"],
-            "checkouts": [f"megatron-lm main = 5e4fc931ba of {HOME}/Megatron-LM"],
+            "packages": [{"name": "numpy", "version": "2.5.5"}, {"name": "torch", "version": "2.15.0"}],
+            "checkouts": [
+                {
+                    "project": "megatron-lm",
+                    "ref": "main",
+                    "commit": "5e4fc931ba",
+                    "reverted": [],
+                    "repository": f"{HOME}/Megatron-LM",
+                }
+            ],
         }
+    },
+    "imports_of_stacks": {
+        "bad": [{"name": "torch", "version": "2.15.0"}, {"name": "megatron.core", "version": "0.17.0rc0"}]
     },
 }
 GUILTY, BEFORE = "5e4fc931ba" + "0" * 30, "1a2b3c4d5e" + "0" * 30

@@ -3,18 +3,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.core.errors import InputError
 from harness.core.outcomes import Finding, Lane
 from harness.judge.report.model import Report
-from harness.judge.report.render_json import read_report, render_json
+from harness.judge.report.render_json import read_provenance, read_report, render_json
 
 
 def test_the_fields_of_the_contract_are_there(broken_report: Report) -> None:
     value = json.loads(render_json(broken_report))
-    assert value["schema_version"] == 1
+    assert value["schema_version"] == 2
     assert set(value) >= {
         "run_id",
         "matrix",
@@ -64,10 +65,29 @@ def test_nan_and_infinity_survive(broken_report: Report) -> None:
     [
         ("{", "not JSON"),
         ("[]", "schema_version None"),
-        ('{"schema_version": 9}', "schema_version 9; this harness reads 1"),
-        ('{"schema_version": 1, "cells": 3}', "does not hold a report"),
+        ('{"schema_version": 1}', "schema_version 1; this harness reads 2"),
+        ('{"schema_version": 2, "cells": 3}', "does not hold a report"),
     ],
 )
 def test_what_is_no_report_is_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_report(text)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "words"),
+    [
+        ({"stacks": {"s": {"packages": ["torch==2.15.0"]}}}, "StackFacts.packages.0.: expected a mapping"),
+        ({"imports_of_stacks": {"s": ["torch 2.15.0"]}}, "list.0.: expected a mapping, found .torch"),
+        ({"stacks": []}, "does not hold a report"),
+    ],
+)
+def test_a_stack_of_another_shape_is_refused(broken_report: Report, provenance: dict[str, Any], words: str) -> None:
+    text = render_json(replace(broken_report, provenance=provenance))
+    for read in (read_report, read_provenance):
+        with pytest.raises(InputError, match=words):
+            read(text)
+
+
+def test_the_provenance_is_read_without_the_cells(broken_report: Report) -> None:
+    assert read_provenance(render_json(broken_report)) == broken_report.provenance

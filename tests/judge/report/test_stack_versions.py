@@ -12,21 +12,17 @@ def test_versions_of_the_environment_of_the_harness() -> None:
 
 
 def test_versions_are_those_that_ranks_of_the_stack_imported() -> None:
-    imports: dict[str, Any] = {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []}
-    stacks = {"old": {"packages": ["torch==2.15.0"]}, "new": {"packages": ["megatron-core==0.19.2"]}}
-    by_stack = {"old": ["megatron.core 0.17.1", "megatron.bridge 0.4.2"], "new": ["megatron.core 0.19.2"]}
-    facts: dict[str, Any] = {"imports": imports, "imports_of_stacks": by_stack, "stacks": stacks}
+    def named(**versions: str) -> list[dict[str, str]]:
+        return [{"name": name.replace("_", "."), "version": version} for name, version in versions.items()]
+
+    stacks = {"old": {"packages": named(torch="2.15.0")}, "new": {"packages": named(torch="2.9.0")}}
+    by_stack = {
+        "old": named(megatron_core="0.17.1", megatron_bridge="0.4.2"),
+        "new": [*named(megatron_core="0.19.2"), *named(megatron_core="0.19.3")],
+    }
+    facts: dict[str, Any] = {"imports_of_stacks": by_stack, "stacks": stacks}
     old, new = versions(facts, "old"), versions(facts, "new")
-    assert (old["megatron-core"], new["megatron-core"]) == ("0.17.1", "0.19.2")
+    assert (old["megatron-core"], new["megatron-core"]) == ("0.17.1", "0.19.2, 0.19.3")
+    assert (old["torch"], new["torch"]) == ("2.15.0", "2.9.0")
     assert old["megatron-bridge"] == "0.4.2"
     assert "megatron-bridge" not in new
-
-
-def test_versions_of_a_report_without_imports_of_stacks_come_from_it_only_where_they_are_clear() -> None:
-    stacks = {"old": {"packages": ["megatron-core==0.17.1"]}}
-    facts: dict[str, Any] = {
-        "imports": {"megatron.core 0.17.1": [], "megatron.core 0.19.2": [], "torch 2.15.0": []},
-        "stacks": stacks,
-    }
-    assert versions(facts, "old")["megatron-core"] == "0.17.1"
-    assert versions(facts, "old")["torch"] == "2.15.0"
