@@ -1,4 +1,4 @@
-"""The command line. Heavy modules are imported inside the verbs, so that --help answers at once."""
+"""The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
 
 from __future__ import annotations
 
@@ -49,58 +49,58 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _run_verb(verbs.add_parser("run", help="run a matrix and judge it"))
-    _bisect_verb(verbs.add_parser("bisect", help="find the first bad, or good, commit or release"))
-    plan = verbs.add_parser("plan", help="show cells, rejected combinations and cost without running")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _run_options(commands.add_parser("run", help="run a matrix and judge it"))
+    _bisect_options(commands.add_parser("bisect", help="find the first bad, or good, commit or release"))
+    plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
     _matrix(plan)
     _cluster(plan)
     plan.add_argument("--json", action="store_true", help="as JSON")
     plan.add_argument("--all", action="store_true", help="every row, however many there are")
-    verify = verbs.add_parser("verify", help="check matrix files without running")
+    verify = commands.add_parser("verify", help="check matrix files without running")
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX")
-    verbs.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
-    report = verbs.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
+    commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
+    report = commands.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     _run_parent(report)
     _history(report)
     _notify(report)
-    _later_verbs(verbs)
-    compare.add_parser(verbs)
-    history.add_parser(verbs)
-    selftest = verbs.add_parser("selftest", help="inject known faults and check that each is caught")
+    _run_commands(commands)
+    compare.add_parser(commands)
+    history.add_parser(commands)
+    selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
     _run_parent(selftest)
     selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
     return parser
 
 
-def _later_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Verbs on a run that has been started, from any terminal, and on the cluster."""
+def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Commands on a run that was started, from any terminal."""
     for name, text in (
         ("resume", "continue a run whose launcher has ended: follow its jobs, or run the cells without a result"),
         ("status", "show the progress of a run"),
         ("cancel", "end the jobs of a run on a cluster"),
     ):
-        later = verbs.add_parser(name, help=text)
+        later = commands.add_parser(name, help=text)
         later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
         _run_parent(later)
         if name == "resume":
             _history(later)
             _notify(later)
             later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
-    _shrink_verb(verbs.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
-    logs = verbs.add_parser("logs", help="show the last lines of the logs of a run")
+    _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
+    logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
     logs.add_argument("--rank", type=int, metavar="N", help="the log of this rank, whole")
     _run_parent(logs)
-    doctor = verbs.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
+    doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
     doctor.add_argument("--cluster", metavar="NAME", default="local", help="cluster profile by name or path (local)")
     _run_parent(doctor, None, "folder of run directories (the cluster profile's, else reports)")
 
 
-def _shrink_verb(shrink: argparse.ArgumentParser) -> None:
+def _shrink_options(shrink: argparse.ArgumentParser) -> None:
     shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
     shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of trials at most (20)")
@@ -109,7 +109,7 @@ def _shrink_verb(shrink: argparse.ArgumentParser) -> None:
     _run_parent(shrink)
 
 
-def _run_verb(run: argparse.ArgumentParser) -> None:
+def _run_options(run: argparse.ArgumentParser) -> None:
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     _cluster(run)
@@ -132,7 +132,7 @@ def _run_verb(run: argparse.ArgumentParser) -> None:
     )
 
 
-def _bisect_verb(bisect: argparse.ArgumentParser) -> None:
+def _bisect_options(bisect: argparse.ArgumentParser) -> None:
     _matrix(bisect)
     _only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
     bisect_options.add(bisect)
@@ -196,7 +196,7 @@ _hours.__name__ = "number of hours"  # as argparse names it: invalid number of h
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Errors are printed to stderr."""
+    """Run one command; returns the exit code. Errors are printed to stderr."""
     gc.set_threshold(_GARBAGE_AFTER)
     if argv is None:
         own_streams()
@@ -265,7 +265,7 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
         notify=tuple(getattr(arguments, "notify", None) or ()),
         for_git=getattr(arguments, "bisect", False),
     )
-    if arguments.verb == "run":
+    if arguments.command == "run":
         return run.run(
             arguments.matrix,
             arguments.only,
@@ -277,27 +277,27 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
             detach=arguments.detach,
             options=options,
         )
-    if arguments.verb == "bisect":
+    if arguments.command == "bisect":
         return bisect_options.run(arguments, command)
-    if arguments.verb == "plan":
+    if arguments.command == "plan":
         return plan.plan(arguments.matrix, as_json=arguments.json, all_rows=arguments.all, cluster=arguments.cluster)
-    if arguments.verb == "verify":
+    if arguments.command == "verify":
         return plan.verify(arguments.matrix)
-    if arguments.verb == "schema":
+    if arguments.command == "schema":
         return plan.schema()
-    if arguments.verb == "resume":
+    if arguments.command == "resume":
         return run.resume(arguments.run, arguments.run_dir, errors=arguments.errors, options=options)
-    if arguments.verb == "report":
+    if arguments.command == "report":
         return inspect.report(arguments.run, arguments.run_dir, options)
     on_run = {"status": inspect.status, "cancel": inspect.cancel}
-    if arguments.verb in on_run:
-        return on_run[arguments.verb](arguments.run, arguments.run_dir)
+    if arguments.command in on_run:
+        return on_run[arguments.command](arguments.run, arguments.run_dir)
     with_arguments = {"compare": compare.run, "history": history.run, "shrink": _shrink}
-    if arguments.verb in with_arguments:
-        return with_arguments[arguments.verb](arguments)
-    if arguments.verb == "logs":
+    if arguments.command in with_arguments:
+        return with_arguments[arguments.command](arguments)
+    if arguments.command == "logs":
         return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
-    if arguments.verb == "doctor":
+    if arguments.command == "doctor":
         return check.doctor(arguments.cluster, arguments.run_dir)
     return check.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
 

@@ -44,7 +44,7 @@ def brief(error: BaseException) -> str:
 
 
 def keep_traceback(error: BaseException, folder: Path | None = None, name: str = FILE) -> str:
-    """Append the traceback to a file of the folder, else to a new temporary one; its path, empty if neither works."""
+    """Append the traceback to a file of the folder, else of a temporary one; returns its path, empty if both fail."""
     text = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if folder is not None and folder.is_dir():  # a run directory that has vanished is not made again
         try:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a launcher as Ctrl-C does: what it runs is stopped, what finished is judged, it says so."""
+"""SIGTERM and SIGHUP end a launcher as Ctrl-C does: running cells are stopped, finished ones are judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def end_on_signals() -> None:
-    """Raise Stopped on SIGTERM and SIGHUP, unless the caller has them ignored, as nohup does with SIGHUP."""
+    """Raise Stopped on SIGTERM and SIGHUP, unless the caller ignores them, as nohup does with SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
@@ -22,5 +22,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def name_of(error: BaseException) -> str:
-    """The signal behind a KeyboardInterrupt."""
+    """Name of the signal that raised a KeyboardInterrupt."""
     return str(error) if isinstance(error, Stopped) and str(error) else "SIGINT"

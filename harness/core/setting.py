@@ -48,7 +48,7 @@ class Setting(Limits):
     axis: str = ""  # of a field of CellConfig: name of the axis that sets it
     always: bool = False  # part of a cell's name also at its default
     label: str = ""  # that part, "{}" being the value; empty: the name and the value
-    shape: bool = False  # part of a rules.rule.Shape: what decides the rows and the model of a cell
+    shape: bool = False  # part of a plan.rules.rule.Shape: what decides the rows and the model of a cell
     in_control: bool = False  # the control of a cell has the cell's value, not the default
     shrink: bool = True  # a smaller cell may have the default
     later: bool = False  # added after ids were first kept: at its default it leaves no trace in an id

@@ -125,7 +125,7 @@ class Leader(Agent):
         if attempt.result.exists():
             result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
             self.note(CellFinished(cell=cell, attempt=number, status=result.status))
-            if exit_code == 0:  # the supervisor gave up a node that has left no result
+            if exit_code == 0:  # the supervisor gave up on a node that wrote no result
                 silent = (node for node in range(1, self.nodes) if not rendezvous.node_file(attempt, node).exists())
                 self.lost.update(silent)
             return
@@ -160,7 +160,9 @@ class Follower(Agent):
         tail = Journal(self.run.agent_journal(self.allocation, 0))
         limit = time.monotonic() + STARTUP_S
         while not self.over:
-            gone = self.acknowledged and bool(self.others.silent())  # before the journal is read, for its last events
+            gone = self.acknowledged and bool(
+                self.others.silent()
+            )  # checked before the journal is read, so that its last events are not missed
             for event in tail.new_events():
                 self._handle(event)
             if not self.over and (gone or (not self.acknowledged and time.monotonic() > limit)):
@@ -171,7 +173,7 @@ class Follower(Agent):
             self.heartbeat.tick()
 
     def _handle(self, event: Event) -> None:
-        """Do what an event of the leader's journal asks for; events before it named this process are old."""
+        """Act on an event of the leader's journal; events from before it named this process are old."""
         if isinstance(event, Gathered):
             self.acknowledged = event.tokens.get(str(self.node)) == self.heartbeat.token
         elif self.acknowledged and isinstance(event, CellStarted):
@@ -216,7 +218,7 @@ def main() -> int:
     if arguments.attached_to:
         die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Else torch initialises CUDA to answer is_available(), and forked ranks cannot use it.
+    # Otherwise is_available() initialises CUDA, which forked ranks could not use any more.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
     resource.setrlimit(

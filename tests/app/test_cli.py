@@ -1,4 +1,4 @@
-"""Verbs that train nothing, and bad input."""
+"""Commands that train nothing, and bad input."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_help_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["plan", "run"])
-def test_planning_and_running_never_load_torch_in_the_launcher(verb: str, tmp_path: Path) -> None:
-    arguments = [verb, str(write_matrix(tmp_path))] + (["--dry-run"] if verb == "run" else [])
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_planning_and_running_never_load_torch_in_the_launcher(command: str, tmp_path: Path) -> None:
+    arguments = [command, str(write_matrix(tmp_path))] + (["--dry-run"] if command == "run" else [])
     program = (
         "import sys\nfrom harness.app import cli\nfrom harness.app.pipeline import launch, reports\n"
         f"assert cli.main({arguments!r}) == 0\n"
@@ -76,11 +76,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "said"), BAD, ids=[said[-1] + str(number) for number, (_, said) in enumerate(BAD)])
-@pytest.mark.parametrize("verb", ["run", "plan", "verify"])
+@pytest.mark.parametrize("command", ["run", "plan", "verify"])
 def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
-    text: str, said: list[str], verb: str, tmp_path: Path
+    text: str, said: list[str], command: str, tmp_path: Path
 ) -> None:
-    done = harness(verb, write_matrix(tmp_path, text), cwd=tmp_path)
+    done = harness(command, write_matrix(tmp_path, text), cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for word in said:

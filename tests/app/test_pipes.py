@@ -20,7 +20,7 @@ from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run
 
 LIMIT_S = 60  # only a command that hangs takes as long
-VERBS = ("report", "status", "logs", "resume")
+COMMANDS = ("report", "status", "logs", "resume")
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +69,10 @@ def test_no_command_waits_for_a_pipe_in_place_of_any_file(
         run = RunDir(tmp_path / whole.root.name)
         shutil.copytree(whole.root, run.root)
         piped(run, name)
-        for verb in VERBS:
-            code = main([verb, str(run.root), *(["--no-history"] if verb in ("report", "resume") else [])])
+        for command in COMMANDS:
+            code = main([command, str(run.root), *(["--no-history"] if command in ("report", "resume") else [])])
             said = capsys.readouterr()
-            assert code in (EXIT_PASS, EXIT_INPUT, EXIT_UNDECIDED), (verb, name, said)
+            assert code in (EXIT_PASS, EXIT_INPUT, EXIT_UNDECIDED), (command, name, said)
             assert "Traceback" not in said.out + said.err
             signal.alarm(LIMIT_S)
         shutil.rmtree(run.root)

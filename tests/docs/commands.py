@@ -56,7 +56,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Verb -> its parser."""
+    """Command -> its parser."""
     return {
         name: choice
         for item in parser._actions
@@ -66,9 +66,9 @@ def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def complaint(command: Command, root: Path) -> str | None:
-    """What is wrong with a command; one that leaves out what the verb requires is fine."""
+    """What is wrong with a command; one that leaves out what it requires is fine."""
     if command.words[0] not in (*_parsers(build_parser()), "--help", "--version"):
-        return f"{command.where}: harness has no verb {command.words[0]!r}"
+        return f"{command.where}: harness has no command {command.words[0]!r}"
     for word in command.words:
         if re.fullmatch(r"(matrices|docs)/[\w./-]+", word) and word not in _MADE and not (root / word).exists():
             return f"{command.where}: {word} is not there"
@@ -87,8 +87,8 @@ def _parse(words: list[str]) -> str | None:
         raise _WrongError(message)
 
     parser = build_parser()
-    verbs = list(_parsers(parser).values())
-    for one in [*verbs, *(deeper for verb in verbs for deeper in _parsers(verb).values())]:
+    commands = list(_parsers(parser).values())
+    for one in [*commands, *(deeper for command in commands for deeper in _parsers(command).values())]:
         for action in one._actions:
             action.required = action.required and not action.option_strings
         for group in one._mutually_exclusive_groups:

@@ -38,7 +38,7 @@ def test_every_command_exists_with_its_arguments_and_matrices(root: Path, comman
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("`harness rum MATRIX`", "harness has no verb 'rum'"),
+        ("`harness rum MATRIX`", "harness has no command 'rum'"),
         ("`harness run matrices/gone.yaml`", "matrices/gone.yaml is not there"),
         ("`harness resume RUN --agian`", "unrecognized arguments: --agian"),
         ("`harness resume --agian`", "--agian"),
@@ -58,7 +58,7 @@ def test_a_command_that_does_not_exist_is_found(root: Path, tmp_path: Path, line
         ("`harness logs RUN [CELL] [--rank N]`", ("logs", "RUN", "CELL", "--rank", "1")),
         ("    harness status latest      cells by outcome", ("status", "latest")),
         ("    harness report latest && echo well", ("report", "latest")),
-        ("The `harness run` verb", ("run",)),
+        ("The `harness run` command", ("run",)),
     ],
 )
 def test_a_command_is_read_as_one_would_type_it(tmp_path: Path, line: str, words: tuple[str, ...]) -> None:

@@ -69,7 +69,7 @@ def test_commits_of_a_round_have_jobs_of_their_own_side_by_side_and_a_kill_loses
     assert source.name(found.found.name) == "guilty"
     states = {source.name(point.name): point.state for point in found.points}
     assert states == {"base": "good", "one": "good", "guilty": "bad", "three": "bad", "tip": "bad"}
-    assert f"going on with {second.relative_to(tmp_path)}" in output
+    assert f"continuing {second.relative_to(tmp_path)}" in output
     assert "not shrunk on the cluster" in output
 
     assert rounds(tmp_path)[1:] == [second]  # none was judged again

@@ -37,7 +37,7 @@ from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_na
 
 
 def bisect(request: Request) -> int:
-    """Search, write result.json, tell it. 0 when one point was found, 3 when skipped ones leave several."""
+    """Search, write result.json, print the result. 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
     context = _context(request, source)
     with only_launcher(RunDir(context.folder)):
@@ -59,7 +59,7 @@ def _source(request: Request) -> Source:
     if request.find == FIXED:
         ends, options = ends[::-1], options[::-1]
     (old, new), (old_option, new_option) = ends, options
-    say("looking at what lies between the ends")
+    say("listing the points between the ends")
     if request.package is not None:
         return releases_of(request.package, old, new, old_option=old_option, new_option=new_option, pre=request.pre)
     return commits_of(
@@ -75,7 +75,7 @@ def _source(request: Request) -> Source:
 
 
 def _context(request: Request, source: Source) -> BisectContext:
-    """The matrix as the bisection needs it, and the cells it asks about."""
+    """Prepare the bisection's matrix and the cells that decide."""
     subject = source.subject
     pins = _pins(request, source)
     matrix = read_matrix(request.matrix, lambda values: for_bisection(values, subject))
@@ -118,7 +118,7 @@ def _pins(request: Request, source: Source) -> Pins | None:
 def _search_nested(
     request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection
 ) -> Bisection:
-    """The same search inside what the found commit moved, the rest being as before that commit."""
+    """Search inside the submodule or package that the found commit moved, the rest as before that commit."""
     if found.found is None:
         return found
     before, after = found.found.parents[0].name, found.found.name
@@ -155,7 +155,7 @@ def _search_nested(
 
 
 def _pinned(stack: Stack, subject: Subject) -> Stack:
-    """The stack with its other checkouts at the commits that their refs name now, for all rounds the same."""
+    """The stack with its other checkouts pinned to the commits that their refs name now, for all rounds."""
     found = []
     for item in stack.checkouts:
         if item.package != subject.name and item.ref:
@@ -165,7 +165,7 @@ def _pinned(stack: Stack, subject: Subject) -> Stack:
 
 
 def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Sequence[str]) -> tuple[PlannedCell, ...]:
-    """The cells that --only names, by id, name, or name without the stack; without it all that can be asked."""
+    """The cells that --only names, by id, name, or name without the stack; without --only all that can be bisected."""
     cells = [cell for cell in expansion.cells if cell.role == "cell"]
     names = set()
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""After a bisection: the first failed cell made smaller, the change taken back at the new end, and issue.md."""
+"""After a bisection: shrinks the first failed cell, reverts the change at the new end to confirm, writes issue.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def report_evidence(found: Bisection, context: BisectContext) -> None:
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
-    """The smallest cell at the newer end, as it is and with the change taken back; empty where there is no commit."""
+    """Run the smallest cell at the newer end with and without the change; returns the result as text, empty where there
+    is no commit."""
     if found.kind != COMMIT or found.found is None or shrunk.stack is None:
         return ""
     end = found.good if found.find == FIXED else found.bad
@@ -87,7 +88,7 @@ def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
 
 
 def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
-    """What became of the cell in each stack."""
+    """Stack -> answer for the cell in it."""
     configs = {name: replace(shrunk.config, stack=name, made_of=digest(stack.asked)) for name, stack in stacks.items()}
     number = 1 + sum(1 for _ in folder.glob("confirmation-*"))
     report = run_cells(

@@ -1,4 +1,4 @@
-"""What a commit pins: a submodule's commit, or the release of a package; and where the submodule's history lies."""
+"""Pins of a commit: the commit of a submodule or the release of a package; finds a clone of the submodule."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """What the commits of a repository pin by one name."""
+    """A submodule or a package that the commits of a repository pin."""
 
     outer: Repository
     name: str  # path of a submodule, or a distribution
     subject: Subject  # what is pinned
 
     def with_outer(self, outer: Subject) -> Callable[[Stack, str], Stack]:
-        """A stack at a commit of the repository, with what is pinned at what that commit pins."""
+        """A function that gives a stack at a commit of the repository, with the subject that the commit pins."""
         return lambda stack, commit: self.subject.at(outer.at(stack, commit), self.of(commit))
 
     def of(self, commit: str) -> str:
@@ -44,7 +44,7 @@ class Pins:
 
 
 def pins_of(outer: Repository, name: str, commit: str) -> Pins:
-    """What `name` is at a commit: the path of a submodule, else a package that a requirement pins."""
+    """The pins called `name`: the path of a submodule at the commit, else a package that a requirement pins."""
     submodules = outer.submodules(commit)
     if name not in submodules:
         found = Pins(outer=outer, name=distribution(name) or name, subject=Subject(name=distribution(name) or name))

@@ -1,4 +1,4 @@
-"""The options of `harness bisect`. Light: what it does is imported when it runs."""
+"""The options of `harness bisect`. Fast to import: the search itself is imported when it runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add(bisect: argparse.ArgumentParser) -> None:
     )
     bisect.add_argument("--run", dest="setup", default="", metavar="COMMAND", help="run once in each commit's worktree")
     bisect.add_argument(
-        "--nested", default="", metavar="NAME", help="submodule or package to go on with where it moved"
+        "--nested", default="", metavar="NAME", help="submodule or package to search next, where it moved"
     )
     bisect.add_argument("--fresh", action="store_true", help="judge again what earlier bisections judged")
-    bisect.add_argument("--jobs", type=_count, metavar="K", help="points side by side (1 here, 3 on a cluster)")
+    bisect.add_argument("--jobs", type=_count, metavar="K", help="points to judge at once (1 here, 3 on a cluster)")
 
 
 def _count(text: str) -> int:
@@ -39,7 +39,7 @@ _count.__name__ = "number from 1"  # as argparse names it
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
-    """The verb; its exit code."""
+    """Run the command; returns its exit code."""
     from harness.app.bisect.command import bisect
     from harness.app.bisect.search import Request
 

@@ -1,4 +1,4 @@
-"""A round of a bisection: the chosen cells at some points, run side by side in one run and judged from its files."""
+"""A round of a bisection: the chosen cells at several points, run side by side in one run and judged."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from harness.plan.stacks.bisection_cells import Subject, moved, named_at, plain_
 
 @dataclass(frozen=True, kw_only=True)
 class BisectContext:
-    """Where and with what the points are judged."""
+    """Everything that the judging of points needs."""
 
-    matrix: Matrix  # for the bisection: see plan/stacks/
+    matrix: Matrix  # for the bisection: see plan/stacks/bisection_cells.py
     cluster: ClusterProfile
     cluster_file: Path | None
     cluster_asked: str | None
@@ -48,14 +48,14 @@ class BisectContext:
     folder: Path  # of this bisection
     fresh: bool  # ignore verdicts kept from earlier bisections
     command: Sequence[str]
-    pins: Pins | None  # what the subject's commits pin and the stacks hold
-    at: Callable[[Stack, str], Stack]  # a stack with the subject, and what it pins, at a point
+    pins: Pins | None  # pins of the subject's commits that the stacks hold
+    at: Callable[[Stack, str], Stack]  # a stack with the subject and its pins at a point
     label: Callable[[str], str]  # a point as part of a stack's name
     code: Callable[[Iterable[str]], Mapping[str, str]]  # point -> its code, part of the key of a kept verdict
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The stacks of the chosen cells, at whatever point the matrix has them."""
+        """The stacks of the chosen cells, as the matrix has them."""
         return {cell.config.stack: self.matrix.stacks[cell.config.stack] for cell in self.chosen}
 
     @property
@@ -75,7 +75,7 @@ def judge_points(context: BisectContext, points: Sequence[str]) -> dict[str, Poi
 
 
 def _keys(context: BisectContext, points: Sequence[str]) -> dict[str, dict[str, VerdictKey]]:
-    """For each point the keys of its chosen cells, by their ids in the matrix."""
+    """Point -> id of a chosen cell in the matrix -> key."""
     code = context.code(points)
     gpu = "gpu" if Path("/dev/nvidiactl").exists() else "cpu"
     where = dumps(context.cluster) if context.launcher.detached else gpu
@@ -104,7 +104,7 @@ def _kept(context: BisectContext, point: str, keys: Mapping[str, VerdictKey]) ->
 
 
 def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[str, VerdictKey]]) -> dict[str, Point]:
-    """Judge points in one new run, and note which, so that another process can continue it."""
+    """Judge points in one new run, and record which, so that another process can continue it."""
     planned = _planned(context, points)
     directory = RunDir(context.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
@@ -120,13 +120,13 @@ def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[
 
 
 def finish_interrupted(context: BisectContext) -> None:
-    """Keep the verdicts of a round whose launcher has ended: on a cluster all of them, here those of finished cells."""
+    """Keep the verdicts of an interrupted round: on a cluster all of them, here those of finished cells."""
     if not _note(context).exists():
         return
     note = loads(text_of(_note(context)))
     directory, points = RunDir(Path(note["run"])), note["points"]
     plan = read_plan(directory)
-    say(f"going on with {relative_path(directory.root)}")
+    say(f"continuing {relative_path(directory.root)}")
     if context.launcher.detached:
         _launch(context, directory, plan)
     _harvest(context, directory, plan, [point for point in points if _has_ended(context, directory, point)])
@@ -142,7 +142,7 @@ def _has_ended(context: BisectContext, directory: RunDir, point: str) -> bool:
 
 
 def _planned(context: BisectContext, points: Sequence[str]) -> plan_run.Planned:
-    """One run with a stack per point. Its report shows commands that use the matrix file of the point."""
+    """Plan one run with a stack per point. Commands in its report use the matrix file of the point."""
     cells: dict[str, PlannedCell] = {}
     stacks: dict[str, Stack] = {}
     for point in points:
@@ -168,7 +168,7 @@ def _planned(context: BisectContext, points: Sequence[str]) -> plan_run.Planned:
 
 
 def matrix_at(context: BisectContext, point: str) -> Path:
-    """A matrix file with the subject at a point: the bisection's matrix but for that. Written unless it is there."""
+    """The bisection's matrix with the subject at a point, as a file; written unless it exists."""
     path = context.folder / "points" / f"{context.label(point)}.yaml"
     if not path.exists():
         stacks = {
@@ -182,7 +182,7 @@ def matrix_at(context: BisectContext, point: str) -> Path:
 def ids_in_matrix_at(context: BisectContext, point: str) -> dict[str, str]:
     """Id in the bisection's matrix -> id in the matrix file of a point.
 
-    The names of the stacks are the same in both; what the stacks hold is not.
+    The names of the stacks are the same in both, their contents differ.
     """
     return {old: cell.id for old, cell in moved(context.cells, _moved_stacks(context, point)).items()}
 
@@ -215,7 +215,7 @@ def _harvest(
     points: Sequence[str],
     keys: Mapping[str, dict[str, VerdictKey]] | None = None,
 ) -> dict[str, Point]:
-    """The verdicts on points of a run that has ended; those that are decided are kept."""
+    """The verdicts on points of a finished run; decided ones are kept."""
     report = judge_run.judge(directory, plan)
     reports.write_reports(directory, report)
     keys = keys or _keys(context, points)

@@ -1,4 +1,4 @@
-"""The search of a bisection: both ends, then round after round, and what was found."""
+"""The search of a bisection: both ends, then round after round, to the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLUSTER_JOBS = 3  # points at once on a cluster: a quarter of the history is lef
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for."""
+    """The user's request."""
 
     matrix: Path
     good: str
@@ -36,7 +36,7 @@ class Request:
     pre: bool = False
     setup: str = ""  # --run
     fresh: bool = False
-    nested: str = ""  # a submodule or a package that the commits pin: to be searched where one moves it
+    nested: str = ""  # a submodule or a package that the commits pin: searched too if the found commit moves it
     jobs: int | None = None  # points at once; None: one here, several on a cluster
     cluster: str | None = None
     run_parent: Path | None = None
@@ -45,7 +45,7 @@ class Request:
 
 
 class Verdicts:
-    """The points judged so far, and what a round of judging says."""
+    """The points judged so far; prints each round."""
 
     def __init__(self, request: Request, source: Source, context: BisectContext) -> None:
         self.source, self.context = source, context
@@ -68,12 +68,12 @@ class Verdicts:
 
     @property
     def known(self) -> dict[str, str]:
-        """As the search wants them."""
+        """Point -> state, for the search."""
         return {name: self.states[point.state] for name, point in self.points.items()}
 
 
 def search(request: Request, source: Source, context: BisectContext) -> Bisection:
-    """Judge both ends, then as few points as are needed to find the one that changed."""
+    """Judge both ends, then as few points as possible to find the change."""
     judged = Verdicts(request, source, context)
     history = source.history
     newest = history.points[-1]
@@ -84,13 +84,13 @@ def search(request: Request, source: Source, context: BisectContext) -> Bisectio
         judged.judge(step.points, f"of {len(history.points)} {source.kind}s")
     if isinstance(step, Found):
         before = [source.stands_for(name) for name in source.about(step.point)[1]]
-        if len(before) > 1:  # of a merge some may only follow from later ones
+        if len(before) > 1:  # some commits of a merge may be implied by later ones only
             judged.judge(before, "judging what was merged")
     return _result(request, source, context, judged, step, notes)
 
 
 def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
-    """Notes; InputError when an end does not show what was said, InfrastructureError when it cannot be judged."""
+    """Notes; InputError when an end does not behave as stated, InfrastructureError when it cannot be judged."""
     old_state, new_state = (BAD, GOOD) if request.find == FIXED else (GOOD, BAD)
     problems = []
     for end, name, said in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
@@ -114,7 +114,7 @@ def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str)
 
 
 def _other_end(end: End, said: str, point: Point) -> Problem:
-    """What an end shows instead of what was said."""
+    """The error for an end that does not behave as --good or --bad states."""
     first = next((item.message for item in point.findings), "every chosen cell passes")
     return Problem(
         key=f"--{said}", message=f"{end.asked} is {point.state}: {first}", hint=f"see {relative_path(Path(point.run))}"

@@ -25,28 +25,30 @@ class Commits:
     subject: Subject
     old: End
     new: End
-    history: History  # what comes after the old end, and the new one last
-    bases: tuple[str, ...]  # where the histories of the ends part, to be judged like the old end; none in one line
+    history: History  # the commits after the old end; the new end is the last
+    bases: tuple[
+        str, ...
+    ]  # merge bases of the ends, judged like the old end; none where the old end is an ancestor of the new one
     repository: Repository
     same: dict[str, str] = field(default_factory=dict)
     kind: str = COMMIT
 
     def stands_for(self, point: str) -> str:
-        """The point whose verdict another one shares; the point itself as a rule."""
+        """The point whose verdict this one shares; usually the point itself."""
         return self.same.get(point, point)
 
     def label(self, point: str) -> str:
-        """As part of a stack's name."""
+        """The point as part of a stack's name."""
         return short(point, COMMIT)
 
     def code(self, points: Iterable[str]) -> dict[str, str]:
-        """What the verdicts on points are kept by."""
+        """Point -> code that identifies its kept verdicts."""
         names = list(points)
         trees = self.repository.objects(f"{name}^{{tree}}" for name in names)
         return {name: trees[f"{name}^{{tree}}"] for name in names}
 
     def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
-        """A point in words, and the points before it."""
+        """A description of a point, and the points before it."""
         known = self.repository.about(point)
         return Change(name=point, subject=known.subject, author=known.author, date=known.date), known.parents
 
@@ -89,7 +91,7 @@ def commits_of(
     first_parent: bool,
     setup: str = "",
 ) -> Commits:
-    """The commits between two refs of a repository, a path or a URL. InputError for what cannot be meant."""
+    """The commits between two refs of a repository, a path or a URL. InputError for invalid ends."""
     place = place if is_url(place) else str(expanded(place).resolve())
     checkout = Checkout(package="bisected", repository=place, ref=old)
     ends = [
@@ -161,7 +163,7 @@ def _of_paths(
 
 
 def releases_of(package: str, old: str, new: str, *, old_option: str, new_option: str, pre: bool) -> Releases:
-    """The releases of a package between two. InputError for what cannot be meant."""
+    """The releases of a package between two. InputError for invalid ends."""
     name = distribution(package)
     if not name:
         raise InputError(Problem(key="--package", message="must be a name of a package", found=repr(package)))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * MIB  # of a report.json
 
 
-def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
     text = "path, run id, 'latest', or a kept report.json"
     parser.add_argument("run", metavar="RUN_A", help=f"the earlier run: {text}")
     parser.add_argument("other", metavar="RUN_B", nargs="?", help="the later run, likewise; absent with --baseline")
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.other is None) == (arguments.baseline is None):
         allowed = "RUN_A RUN_B, or one RUN with --baseline FILE"
-        raise InputError(Problem(message="compare what with what?", allowed=allowed))
+        raise InputError(Problem(message="two reports are needed", allowed=allowed))
     later = arguments.other or arguments.run
     before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
     after, place = read(later, arguments.run_dir)
@@ -108,7 +108,7 @@ def _counts(comparison: Comparison, place: Path) -> Counts:
 
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
-    """A report by run directory, run id, 'latest' or a kept report.json; and the folder that it lies in."""
+    """A report by run directory, run id, 'latest' or a kept report.json, and its folder."""
     from harness.app.pipeline.find_run import find_run
     from harness.infra.screen import relative_path
     from harness.judge.report.render_json import read_report
@@ -127,6 +127,4 @@ def read(name: str, run_parent: Path) -> tuple[Report, Path]:
     try:
         return read_report(text), path.resolve().parent
     except InputError as error:
-        raise InputError(
-            Problem(message=str(error), file=str(path), hint="harness report RUN writes it anew")
-        ) from error
+        raise InputError(Problem(message=str(error), file=str(path), hint="harness report RUN rewrites it")) from error

@@ -1,4 +1,4 @@
-"""`harness history`: what runs have left, as listings, files and a page."""
+"""`harness history`: outcomes and metrics of all runs, as listings, files and a page."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _ACTIONS = {
 }
 
 
-def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The parser of the verb; its actions have the same filters."""
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The parser of the command; its actions share the filters."""
     from harness.infra.table_files import FORMATS
 
     text = "list, draw, export and prune the outcomes and figures of all runs"
-    parser = verbs.add_parser("history", help=text, description=text)
+    parser = commands.add_parser("history", help=text, description=text)
     _filters(parser)
     actions = parser.add_subparsers(dest="action", metavar="WHAT")
     made = {name: actions.add_parser(name, help=words, description=words) for name, words in _ACTIONS.items()}
@@ -60,12 +60,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (standard output)")
     prune.add_argument("--older-than", metavar="AGE", help="runs that started before that: 90d, or a date")
     prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="but not the last N of each matrix")
-    prune.add_argument("--dry-run", action="store_true", help="show what would go, remove nothing")
+    prune.add_argument("--dry-run", action="store_true", help="show what would be removed, remove nothing")
     made["import"].add_argument("runs", nargs="+", metavar="RUN", help="path, run id, or 'latest'")
 
 
 def _place(parser: argparse.ArgumentParser) -> None:
-    """Where the history is. No defaults: an action must not overwrite what was said before its name."""
+    """Options that locate the history. No defaults: an action must not overwrite options given before its name."""
     where = "the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories"
     parser.add_argument("--history", type=Path, metavar="FILE", default=argparse.SUPPRESS, help=where)
     folder = "folder of run directories (reports)"
@@ -100,7 +100,7 @@ _count.__name__ = "number of 1 or more"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One action; its exit code."""
+    """Run one action; returns its exit code."""
     from harness.app.pipeline.finalize import history_file
 
     said = vars(arguments)
@@ -137,7 +137,7 @@ def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
             when = datetime.fromisoformat(text.replace("Z", "+00:00"))
         except ValueError as error:
             allowed = "a date (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
-            raise InputError(Problem(key=flag, message="is no date", found=repr(text), allowed=allowed)) from error
+            raise InputError(Problem(key=flag, message="is not a date", found=repr(text), allowed=allowed)) from error
         when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
     return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -149,7 +149,7 @@ def _list(what: str, said: Mapping[str, Any], file: Path) -> int:
     with opened(file, write=False) as history:
         rows = list(history.rows(listing(what, _wanted(said, _ROWS))))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history fits")
+    screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history matches")
     return EXIT_PASS
 
 
@@ -201,12 +201,12 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
         raise InputError(Problem(message="there is no history", file=str(file)))
     with opened(file, write=True) as history:
         gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
-    screen.out("\n".join([*gone, f"{len(gone)} runs {'would go' if arguments.dry_run else 'removed'}"]))
+    screen.out("\n".join([*gone, f"{len(gone)} runs {'would be removed' if arguments.dry_run else 'removed'}"]))
     return EXIT_PASS
 
 
 def _import(names: Sequence[str], parent: Path, file: Path) -> int:
-    """Every run that can be read is recorded; those that cannot are told, and make the exit code 2."""
+    """Record every readable run; unreadable ones are reported and make the exit code 2."""
     from harness.app.commands.compare import MOST_BYTES
     from harness.app.pipeline.finalize import record
     from harness.app.pipeline.find_run import find_run

@@ -1,4 +1,4 @@
-"""`harness plan`, `harness verify` and `harness schema`: what a matrix file asks for. Nothing is started."""
+"""`harness plan`, `harness verify` and `harness schema`: commands on matrix files. Nothing is started."""
 
 from __future__ import annotations
 

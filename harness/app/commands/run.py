@@ -74,7 +74,7 @@ def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, erro
                 _run_errors_again(directory, plan_)
             launch.launch(directory, plan_, launcher_of(directory))
     except KeyboardInterrupt:
-        screen.out(f"detached, the jobs go on\n{_next_commands(directory)}")
+        screen.out(f"detached, the jobs keep running\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
     return judge_and_report(directory, plan_, options)
 
@@ -95,13 +95,13 @@ def _next_commands(directory: RunDir) -> str:
     name = shlex.quote(relative_path(directory.root))
     return (
         f"  follow and judge: harness resume {name}\n"
-        f"  how far it is:    harness status {name}\n"
+        f"  progress:         harness status {name}\n"
         f"  end the jobs:     harness cancel {name}"
     )
 
 
 def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
-    """Print what would be started; where that is jobs, write the run directory as it would be submitted."""
+    """Print what would be started; for jobs, also write the run directory as it would be submitted."""
     from harness.app.pipeline import plan_run
     from harness.infra.launchers import launcher_for
     from harness.infra.local_launcher import cores
@@ -140,7 +140,7 @@ def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
     from harness.infra.slurm.retry import again
 
     cells = [cell for cell in judge_run.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
-    wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their reference
+    wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their control
     directory.cancelled.unlink(missing_ok=True)  # the user asks for jobs again
     made = again(directory, plan_, wanted)
     screen.out(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")

@@ -1,6 +1,6 @@
-"""`harness selftest`: inject the catalogued faults and demand that each is caught at its place, clean twins passing.
+"""`harness selftest`: inject the catalogued faults; each must be caught at its location, and clean twins must pass.
 
-The cells are planned, launched and judged like those of any run; only the demand on the report is made here.
+The cells are planned, launched and judged like those of any run; this module only checks the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.plan.faults.text import catalogue_text, demand_text, where_text
 
 @dataclass(frozen=True, kw_only=True)
 class Caught:
-    """How one fault came out. `problems` is empty when every demand is met."""
+    """The result of one fault. `problems` is empty when every requirement is met."""
 
     fault: str
     fault_class: str
@@ -39,14 +39,14 @@ class Caught:
     found: str  # the leading finding: lane, check
     place: str
     message: str
-    caught: bool  # the outcome is the demanded one
+    caught: bool  # the outcome is the expected one
     right_lane: bool
     right_place: bool
     problems: list[str] = field(default_factory=list)
 
 
 def run(only: Sequence[str] | None, run_parent: Path) -> int:
-    """Run the self-test; prints the table and returns the exit code. InputError for a fault that does not exist."""
+    """Run the self-test, print the table, return the exit code. InputError for a fault that does not exist."""
     specs = choose(only)
     require_torch()
     plan = plan_faults(specs)
@@ -98,7 +98,7 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
 
 
 def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> PlannedCell:
-    """Cells of the self-test come from no matrix: the command that reproduces one names the fault."""
+    """Cells of the self-test have no matrix: the command that reproduces one names the fault."""
     layout = config.layout
     axes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path}
     axes["fault"] = config.fault or "none"
@@ -115,7 +115,7 @@ def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> Plan
 
 
 def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterator[Allocation]:
-    """Cells that take turns in two allocations, of one stack where a matrix has two stacks; the rest in one more."""
+    """Interleaved cells in two allocations, here of one stack instead of two; the rest in a third."""
     timings = {cell: cells[cell].config.timing for cell in whole.cells}
     for side, first in (("base", True), ("other", False)):
         members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
@@ -126,13 +126,13 @@ def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterato
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
-    """Cells that may run into their deadline do nothing while they wait for it: started first, others run beside."""
+    """Cells that may hit their deadline first: others run beside them while they wait."""
     ordered = sorted(allocation.cells, key=lambda cell: cells[cell].config.deadline_s >= DEADLINE_S)
     return replace(allocation, cells=tuple(ordered))
 
 
 def judge_fault(spec: FaultSpec, report: Report) -> Caught:
-    """Hold the report's verdict on the fault's cell against the catalogue's demand."""
+    """Compare the report's verdict on the fault's cell with the catalogue."""
     cell = _cell(report, cell_id(spec.faulty))
     findings = cell.findings
     first = findings[0] if findings else None
@@ -197,7 +197,7 @@ def _holds(where: Mapping[str, Any], demanded: Mapping[str, Any]) -> bool:
 
 
 def _place(finding: Finding | None) -> str:
-    """The single values of a place, with the ranks it reaches."""
+    """The single values of a location, with the ranks that it includes."""
     if finding is None:
         return ""
     names = ("stage", "tp", "cp", "dp", "layer", "field", "document", "parameter", "ranks")
@@ -211,7 +211,7 @@ def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]
 
 
 def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> int:
-    """A missed fault or a false alarm is certain (1); what infrastructure kept from an outcome is undecided (3)."""
+    """A missed fault or a false alarm is certain (1); infrastructure problems leave it undecided (3)."""
     missed = [result for result in results if result.problems]
     undecided = [result for result in missed if not result.caught and result.outcome is Outcome.ERROR]
     broken = [cell for cell in alarms if cell.outcome is Outcome.ERROR]

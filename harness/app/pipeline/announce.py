@@ -1,4 +1,4 @@
-"""`--notify`: sends the verdict to commands and webhooks. Nothing that a receiver does changes the verdict."""
+"""`--notify`: sends the verdict to commands and webhooks. No failure of a receiver changes the verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def receiver(text: str) -> str:
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line without secrets, for files and messages; a receiver is shown without its credentials."""
+    """A command line without secrets, for files and messages; receivers are shown without credentials."""
     if not any(_names_it(word.partition("=")[0]) for word in command):
         return [redacted(word) for word in command]
     from harness.infra.notify.receivers import shown  # loads an HTTP client
@@ -57,7 +57,7 @@ def announce(receivers: Sequence[str], report: Report, directory: Path, exit_cod
 
 
 def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
-    """Tell every receiver that a run ended before it could be judged: no message would look like a green run."""
+    """Send every receiver that a run ended before it could be judged: no message would look like a green run."""
     from harness.judge.report.announcement import not_judged
 
     if receivers:

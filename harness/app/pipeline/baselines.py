@@ -1,4 +1,4 @@
-"""The baselines of a run: taken from the history once, then kept beside it, so that judging can be repeated."""
+"""The baselines of a run: read from the history once, then kept in the run directory, so that judging is repeatable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAMAGED = (OSError, TypeError, ValueError, KeyError, AttributeError, RecursionE
 
 
 def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
-    """Write baseline.json, unless it is there or the matrix does not ask for it.
+    """Write baseline.json, unless it exists or the matrix does not ask for it.
 
     A history that cannot be read is reported on stderr.
     """
@@ -44,7 +44,7 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> its baseline; empty when the run has none, or one that baseline_problem reports."""
+    """Cell id -> its baseline; empty when the run has none or a damaged one, which baseline_problem reports."""
     try:
         return _read(run)
     except _DAMAGED:
@@ -52,7 +52,7 @@ def read_baselines(run: RunDir) -> dict[str, Baseline]:
 
 
 def baseline_problem(run: RunDir) -> str:
-    """Why the run's baseline cannot be read, so that no cell is held to earlier times; else empty."""
+    """Why the run's baseline cannot be read, so that no cell is compared with earlier times; else empty."""
     try:
         _read(run)
     except _DAMAGED as error:

@@ -27,17 +27,17 @@ FILE = "history.sqlite"
 
 @dataclass(frozen=True, kw_only=True)
 class FinalizeOptions:
-    """What happens to the verdict of a run beside its reports."""
+    """What happens with the verdict of a run besides its reports."""
 
     record: bool = True
     history: Path | None = None  # --history
     notify: tuple[str, ...] = ()  # --notify: commands and URLs
-    for_git: bool = False  # the exit code as `git bisect run` takes it
+    for_git: bool = False  # exit codes for `git bisect run`
     code: int | None = None  # exit code instead of the verdict's, when a signal has ended the run
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
-    """Judge a run directory, write and print its reports; the exit code. Nothing after the verdict changes it.
+    """Judge a run directory, write and print its reports; returns the exit code. Nothing after the verdict changes it.
 
     Files that cannot be written are named on stderr; the exit code is then 3, unless a check failed.
     """
@@ -61,7 +61,7 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
     try:
         paths = reports.write_reports(directory, report)
     except HarnessError as error:
-        problems.append(f"the reports are not all written: {error}")
+        problems.append(f"not all reports could be written: {error}")
     if options.record:
         record(directory, report, file)
     try:
@@ -76,7 +76,7 @@ def _judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions
 
 
 def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: list[str]) -> int:
-    """What the process ends with."""
+    """The exit code of the process."""
     if options.code is not None:
         return options.code
     if options.for_git:
@@ -98,7 +98,7 @@ def history_file(named: Path | None, run_parent: Path) -> Path:
 
 
 def record(directory: RunDir, report: Report, file: Path) -> bool:
-    """Write a report into the history; whether that worked. A failure is printed to stderr and changes no verdict."""
+    """Write a report into the history; returns whether that worked. A failure goes to stderr and changes no verdict."""
     from harness.infra.history.database import opened
     from harness.judge.history.rows import run_row
 

@@ -1,4 +1,4 @@
-"""Judges what a run directory holds. Needs no training and may be repeated."""
+"""Judges a run directory. Trains nothing and may be repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.judge.report.model import Report
 
 
 def judge(run: RunDir, plan: RunPlan) -> Report:
-    """Judge what the run directory holds; needs no training and may be repeated."""
+    """Judge the files of a run directory; trains nothing and may be repeated."""
     begin = time.perf_counter()
     timing = _launch_timing(run)
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
@@ -33,7 +33,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
 
 
 def _launch_timing(run: RunDir) -> dict[str, float]:
-    """As the newest launch noted it; empty when it noted none that can be read."""
+    """Timing that the newest launch recorded; empty when there is none that can be read."""
     timings = [event.timing for event in read_events(run.events) if isinstance(event, Launched)]
     return timings[-1] if timings else {}
 

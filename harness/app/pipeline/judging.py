@@ -30,9 +30,9 @@ _MOST_PROCESSES = 8  # each holds the records of one cell and of its references
 
 
 def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
-    """Every cell of the plan as the report shows it, and what the ranks report that they ran.
+    """Judge every cell of the plan; returns the cells as the report shows them, and the software that the ranks ran.
 
-    `processes`: None for as many as a run of this size is worth.
+    `processes`: None chooses by the size of the run.
     """
     jobs = read_job_endings(run, (cell.id for cell in plan.expansion.cells))
     if processes is None:
@@ -51,7 +51,7 @@ def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None =
 
 
 def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
-    """The plan cut in parts, each with the references of its cells: those are judged in every part that needs them."""
+    """The plan split in parts, each with the controls of its cells, which every part judges that needs them."""
     known = {cell.id: cell for cell in plan.expansion.cells}
     size = -(-len(known) // count)
     cells = plan.expansion.cells
@@ -63,7 +63,7 @@ def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
 
 
 def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
-    """The cells, and what they are held against: references, and cells of the stack that they took turns with."""
+    """The cells and the cells that they are compared with: controls, and partners of interleaved timing."""
     found: dict[str, PlannedCell] = {}
     ahead = list(reversed(cells))
     while ahead:
@@ -79,7 +79,7 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
     before = read_baselines(run)
 
     def crashed(cell: str, error: Exception) -> str:
-        """The traceback goes beside the cell's attempts; the reason names it."""
+        """The reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
         file = keep_traceback(error, run.attempt(cell).root.parent)
         why = f"the harness could not judge this cell: {brief(error)}"
         return f"{why}; if its files are as the ranks wrote them, please report it with {file}"
@@ -87,7 +87,7 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
     def find(cell: str) -> CellFound:
         try:
             found = replace(read_cell(run, cell, jobs), before=before.get(cell))
-            noise_floors(found.records)  # asked here, where values that it cannot compute with harm this cell only
+            noise_floors(found.records)  # computed here, where bad values make only this cell an error
         except Exception as error:
             return CellFound(result=CellResult(cell=cell, attempt=1, status="error", reason=crashed(cell, error)))
         return found
@@ -99,7 +99,7 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Records are trees: nothing waits for the collector of cycles, which would look at millions of objects."""
+    """Switches garbage collection off: records have no cycles, and the collector would visit millions of objects."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -110,7 +110,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class RanksSeen:
-    """What the ranks really ran: import proof, environment and stand-ins, each distinct value once."""
+    """The software that the ranks ran: import proofs, environment and stubs, each distinct value once."""
 
     def __init__(self) -> None:
         self.imports: dict[str, list[str]] = {}
@@ -122,7 +122,7 @@ class RanksSeen:
         self.stand_ins: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
-        """Note what the ranks of a cell report; returns the cell."""
+        """Add the facts that the ranks of a cell recorded; returns the cell."""
         for record in evidence.records.values():
             for proof in record.imports:
                 if proof.module in HEADS:

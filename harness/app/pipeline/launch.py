@@ -1,4 +1,4 @@
-"""Runs the cells of a plan with live progress, whatever launcher runs them."""
+"""Runs the cells of a plan with live progress, on any launcher."""
 
 from __future__ import annotations
 

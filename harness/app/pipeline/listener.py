@@ -1,4 +1,4 @@
-"""What the launcher does with the events of agents."""
+"""Handles the events of agents on the launcher's side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.infra.console import Progress
 
 
 class Listener:
-    """Writes the agents' events into the run's journal, once however often the run is resumed, and shows them."""
+    """Writes the agents' events into the run's journal, each once even if the run is resumed, and shows them."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run

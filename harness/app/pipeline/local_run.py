@@ -1,4 +1,4 @@
-"""A run on this machine. An interrupted run is judged as far as it got, and resumed with new attempts."""
+"""A run on this machine. After an interruption the finished cells are judged; a resume makes new attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import moved_since
 
-_MOVED = "put it back as it was, or begin a new run: cells of one run are compared with each other"
+_MOVED = "restore it, or begin a new run: cells of one run are compared with each other"
 
 
 def start(directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions) -> int:
@@ -80,7 +80,7 @@ def _launch(
 
 
 def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal: str) -> str:
-    """What is left after a signal, and the command that continues. `left`: cells without a result."""
+    """The message after a signal: what is left, and the command that continues. `left`: cells without a result."""
     run, cells = shlex.quote(relative_path(directory.root)), len(plan.expansion.cells)
     if not left:
         return (
@@ -96,22 +96,22 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 
 
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
-    """Cells with an ERROR of their own, not only for lack of their reference, in a usable stack."""
+    """Cells that are an ERROR themselves, not only because their control is, in a usable stack."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
     found = [cell for cell in judge_run.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
     return {cell.id for cell in found if cell.failure or not cell.ranks} & usable
 
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
-    """The wanted cells, and those that take turns with them: neither can be timed alone."""
+    """The wanted cells and those interleaved with them: neither can be timed alone."""
     turns = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
     return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in turns}
 
 
 def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:
-    """The next attempt of each cell, its configuration written. One that never began is begun as it is.
+    """Cell -> number of its next attempt, whose configuration is written. An attempt that never began is reused.
 
-    Cells that take turns meet in a folder of their attempt's number, so they get the same.
+    Interleaved cells synchronise in a folder named by the number of the attempt, so they get the same number.
     """
     numbers: dict[str, int] = {}
     for cell in cells:
@@ -136,7 +136,7 @@ def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str
 
 
 def _of(plan: RunPlan, cells: Collection[str]) -> RunPlan:
-    """The plan of some of its cells."""
+    """The plan reduced to some of its cells."""
     parts = [
         replace(one, cells=tuple(cell for cell in one.cells if cell in cells))
         for one in plan.allocations

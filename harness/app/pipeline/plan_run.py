@@ -1,4 +1,4 @@
-"""From a matrix file to the plan of a run: what is run where, in which stacks; written before the start."""
+"""From a matrix file to the plan of a run: cells, launcher and stacks; written before the start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from harness.plan.matrix.load import Matrix, resolved
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for."""
+    """The user's request."""
 
     matrix: Path
     only: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is going to be run, and where."""
+    """The planned run."""
 
     matrix: Matrix
     plan: RunPlan
@@ -52,7 +52,7 @@ class Planned:
 
     @property
     def jobs(self) -> tuple[JobCost, ...]:
-        """What the jobs cost, per array; empty on this machine."""
+        """Cost of the jobs per array; empty on this machine."""
         return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
 
 
@@ -75,9 +75,9 @@ def plan_run(request: Request) -> Planned:
 
 
 def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> Planned:
-    """The stacks that the planned cells use, made unless they are there; allocations for those that can be used.
+    """Build the stacks of the planned cells unless they exist; allocations are planned for usable ones.
 
-    `once`: no later run will use their worktrees. `user`: who lets go of them.
+    `once`: no later run will use their worktrees. `user`: who releases them.
     """
     matrix, cluster = planned.matrix, planned.cluster
     cells = planned.plan.expansion.cells
@@ -94,7 +94,7 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
 
 
 def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
-    """The plan as `prepare_stacks` would make it, as far as it can be known, and what would be made."""
+    """The plan as `prepare_stacks` would make it, as far as known, and the forecast of each stack."""
     found = forecasts(asked_stacks(planned.plan.expansion, planned.matrix))
     stacks = {
         item.stack: item.ready or ReadyStack(asked=planned.matrix.stacks[item.stack], error="unknown") for item in found
@@ -122,14 +122,14 @@ def plan_cells(expansion: Expansion, *, name: str, file: str, command: Sequence[
 
 
 def write_run(run: RunDir, planned: Planned) -> None:
-    """The run directory as it is before the start: what the launcher needs, then the plan, which completes it."""
+    """Write the run directory before the start: the launcher's files, then plan.json, which completes it."""
     launcher = launcher_for(planned.cluster)
     launcher.write(run, planned.plan, planned.matrix.launch, planned.cluster, planned.cluster_file)
     write_plan(run, planned.plan, planned.matrix)
 
 
 def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
-    """Everything that is known before the start: plan.json, the resolved matrix, each cell's configuration."""
+    """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration."""
     if matrix is not None:
         write_atomic(run.matrix, redacted(dump(resolved(matrix))))
     for cell in plan.expansion.cells:

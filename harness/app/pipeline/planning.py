@@ -1,4 +1,4 @@
-"""From a matrix to what would run on a cluster: all that `harness plan` needs, without what launches and judges."""
+"""From a matrix to the cells on a cluster: all that `harness plan` needs, without launching and judging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.plan.rules.stack import container_rule
 
 _NO_TURNS = Problem(
     key="checks.throughput.slower_than",
-    message="stacks take turns on this machine only: on a cluster each has jobs of its own",
+    message="interleaved stacks need this machine: on a cluster each stack runs in its own jobs",
     hint="run it with `cluster: local` inside an allocation of one node, or leave slower_than out",
 )
 

@@ -17,7 +17,8 @@ from harness.judge.report.render_markdown import render_markdown
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:
-    """report.json, junit.xml, report.md and report.html; their paths. InfrastructureError, after all were tried."""
+    """Write report.json, junit.xml, report.md and report.html; returns their paths. InfrastructureError, after all were
+    tried."""
     renderers: dict[str, Callable[[Report], str]] = {
         "report.json": render_json,
         "junit.xml": render_junit,

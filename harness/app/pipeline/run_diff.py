@@ -1,4 +1,4 @@
-"""What changed since the previous run, by the history: kept in the run directory and shown in the report."""
+"""Changes since the previous run, from the history: kept in the run directory and shown in the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE = "previous.json"
 
 
 def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
-    """The report with what changed since the previous run, if one is known.
+    """The report with the changes since the previous run, if one is known.
 
     The history is queried once, and its answer kept in the run directory; not at all with `history` None. An error is
     printed to stderr, and the report stays as it was.
@@ -80,7 +80,7 @@ def _past(cell: CellHistory) -> Past:
 
 
 def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str, dict[str, dict[str, str]]]:
-    """What the stacks of earlier runs held, from their reports where those are still there."""
+    """Contents of the stacks of earlier runs, from their reports where those still exist."""
     from harness.judge.compare.stack_changes import stack_facts
     from harness.judge.report.render_json import read_provenance
 

@@ -1,4 +1,4 @@
-"""`--only`: which planned cells to run."""
+"""`--only`: selects planned cells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`harness shrink`: the smallest layout in which a failed cell of a run still fails, in the same lane and check.
 
-Every round is one run of the cells that it tries, below RUN/shrink/CELL; what became of them is kept there, so that a
-shrink that was ended goes on where it was.
+Every round is one run of the cells that it tries, below RUN/shrink/CELL; the answers are kept there, so that an
+interrupted shrink continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FAILED = (Outcome.FAIL, Outcome.XFAIL)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """The failed cell, and what every cell that is tried shares with it."""
+    """The failed cell, and what every tried cell shares with it."""
 
     plan: RunPlan
     planned: PlannedCell
@@ -60,7 +60,7 @@ class _Origin:
 def shrink(
     name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
 ) -> int:
-    """The verb: shrink, print what is left and what is needed; 3 when the finding does not come again.
+    """The command: shrink, print the smallest cell and what it needs; 3 when the finding does not reproduce.
 
     `check`: the one whose finding must stay, None for the leading finding. `issue`: write issue.md too.
     """
@@ -153,10 +153,10 @@ def _start(directory: RunDir, origin: _Origin) -> CellConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tried:
-    """A line of answers.jsonl: what became of one cell."""
+    """A line of answers.jsonl: the answer for one cell."""
 
     event: str = "tried"
-    key: str  # of the cell, the finding that is looked for, and the code under test
+    key: str  # of the cell, the wanted finding, and the code under test
     kind: Kind
     text: str
     cell: str
@@ -178,7 +178,7 @@ def _read_tried(path: Path) -> dict[str, _Tried]:
 
 
 class _Trial:
-    """Runs the cells of a round, and keeps what became of them."""
+    """Runs the cells of a round and keeps their answers."""
 
     def __init__(self, origin: _Origin) -> None:
         self.origin = origin
@@ -218,7 +218,7 @@ class _Trial:
                 run=directory.root.name,
             )
             self.known[tried.key] = tried
-            if answer.kind is not Kind.UNUSABLE:  # another time it may be judged
+            if answer.kind is not Kind.UNUSABLE:  # it may be judged another time
                 append_line(self.journal, tried)
 
     def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
@@ -237,7 +237,7 @@ class _Trial:
 
 
 def _write(origin: _Origin, trial: _Trial, smallest: Smallest) -> Shrunk:
-    """smallest.yaml, with what is known of it in comments, and shrink.json."""
+    """Write smallest.yaml, with its findings in comments, and shrink.json."""
     ready = origin.stacks.get(origin.planned.config.stack)
     write_json(origin.folder / "shrink.json", {"schema_version": 1, "cell": origin.cell.id, "smallest": smallest})
     shrunk = Shrunk(

@@ -1,4 +1,4 @@
-"""issue.md beside smallest.yaml: what a shrink, and a bisection if there was one, has to say upstream."""
+"""Writes issue.md beside smallest.yaml: the upstream report on a shrink and, if there was one, a bisection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.plan.shrink.text import needs_lines
 def write_issue(
     shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "", folder: Path | None = None
 ) -> Path:
-    """Write the file; its path. `folder`: None for that of the shrink."""
+    """Write the file and return its path. `folder`: None for that of the shrink."""
     checkouts = shrunk.stack.checkouts if shrunk.stack else ()
     remotes = {item.package: remote_of(item) for item in checkouts}
     stack = shrunk.stack
@@ -30,7 +30,9 @@ def write_issue(
         stack = replace(stack, checkouts=tuple(public))
     matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
     sought = sort_of(shrunk.finding)
-    findings = sorted(shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought)  # it leads the report
+    findings = sorted(
+        shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought
+    )  # the wanted finding comes first
     issue = Issue(
         cell=replace(shrunk.cell, findings=findings),
         config=shrunk.config,

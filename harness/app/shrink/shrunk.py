@@ -1,4 +1,4 @@
-"""What a shrink found: the smallest cell that still fails, and all that a report on it needs."""
+"""The result of a shrink: the smallest cell that still fails, and everything that a report on it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.plan.shrink.search import Smallest
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk:
-    """What became of a shrink, and where it lies."""
+    """The result of a shrink and its files."""
 
     folder: Path
     origin: ReportCell

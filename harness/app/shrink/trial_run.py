@@ -1,4 +1,4 @@
-"""A run of cells that come from no matrix, and what became of one of them beside a finding that is looked for."""
+"""Runs cells without a matrix, and compares the verdict on one with a wanted finding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_cells(
     matrix_file: str,
     command: Sequence[str],
 ) -> Report:
-    """Run cells side by side on this machine, each with its references, and judge them."""
+    """Run cells side by side on this machine, each with its controls, and judge them."""
     cells: dict[str, PlannedCell] = {}
     for cell in (cell for config in configs for cell in with_controls(config)):
         cells.setdefault(cell.id, cell)
@@ -41,12 +41,12 @@ def run_cells(
 
 
 def sort_of(finding: Finding) -> tuple[str, str, str | None]:
-    """What makes two findings the same: lane, check and class of fault. The place may be another."""
+    """The identity of a finding: lane, check and class of fault. The location may differ."""
     return finding.lane.value, finding.check, finding.fault_class
 
 
 def answer_of(report: Report, name: str, wanted: Finding) -> Answer:
-    """Whether a cell of the report shows the finding that is looked for."""
+    """Whether a cell of the report has the wanted finding."""
     for rejected in report.rejected:
         if rejected.id == name:
             return Answer(kind=Kind.UNUSABLE, text=f"is rejected: {rejected.reason}")
@@ -62,4 +62,6 @@ def _answer(cell: ReportCell, wanted: Finding) -> Answer:
     if sort_of(wanted) in map(sort_of, errors):
         return Answer(kind=Kind.SAME, text="fails the same way")
     first = errors[0]
-    return Answer(kind=Kind.DIFFERS, text=f"fails otherwise ({first.lane.value}, {first.check}: {first.fault_class})")
+    return Answer(
+        kind=Kind.DIFFERS, text=f"fails in another way ({first.lane.value}, {first.check}: {first.fault_class})"
+    )

@@ -1,6 +1,6 @@
-"""What agents and launchers note while a run goes on: one class per kind of event. journal.py writes and reads them.
+"""The events that agents and launchers record during a run, one class per kind. journal.py writes and reads them.
 
-The agent of each node has a journal of its own; the launcher copies that of node 0 into the run's events.jsonl.
+The agent of each node has its own journal; the launcher copies that of node 0 into the run's events.jsonl.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CellStarted(Event):
     kind = EventKind.CELL_STARTED
     cell: str
     attempt: int
-    ranks: int  # of a leader all ranks of the cell, of a follower those of its node
-    threads: list[str] = field(default_factory=list)  # of the agent at the fork, beside the main thread
+    ranks: int  # a leader's: all ranks of the cell; a follower's: those of its node
+    threads: list[str] = field(default_factory=list)  # of the agent at the fork, besides the main thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,13 @@ class CellFinished(Event):
     kind = EventKind.CELL_FINISHED
     cell: str
     attempt: int
-    status: str | None = None  # of the cell's result, as CellResult has it; a leader knows it
-    exit_code: int | None = None  # of the supervisor; a follower knows no more
+    status: str | None = None  # that of the CellResult; set by a leader
+    exit_code: int | None = None  # of the supervisor; set by a follower
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(Event):
-    """The agent ends by an exception."""
+    """The agent ends with an exception."""
 
     kind = EventKind.FAILED
     reason: str
@@ -108,7 +108,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Submitting(Event):
-    """sbatch is about to be called: the intent, for a launcher that is killed before it knows the job's number."""
+    """sbatch is about to be called: recorded in case the launcher is killed before it knows the job's number."""
 
     kind = EventKind.SUBMITTING
     job: str  # the submission: submissions/<job>.sbatch
@@ -133,7 +133,7 @@ class NotSubmitted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicate(Event):
-    """A second job of one submission, which was cancelled."""
+    """A second job of a submission, which was cancelled."""
 
     kind = EventKind.DUPLICATE
     name: str  # Slurm's name of both
@@ -143,7 +143,7 @@ class Duplicate(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Refused(Event):
-    """An allocation without a job: its cells have ended as errors, and `resume` does not submit it again."""
+    """An allocation without a job: its cells have ended as errors, and `resume` does not resubmit it."""
 
     kind = EventKind.REFUSED
     allocation: str
@@ -167,7 +167,7 @@ class JobEnded(Event):
     allocation: str
     array: str
     job: str  # Slurm's job id, "12" or "12_3"
-    state: str  # as Slurm names it; empty where Slurm was not asked or does not know
+    state: str  # as Slurm names it; empty where Slurm was not asked or does not know it
     words: str = ""  # the state as a sentence
 
 
@@ -193,7 +193,7 @@ def to_line(event: Event) -> dict[str, Any]:
 
 
 def from_line(values: Mapping[str, Any]) -> Event | None:
-    """The event of a JSON object; None for an unknown kind, and where a field is unknown, absent or of another type."""
+    """The event of a JSON object; None for an unknown kind, and if a field is unknown, missing or of another type."""
     kind = values.get("event")
     known = _CLASSES.get(kind) if isinstance(kind, str) else None
     if known is None:

@@ -1,4 +1,4 @@
-"""What a dump of torch's flight recorder says a rank was waiting for. Pure.
+"""Finds the collectives that a rank was waiting for in a dump of torch's flight recorder. Pure.
 
 The recorder keeps the collectives that a process has enqueued. NCCL's return to the host at once, so a rank that hangs
 is found in float(loss) or torch.cuda.synchronize(), and its stack does not name the collective. The recorder does.

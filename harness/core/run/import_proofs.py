@@ -1,4 +1,4 @@
-"""The imports that a rank record proves, out of their short form."""
+"""Expands the short form of the imports that a rank record proves."""
 
 from __future__ import annotations
 

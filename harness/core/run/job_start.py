@@ -1,7 +1,7 @@
 """One start of a Slurm job, and the claim by which it alone runs an allocation.
 
 A requeued job keeps its number and counts its restarts. Processes of its earlier start may live on, and one submission
-may have become two jobs, so a number alone does not say who may write where.
+may have become two jobs, so the number alone does not decide who may write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JobStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a start leaves in the run directory before it touches anything else there."""
+    """The file that a start writes to the run directory before anything else."""
 
     job: str
     restart: int

@@ -1,4 +1,4 @@
-"""Journals: files of JSON lines that one process appends to while others read them. Only the standard library."""
+"""Journals: JSON Lines files that one process appends to while others read them. Only the standard library."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.core.serialization import dumps, loads
 
 
 def note(path: Path, event: Event) -> None:
-    """Append an event that happens now. DiskFullError when there is no room for the line."""
+    """Append an event with the current time. DiskFullError when there is no room for the line."""
     append_event(path, replace(event, time=time.time()))
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Append an event as it is, with the time that it carries. DiskFullError when there is no room for the line."""
+    """Append an event with its own time. DiskFullError when there is no room for the line."""
     append_line(path, to_line(event))
 
 
@@ -37,7 +37,7 @@ def append_line(path: Path, value: Any) -> None:
             end = _end_of_lines(stream)
             try:
                 written = stream.write(line)
-                while written < len(line):  # a full disk first takes what it can
+                while written < len(line):  # a full disk may first write a part
                     written += stream.write(line[written:])
             except OSError:
                 stream.truncate(end)

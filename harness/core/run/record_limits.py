@@ -1,4 +1,4 @@
-"""How much of some things a rank records: the recording side and the judge agree on it here."""
+"""Limits on what a rank records, shared by the recorder and the judge."""
 
 from __future__ import annotations
 

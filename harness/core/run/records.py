@@ -1,6 +1,6 @@
-"""What ranks and agents write, as JSON by serialization.py; schema_version 1.
+"""The records of ranks and agents, written as JSON by serialization.py; schema_version 1.
 
-The rank record is the evidence: flushed before each micro-batch's forward and at the end, by rename, so never half.
+The rank record is the evidence: written before each micro-batch's forward and at the end, atomically by rename.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TensorForm:
 
 @dataclass(kw_only=True)
 class SeenParams:
-    """PackedSeqParams as they really were on a rank, good or bad. Offsets in tokens."""
+    """PackedSeqParams as observed on a rank, right or wrong. Offsets in tokens."""
 
     cu_seqlens_q: list[int] | None = None
     cu_seqlens_kv: list[int] | None = None
@@ -43,11 +43,11 @@ class SeenParams:
 
 @dataclass(kw_only=True)
 class TensorSeen:
-    """One field of a fetched batch against the truth of the packing plan."""
+    """One field of a fetched batch compared with the packing plan."""
 
     shape: list[int]
     dtype: str
-    mismatches: int  # slots that differ from the truth (padding slots are not compared)
+    mismatches: int  # slots that differ from the plan (padding slots are not compared)
     first: list[int] | None = None  # [document, position, expected, found] of the first that differs
 
 
@@ -62,12 +62,12 @@ class BatchSeen:
     labels: TensorSeen | None = None
     loss_mask: TensorSeen | None = None
     position_ids: TensorSeen | None = None
-    log_probs: TensorSeen | None = None  # back from the packed form; `first` names slots: probe/log_probs.py
+    log_probs: TensorSeen | None = None  # unpacked again; `first` names slots: node/probe/hooks/log_probs.py
 
 
 @dataclass(kw_only=True)
 class WorkloadSeen:
-    """The work of a step as the data path counted it when it made the step's iterators (core/packing/workload.py)."""
+    """The workload of a step as the data path counted it with the step's iterators (core/packing/workload.py)."""
 
     leg: str
     step: int
@@ -78,7 +78,7 @@ class WorkloadSeen:
 
 @dataclass(kw_only=True)
 class Refusal:
-    """How an upstream validator answered a forbidden combination, and the nearest allowed one."""
+    """The answer of an upstream validator to a forbidden combination, and to the nearest allowed one."""
 
     validator: str
     wanted: str  # pattern of a message that names the broken rule
@@ -90,7 +90,7 @@ class Refusal:
 
 @dataclass(kw_only=True)
 class LayerSeen:
-    """What the attention of one layer received for one micro-batch of the training leg."""
+    """The arguments of one layer's attention for one micro-batch of the training leg."""
 
     step: int
     chunk: int
@@ -114,7 +114,7 @@ class ParameterSeen:
     name: str  # global name, layers numbered over the whole model
     sharded: bool  # False: every tp rank holds the whole tensor
     gradient: Fingerprint
-    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: equal parts of what tp would split
+    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: the equal parts that tp would make
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class ActivationSeen:
 
 @dataclass(kw_only=True)
 class ExpertShare:
-    """What some of a rank's tokens ask of the experts: how many went to each, and the sums of their scores."""
+    """Routing of some of a rank's tokens: the number that went to each expert, and the sums of their scores."""
 
     tokens: int
     counts: list[int]
@@ -143,7 +143,7 @@ class RouterSeen:
     real: list[ExpertShare]  # per row of the micro-batch
     padding: list[ExpertShare]  # likewise, tokens of no document
     aux_loss: float | None = None  # this rank's share, as upstream computed it; None without one
-    aux_weighted: float | None = None  # what upstream hands to backward, before the schedule's scale
+    aux_weighted: float | None = None  # as upstream passes it to backward, before the schedule's scale
 
 
 @dataclass(kw_only=True)
@@ -153,7 +153,7 @@ class MtpSeen:
     depth: int  # from 1: tokens predicted beyond the next one
     micro_batch: int
     documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: those of no document
-    weighted: float  # sum of what upstream hands to backward, before the schedule's scale
+    weighted: float  # sum that upstream passes to backward, before the schedule's scale
 
 
 @dataclass(kw_only=True)
@@ -228,7 +228,7 @@ class Failure:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a rank is: the last position that it recorded."""
+    """The position of a rank: the last one that it recorded."""
 
     leg: str = "start"  # start | metadata | training | a canary leg | timing | end
     step: int = 0
@@ -254,7 +254,9 @@ class RankRecord:
     batches: list[BatchSeen] = field(default_factory=list)
     refusal: Refusal | None = None  # of the data path `rules`
     layers: list[LayerSeen] = field(default_factory=list)
-    recomputed: list[LayerSeen] = field(default_factory=list)  # what backward gave the same attention once more
+    recomputed: list[LayerSeen] = field(
+        default_factory=list
+    )  # arguments of the same attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
@@ -266,8 +268,8 @@ class RankRecord:
     untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
     warmup_rounds: int = 0  # of the timing leg, before those in `timings`
     gpu_states: list[GpuState] = field(default_factory=list)  # during the timing leg, on a GPU
-    peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU what torch's tensors took
-    peak_reserved_bytes: int | None = None  # on a GPU: what torch's allocator held for them
+    peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU the memory of torch's tensors
+    peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
@@ -282,12 +284,12 @@ class RankEnding:
     hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
     stack: list[str] | None = None  # frames of that dump, innermost last; None: the process left no dump
     flight: list[str] = field(default_factory=list)  # collectives that NCCL's flight recorder had not seen complete
-    still_s: float | None = None  # seconds before the deadline in which the rank reported no progress
+    still_s: float | None = None  # seconds without progress of the rank before the deadline
 
 
 @dataclass(kw_only=True)
 class CellResult:
-    """Written once by the agent when an attempt is over; its presence means the attempt is over."""
+    """Written once by the agent at the end of an attempt; if it exists, the attempt is over."""
 
     cell: str
     attempt: int

@@ -1,4 +1,4 @@
-"""The run directory: names, atomic writes, reads. Node and launcher both use it; only the standard library.
+"""The run directory: names, atomic writes, reads. Used on nodes and by the launcher; only the standard library.
 
 reports/<run_id>/
   matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
@@ -32,7 +32,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def safe_name(name: str) -> str:
-    """The name itself if it can be one path component that stays inside the run directory; InputError otherwise."""
+    """The name itself if it is safe as one path component inside the run directory; InputError otherwise."""
     if not _SAFE.fullmatch(name) or len(name) > 200:
         raise InputError(f"{name!r} cannot name a file: letters, digits, '.', '_', '-' only")
     return name
@@ -45,14 +45,14 @@ def protect_new_files() -> None:
 
 @contextmanager
 def needs_room(path: Path) -> Iterator[None]:
-    """Turn the system's error of a full disk or quota into DiskFullError, which names the file."""
+    """Turn the system's error for a full disk or quota into DiskFullError with the file's name."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFullError(
-            f"cannot write {path}: {error.strerror}; free some space on its disk, then go on"
+            f"cannot write {path}: {error.strerror}; free some space on its disk, then continue"
         ) from error
 
 
@@ -72,7 +72,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def text_of(path: Path) -> str:
-    """The text of a regular file; NotRegularError as `opened` has it."""
+    """The text of a regular file; NotRegularError as for `opened`."""
     with opened(path) as stream:
         return stream.read().decode("utf-8")
 
@@ -80,7 +80,7 @@ def text_of(path: Path) -> str:
 def write_atomic(path: Path, text: str) -> None:
     """Write by temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
 
-    DiskFullError when the disk is full; nothing of the new file is left then.
+    DiskFullError when the disk is full; then no part of the new file is left.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with needs_room(path):
@@ -144,7 +144,7 @@ class AttemptDir:
 
     @property
     def interrupted(self) -> Path:
-        """Marks an attempt that ended with its launcher: the next attempt does not count as a retry."""
+        """Marks an attempt that its launcher's end interrupted: the next attempt does not count as a retry."""
         return self.root / "interrupted"
 
     def record(self, rank: int) -> Path:
@@ -189,11 +189,11 @@ class RunDir:
         return self.root / "cancelled.json"
 
     def claim(self, allocation: str, number: int) -> Path:
-        """The claim on an allocation by the job start that came as `number`, from 1."""
+        """The claim on an allocation by its job start `number`, from 1."""
         return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
 
     def refused(self, allocation: str, start: JobStart) -> Path:
-        """Where a job start that may not run an allocation leaves the reason."""
+        """The file in which a refused job start leaves the reason."""
         return self.root / "agents" / f"{safe_name(allocation)}.refused-{start.job}-{start.restart}.json"
 
     def claims(self, allocation: str) -> list[Claim]:
@@ -204,7 +204,7 @@ class RunDir:
         return found
 
     def read_claim(self, allocation: str, number: int) -> Claim | None:
-        """A claim; None while there is none, or an incomplete one."""
+        """A claim; None while it is missing or incomplete."""
         try:
             return from_jsonable(Claim, loads(text_of(self.claim(allocation, number))))
         except (FileNotFoundError, TypeError, ValueError):
@@ -216,7 +216,7 @@ class RunDir:
         return next((order for order in reversed(orders) if self.submission(order).exists()), allocation)
 
     def new_attempt(self, cell: str, after: int) -> int:
-        """Make the folder of a cell's next attempt; its number. No other process gets the same one."""
+        """Create the folder of a cell's next attempt; returns its number, which no other process gets."""
         number = after + 1
         while True:
             try:
@@ -229,7 +229,7 @@ class RunDir:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
 
     def turns(self, pair: str) -> Path:
-        """Where two interleaved cells exchange whose turn it is: a folder for each attempt."""
+        """Folder in which two interleaved cells exchange whose turn it is; a subfolder per attempt."""
         return self.root / "turns" / safe_name(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:

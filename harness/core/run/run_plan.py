@@ -1,4 +1,4 @@
-"""What a run is going to do: written to plan.json before anything starts, enough to judge it again later."""
+"""The plan of a run: written to plan.json before anything starts, enough to judge the run again later."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RejectedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What `select: covering` chose of the cells that constraints and rules allow, without added controls."""
+    """The choice of `select: covering` among the cells that constraints and rules allow, without added controls."""
 
     strength: int  # axes at a time
     cells: int  # that run
@@ -159,8 +159,8 @@ class Allocation:
 class HistoryAsked:
     """Times are compared with those of earlier green runs."""
 
-    runs: int  # at most so many, the newest
-    since: str = ""  # ISO date: only runs from then on
+    runs: int  # at most, the newest
+    since: str = ""  # ISO date: only runs from this date on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,24 +173,24 @@ class RunPlan:
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
     history: HistoryAsked | None = None
-    peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
+    peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user gives it
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     max_attempts: int = 3  # of one cell, when the cluster ends it
     provenance: dict[str, Any] = field(default_factory=dict)
-    stacks: dict[str, ReadyStack] = field(default_factory=dict)  # those of its cells, without the default one
-    seal: str = ""  # of plan.json: what `seal_of` says of everything else in it
+    stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
+    seal: str = ""  # `seal_of` everything else in plan.json
     schema_version: int = SCHEMA_VERSION
 
 
 def seal_of(plan: RunPlan) -> str:
     """Count of the cells and a digest of everything in the plan but its seal: "12 cells, 1f0c...".
 
-    Nothing else would notice a cell that was removed from plan.json: what is not planned is not judged.
+    Without it a cell that was removed from plan.json would go unnoticed: what is not planned is not judged.
     """
     text = json.dumps(to_jsonable(replace(plan, seal="")), sort_keys=True)
     return f"{len(plan.expansion.cells)} cells, {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def sealed(plan: RunPlan) -> RunPlan:
-    """The plan as plan.json holds it."""
+    """The plan with its seal, as in plan.json."""
     return replace(plan, seal=seal_of(plan))

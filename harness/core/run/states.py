@@ -1,4 +1,4 @@
-"""The words in run files for how ranks and cells ended, and for where a rank is."""
+"""The values in run files for how ranks and cells ended, and for the position of a rank."""
 
 from __future__ import annotations
 

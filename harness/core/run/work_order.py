@@ -1,4 +1,4 @@
-"""What an agent is to run: written by a launcher, or by the agent of a job that Slurm has started again."""
+"""The cells that an agent has to run: written by a launcher, or by the agent of a job that Slurm restarted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WorkOrder:
     cells: tuple[CellAttempt, ...]  # in the order in which they start
     parallel_ranks: int  # that may run at once on a node
     nodes: int | None = None  # None: one
-    ranks_per_node: int | None = None  # of every cell that spans nodes; None: not checked
-    silence_s: float | None = None  # after which another node counts as lost; None: rendezvous.SILENCE_S
+    ranks_per_node: int | None = None  # of each cell that spans nodes; None: not checked
+    silence_s: float | None = None  # without a heartbeat until a node counts as lost; None: rendezvous.SILENCE_S
 
     @property
     def attempts(self) -> dict[str, int]:
@@ -47,5 +47,5 @@ def read_work_order(run: RunDir, name: str) -> WorkOrder:
 
 
 def newest_work_order(run: RunDir, allocation: str) -> WorkOrder:
-    """The one of the newest start of an allocation's job; errors as in `read_work_order`."""
+    """The work order of the newest start of an allocation's job; errors as in `read_work_order`."""
     return read_work_order(run, run.newest_order(allocation))

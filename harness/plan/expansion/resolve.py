@@ -32,7 +32,7 @@ _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
 _OWN = tuple(axis for axis in axes().values() if axis.field)  # each sets a field of CellConfig
 _SHAPED = tuple(axis for axis in _OWN if axis.setting.shape)
 _BESIDE = tuple(axis for axis in _OWN if not axis.setting.shape)
-_BESIDE_SHAPE = (*(axis.name for axis in _BESIDE), "timed")  # axes that a rules.rule.Shape does not have
+_BESIDE_SHAPE = (*(axis.name for axis in _BESIDE), "timed")  # axes that a plan.rules.rule.Shape does not have
 # What a table shows where it is not the value itself.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},

@@ -1,4 +1,4 @@
-"""What all sections of a matrix or profile file share, and pydantic models made from the dataclasses of sections."""
+"""The base of all sections of a matrix or profile file: pydantic models made from the dataclasses of sections."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Answer:
     """What became of a cell that was tried."""
 
     kind: Kind
-    text: str = ""  # as a predicate: "passes", "fails otherwise (numerics: document_loss)", "is rejected: ..."
+    text: str = ""  # as a predicate: "passes", "fails in another way (numerics: document_loss)", "is rejected: ..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def test_a_commit_that_does_not_import_is_skipped_with_the_reason(bisected: Bise
 
 def test_a_killed_bisection_goes_on_and_says_so(bisected: Bisected) -> None:
     assert "judging both ends" in bisected.killed
-    assert "going on with" in bisected.done.stderr
+    assert "continuing" in bisected.done.stderr
     assert not list(bisected.folder.glob("reports/bisect-*/running.json"))
 
 

@@ -64,8 +64,8 @@ def test_the_factor_that_counts_as_slower_can_be_said(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["first"], "compare what with what?"),
-        (["first", "second", "--baseline", "kept.json"], "compare what with what?"),
+        (["first"], "two reports are needed"),
+        (["first", "second", "--baseline", "kept.json"], "two reports are needed"),
         (["first", "third"], "no run 'third'"),
         (["first", "unjudged"], "harness report reports/unjudged"),
         (["first", "broken.json"], "report.json is not JSON"),

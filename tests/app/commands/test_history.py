@@ -119,7 +119,7 @@ def test_pruning_keeps_the_newest_of_each_matrix(folder: Path, capsys: pytest.Ca
     assert main(["history", "prune"]) == 2
     assert "--older-than 90d" in capsys.readouterr().err
     assert main(["history", "prune", "--older-than", "2026-08-20", "--keep-last", "2", "--dry-run"]) == 0
-    assert "4 runs would go" in capsys.readouterr().out
+    assert "4 runs would be removed" in capsys.readouterr().out
     assert len(rows(capsys, "runs")) == 7
     assert main(["history", "prune", "--older-than", "2026-08-05", "--keep-last", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"smoke-0{day}" for day in range(1, 5)] + ["4 runs removed"]
@@ -166,7 +166,7 @@ def test_moments_are_dates_times_or_how_long_ago(text: str, when: str) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "90", "d", "2026-13-01"])
 def test_other_words_are_no_moments(text: str) -> None:
-    with pytest.raises(InputError, match=r"--since: is no date .*allowed: a date"):
+    with pytest.raises(InputError, match=r"--since: is not a date .*allowed: a date"):
         moment(text, "--since")
 
 
