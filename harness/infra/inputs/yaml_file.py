@@ -161,9 +161,12 @@ def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) ->
 
 
 def _collect_lines(node: Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
-    """Line of every key and list item."""
+    """Line of every key and list item. MarkedYAMLError for a key that is a list or a mapping."""
     if isinstance(node, MappingNode):
         for key, value in node.value:
+            if not isinstance(key, ScalarNode):  # ruamel accepts some of them, and fails on others with a TypeError
+                problem = "a key must be one value, not a list or a mapping"
+                raise MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             if key.tag.endswith(":merge"):
                 _collect_lines(value, path, lines)
                 continue

@@ -61,6 +61,9 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ('a: 1\nb: "x\\0y"\n', 2, "a text with U+0000"),
         ('a: 1\nb: "\\uD800"\n', 2, "a text with U+D800"),
         ("a: 1\nb: !!int x\n", 2, "invalid literal"),
+        ("a: 1\n? [b]\n: 2\n", 2, "a key must be one value, not a list or a mapping"),
+        ("a: 1\n? - {b: 1}\n: 2\n", 2, "a key must be one value, not a list or a mapping"),
+        ("a: 1\n? {b: 1}\n: 2\n", 2, "a key must be one value, not a list or a mapping"),
     ],
 )
 def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
