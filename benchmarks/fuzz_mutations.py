@@ -183,7 +183,8 @@ def _grow(text: str, chance: random.Random) -> str:
 
 
 _OF_BYTES = (_flip, _delete, _repeat, _insert, _splice)
-_OF_TEXT: tuple[Callable[[str, random.Random], str], ...] = (_word, _word, _word, _character, _lines, _grow)
+# What grows is read to its limit, up to a second each: one of twelve, so that a night holds many inputs of every kind.
+_OF_TEXT: tuple[Callable[[str, random.Random], str], ...] = (*(_word,) * 6, *(_character,) * 2, *(_lines,) * 3, _grow)
 
 
 def _of_json(content: bytes, chance: random.Random) -> bytes:
