@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from harness.core.str_enum import StrEnum
 
@@ -101,10 +101,11 @@ EXIT_INTERRUPTED = 130
 
 
 JUDGED_AS_ASKED = (Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS)
-_EXIT_CODES = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "error": EXIT_UNDECIDED}
+RunVerdict = Literal["pass", "fail", "error"]
+_EXIT_CODES: Mapping[RunVerdict, int] = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "error": EXIT_UNDECIDED}
 
 
-def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> str:
+def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVerdict:
     """pass, fail or error. A failure is certain, so it outranks what could not be decided.
 
     `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS does not fail by itself: a bug
@@ -127,6 +128,6 @@ def nothing_tested(under_test: Iterable[Outcome]) -> str:
     return f"nothing was tested: of the cells under test none was judged ({found or 'there are none'})"
 
 
-def exit_code(verdict: str) -> int:
+def exit_code(verdict: RunVerdict) -> int:
     """0 at least one cell under test passed and none failed, 1 a check failed, 3 undecided."""
     return _EXIT_CODES[verdict]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from harness.core.cell.layout import Coordinates
 
@@ -13,7 +13,7 @@ class RankLocation(NamedTuple):
 
     rank: int
     at: Coordinates
-    leg: str  # metadata | training
+    leg: Literal["metadata", "training"]
     step: int
     micro_batch: int
     chunk: int

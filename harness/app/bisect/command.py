@@ -31,7 +31,7 @@ from harness.infra.screen import relative_path
 from harness.infra.stacks.checkout import commit_of
 from harness.infra.stacks.worktree_users import release
 from harness.judge.bisect.render import render_text
-from harness.judge.bisect.result import FIXED, Bisection
+from harness.judge.bisect.result import Bisection, Find
 from harness.plan.matrix.load import Matrix, resolved
 from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_name, without_twins
 
@@ -56,7 +56,7 @@ def bisect(request: Request) -> int:
 
 def _source(request: Request) -> Source:
     ends, options = [request.good, request.bad], ["--good", "--bad"]
-    if request.find == FIXED:
+    if request.find is Find.FIXED:
         ends, options = ends[::-1], options[::-1]
     (old, new), (old_option, new_option) = ends, options
     say("listing the points between the ends")
@@ -126,7 +126,7 @@ def _search_nested(
     if old == new:
         return replace(found, notes=(*found.notes, f"the found commit does not move {request.nested}"))
     say(f"{request.nested} moved from {old[:12]} to {new[:12]}: searching there")
-    ends = ("--bad", "--good") if request.find == FIXED else ("--good", "--bad")
+    ends = ("--bad", "--good") if request.find is Find.FIXED else ("--good", "--bad")
     options: dict[str, Any] = {"old_option": f"{ends[0]} (pinned)", "new_option": f"{ends[1]} (pinned)"}
     subject = pins.subject
     try:

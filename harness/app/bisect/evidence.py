@@ -21,7 +21,7 @@ from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import prepare
-from harness.judge.bisect.result import COMMIT, FIXED, Bisection, End, short
+from harness.judge.bisect.result import Bisection, End, Find, PointKind, short
 from harness.plan.shrink.search import Answer, Kind
 from harness.plan.shrink.text import smallest_text
 
@@ -54,10 +54,10 @@ def report_evidence(found: Bisection, context: BisectContext) -> None:
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
     """Run the smallest cell at the newer end with and without the change; returns the result as text, empty where there
     is no commit."""
-    if found.kind != COMMIT or found.found is None or shrunk.stack is None:
+    if found.kind != PointKind.COMMIT or found.found is None or shrunk.stack is None:
         return ""
-    end = found.good if found.find == FIXED else found.bad
-    name, change = short(end.name, COMMIT), short(found.found.name, COMMIT)
+    end = found.good if found.find is Find.FIXED else found.bad
+    name, change = short(end.name, PointKind.COMMIT), short(found.found.name, PointKind.COMMIT)
     say(f"confirming: {name} with {change} reverted")
     try:
         stacks = prepare(_ends(found, end, shrunk.stack), say, user=str(folder))
@@ -68,8 +68,8 @@ def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
         return f"not confirmed: {name} with {change} reverted cannot be made: {' '.join(why.split())}"
     answers = _answers(found, shrunk, stacks, folder)
     plain, reverted = answers[_PLAIN], answers[_REVERTED]
-    showed = Kind.PASSES if found.find == FIXED else Kind.SAME
-    wanted = Kind.SAME if found.find == FIXED else Kind.PASSES
+    showed = Kind.PASSES if found.find is Find.FIXED else Kind.SAME
+    wanted = Kind.SAME if found.find is Find.FIXED else Kind.PASSES
     if plain.kind is not showed:
         return f"not confirmed: the smallest cell {plain.text} at {name} itself"
     word = "confirmed" if reverted.kind is wanted else "not confirmed"

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run the command; returns its exit code."""
     from harness.app.bisect.command import bisect
     from harness.app.bisect.search import Request
+    from harness.judge.bisect.result import Find
 
     return bisect(
         Request(
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
             repository=arguments.repo,
             package=arguments.package,
             only=arguments.only,
-            find=arguments.find,
+            find=Find(arguments.find),
             paths=arguments.paths,
             first_parent=arguments.first_parent,
             pre=arguments.pre,

@@ -13,7 +13,7 @@ from harness.core.errors import InfrastructureError, InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.infra.console import say
 from harness.infra.screen import relative_path
-from harness.judge.bisect.result import BAD, FIXED, GOOD, SKIPPED, Bisection, Change, End, Parent, Point, short
+from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, Point, PointState, short
 from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
 from harness.plan.stacks.bisection_cells import plain_name
 
@@ -30,7 +30,7 @@ class Request:
     repository: str | None = None
     package: str | None = None
     only: Sequence[str] = ()
-    find: str = "introduced"
+    find: Find = Find.INTRODUCED
     paths: Sequence[str] = ()
     first_parent: bool = False
     pre: bool = False
@@ -49,9 +49,9 @@ class Verdicts:
 
     def __init__(self, request: Request, source: Source, context: BisectContext) -> None:
         self.source, self.context = source, context
-        self.states = {GOOD: OLD, BAD: NEW, SKIPPED: UNKNOWN}
-        if request.find == FIXED:
-            self.states |= {GOOD: NEW, BAD: OLD}
+        self.states = {PointState.GOOD: OLD, PointState.BAD: NEW, PointState.SKIPPED: UNKNOWN}
+        if request.find is Find.FIXED:
+            self.states |= {PointState.GOOD: NEW, PointState.BAD: OLD}
         self.points: dict[str, Point] = {}
 
     def judge(self, names: Sequence[str], why: str) -> None:
@@ -91,11 +91,13 @@ def search(request: Request, source: Source, context: BisectContext) -> Bisectio
 
 def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
     """Notes; InputError when an end does not behave as stated, InfrastructureError when it cannot be judged."""
-    old_state, new_state = (BAD, GOOD) if request.find == FIXED else (GOOD, BAD)
+    old_state, new_state = (
+        (PointState.BAD, PointState.GOOD) if request.find is Find.FIXED else (PointState.GOOD, PointState.BAD)
+    )
     problems = []
     for end, name, said in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
         point = judged.points[name]
-        if point.state == SKIPPED:
+        if point.state is PointState.SKIPPED:
             raise InfrastructureError(f"--{said} {end.asked} cannot be judged: {point.reason}; see {point.run}")
         if point.state != said:
             problems.append(_other_end(end, said, point))
@@ -106,7 +108,7 @@ def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str)
         if point.state == new_state:
             message = f"{name} is {new_state} too, so the change lies between it and --{old_state} {source.old.asked}"
             problems.append(Problem(key=f"--{new_state}", message=message, hint=f"search there: --{new_state} {base}"))
-        elif point.state == SKIPPED:
+        elif point.state is PointState.SKIPPED:
             notes.append(f"{name} cannot be judged; it is taken to be {old_state}: {point.reason}")
     if problems:
         raise InputError(problems)
@@ -137,7 +139,7 @@ def _result(
     ids = ids_in_matrix_at(context, evidence.name)
     only = [part for cell in context.chosen if plain_name(cell) in failed for part in ("--only", ids[cell.id])]
     cluster = ["--cluster", request.cluster] if request.cluster else []
-    ends = (source.new, source.old) if request.find == FIXED else (source.old, source.new)
+    ends = (source.new, source.old) if request.find is Find.FIXED else (source.old, source.new)
     order = {name: place for place, name in enumerate([source.old.name, *source.bases, *source.history.points])}
     return Bisection(
         find=request.find,
@@ -163,7 +165,7 @@ def _result(
 
 def _change(source: Source, judged: Verdicts, name: str, request: Request) -> Change:
     known, before = source.about(name)
-    implied = f"implied {BAD if request.find == FIXED else GOOD}"
+    implied = f"implied {PointState.BAD if request.find is Find.FIXED else PointState.GOOD}"
     parents = []
     for parent in before:
         point = judged.points.get(source.stands_for(parent))
@@ -179,4 +181,4 @@ def _sides(
     newer = next((name for name in names if name in points and judged.known[name] == NEW), source.history.points[-1])
     before = [source.stands_for(parent.name) for parent in candidates[0].parents]
     older = next((name for name in before if judged.known.get(name) == OLD), source.old.name)
-    return (points[older], newer) if request.find == FIXED else (points[newer], older)
+    return (points[older], newer) if request.find is Find.FIXED else (points[newer], older)

@@ -11,7 +11,7 @@ from harness.infra.git.history import Repository
 from harness.infra.inputs.text_file import expanded
 from harness.infra.stacks import releases
 from harness.infra.stacks.checkout import commit_of, repository_of
-from harness.judge.bisect.result import COMMIT, RELEASE, Change, End, short
+from harness.judge.bisect.result import Change, End, PointKind, short
 from harness.judge.bisect.search import History, simplified
 from harness.plan.stacks.bisection_cells import Subject, project_of
 from harness.plan.stacks.projects import PROJECTS
@@ -31,7 +31,7 @@ class Commits:
     ]  # merge bases of the ends, judged like the old end; none where the old end is an ancestor of the new one
     repository: Repository
     same: dict[str, str] = field(default_factory=dict)
-    kind: str = COMMIT
+    kind: PointKind = PointKind.COMMIT
 
     def stands_for(self, point: str) -> str:
         """The point whose verdict this one shares; usually the point itself."""
@@ -39,7 +39,7 @@ class Commits:
 
     def label(self, point: str) -> str:
         """The point as part of a stack's name."""
-        return short(point, COMMIT)
+        return short(point, PointKind.COMMIT)
 
     def code(self, points: Iterable[str]) -> dict[str, str]:
         """Point -> code that identifies its kept verdicts."""
@@ -62,7 +62,7 @@ class Releases:
     new: End
     history: History
     bases: tuple[str, ...] = ()
-    kind: str = RELEASE
+    kind: PointKind = PointKind.RELEASE
 
     def stands_for(self, point: str) -> str:
         return point
@@ -131,7 +131,9 @@ def _resolved(place: str, ref: str, option: str) -> str:
 def _bases(repository: Repository, old: str, new: str, old_option: str, new_option: str) -> tuple[str, ...]:
     if old == new:
         raise InputError(
-            Problem(key=new_option, message=f"names the same commit as {old_option}", found=short(new, COMMIT))
+            Problem(
+                key=new_option, message=f"names the same commit as {old_option}", found=short(new, PointKind.COMMIT)
+            )
         )
     if repository.is_ancestor(new, old):
         raise InputError(_wrong_way(old_option, new_option))

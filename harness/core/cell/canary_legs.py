@@ -8,30 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from harness.core.cell.config import CANARIES, NOISE, CellConfig
 from harness.core.packing.arithmetic import MicroBatch, row_multiple
 from harness.core.packing.documents import Document
+from harness.core.run.states import CanaryLeg
 
 NOISE_LEGS = {"noise-order": "documents in reverse order", "noise-epsilon": "weights moved by one machine epsilon"}
-LEG_NAMES = (  # in the order in which they run; the leg that moves the weights is the last
-    "truncation",
-    "determinism",
-    "isolation",
-    "isolation-middle",
-    "repetition",
-    "order",
-    "padding",
-    "rewriting",
-    *NOISE_LEGS,
-)
+LEG_NAMES: tuple[CanaryLeg, ...] = get_args(CanaryLeg)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
     """One pass. Its documents keep the indices, and so the contents, that they have in step 0, unless `changed`."""
 
-    name: str  # one of LEG_NAMES
+    name: CanaryLeg
     canary: str  # one of CANARIES, or NOISE: why it runs
     documents: tuple[Document, ...]
     changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
@@ -84,7 +76,7 @@ def _isolation(config: CellConfig) -> list[Leg]:
     """
     documents = _few(config, lambda batch: len(batch.placed) > 2)
     batches = [batch.placed for replica in config.packed(documents) for batch in replica]
-    chosen = {
+    chosen: dict[CanaryLeg, frozenset[int]] = {
         "isolation": frozenset(placed[0].document.index for placed in batches if len(placed) > 1),
         "isolation-middle": frozenset(placed[len(placed) // 2].document.index for placed in batches if len(placed) > 2),
     }

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 from harness.core.packing.lognormal import lognormal
 from harness.core.setting import Limits, setting
 
-MIXES = ("adversarial", "uncut")  # modes that are the same in every step
+DocumentsMode = Literal["adversarial", "uncut", "distribution", "file"]
+MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut")  # modes that are the same in every step
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
 # Mode -> the other keys of the section that it takes.
-KEYS_OF_MODE: Mapping[str, tuple[str, ...]] = {
+KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
     "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma"),
     "file": ("path", "lengths"),
@@ -42,7 +43,7 @@ class Document:
 class DocumentsConfig:
     """How document lengths are made. `lengths` is resolved for all modes but `distribution`."""
 
-    mode: str = "adversarial"  # adversarial | uncut | distribution | file
+    mode: DocumentsMode = "adversarial"
     type: Literal["lognormal"] = setting("lognormal", doc="Family of the distribution.")
     min_seq_len: int = setting(1, doc="Shortest document, tokens.", ge=1, le=MOST_LENGTH)
     max_seq_len: int = setting(64, doc="Longest document, tokens.", ge=1, le=MOST_LENGTH, required=True)
@@ -67,7 +68,7 @@ class DocumentsConfig:
         }
 
 
-def mix(mode: str, seq_length: int, cp: int) -> DocumentsConfig:
+def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
     """The built-in mix of a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
     whole = adversarial_mix(seq_length, cp)
     if mode == "adversarial":

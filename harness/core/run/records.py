@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import GpuState, Timed
 from harness.core.outcomes import Rejection
-from harness.core.run.states import CellStatus, Phase, ProcessEnd, RankEnd
+from harness.core.run.states import CanaryLeg, CellStatus, LegName, Phase, ProcessEnd, RankEnd
 
 SCHEMA_VERSION = 1
 
@@ -69,7 +69,7 @@ class BatchSeen:
 class WorkloadSeen:
     """The workload of a step as the data path counted it with the step's iterators (core/packing/workload.py)."""
 
-    leg: str
+    leg: LegName
     step: int
     micro_batches: float
     tokens: float
@@ -195,7 +195,7 @@ class LegSeen:
     Losses are filled on the last stage only, and are of this rank's tokens; gradients as in step 0, after a backward.
     """
 
-    leg: str
+    leg: CanaryLeg
     loss_sum: float = 0.0  # of all labels that the loss mask counts, also those of no document
     token_count: int = 0
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Failure:
 class Progress:
     """The position of a rank: the last one that it recorded."""
 
-    leg: str = "start"  # start | metadata | training | a canary leg | timing | end
+    leg: LegName = "start"
     step: int = 0
     micro_batch: int = 0
     phase: Phase = "setup"

@@ -8,4 +8,18 @@ RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
 ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: it left no record
 CellStatus = Literal["completed", "failed", "rejected", "error"]
 Phase = Literal["setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done"]  # start: of a step
+# In the order in which they run; the leg that moves the weights is the last.
+CanaryLeg = Literal[
+    "truncation",
+    "determinism",
+    "isolation",
+    "isolation-middle",
+    "repetition",
+    "order",
+    "padding",
+    "rewriting",
+    "noise-order",
+    "noise-epsilon",
+]
+LegName = Literal["start", "metadata", "training", CanaryLeg, "timing", "end"]  # start, end: before and after all legs
 CellRole = Literal["cell", "reference"]  # reference: a control that the harness added to the matrix

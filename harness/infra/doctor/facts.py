@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
-OK, WARN, FAIL = "ok", "warn", "FAIL"
+Level = Literal["ok", "warn", "FAIL"]
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "FAIL"
 
 
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor."""
 
-    level: str  # ok | warn | FAIL
+    level: Level
     what: str
     detail: str
     fix: str = ""

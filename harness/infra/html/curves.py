@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.core.outcomes import Outcome
 from harness.core.tolerances import Bound
 from harness.infra.html.marks import is_control
-from harness.infra.html.plots import Series, difference_plot, relative_difference, value_plot
+from harness.infra.html.plots import Series, SeriesKind, difference_plot, relative_difference, value_plot
 from harness.judge.report.model import LossCurve, Report, ReportCell
 
 _POINTS = 24_000  # plotted points per kind of plot, about 12 bytes each
@@ -45,7 +45,7 @@ def curve_groups(report: Report, numbers: Mapping[str, str]) -> Iterator[CurveGr
 
 
 def _series(cell: ReportCell, values: Sequence[float], numbers: Mapping[str, str]) -> Series:
-    kind = "quiet"
+    kind: SeriesKind = "quiet"
     if cell.id in numbers:
         kind = "failed" if cell.outcome in (Outcome.FAIL, Outcome.ERROR) else "known"
     return Series(values=values, kind=kind, label=numbers.get(cell.id, ""))

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -41,12 +41,15 @@ _SIZE = (4.5, 2.7)  # inches; one inch is 72 units of the view box
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packing-harness", "font.size": 9.0, "path.simplify": True}
 
 
+SeriesKind = Literal["quiet", "reference", "known", "failed"]  # keys of _LINES
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: a value per step. `kind` is a key of `_LINES`; `label` is drawn at the end of the line."""
+    """One line: a value per step. `label` is drawn at the end of the line."""
 
     values: Sequence[float]
-    kind: str = "quiet"  # quiet | reference | known | failed
+    kind: SeriesKind = "quiet"
     label: str = ""
 
 

@@ -167,7 +167,7 @@ def _collect_lines(node: Node | None, path: KeyPath, lines: dict[KeyPath, int]) 
             if not isinstance(key, ScalarNode):  # ruamel accepts some of them, and fails on others with a TypeError
                 problem = "a key must be one value, not a list or a mapping"
                 raise MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            if key.tag.endswith(":merge"):
+            if str(key.tag).endswith(":merge"):
                 _collect_lines(value, path, lines)
                 continue
             lines[(*path, str(key.value))] = key.start_mark.line + 1

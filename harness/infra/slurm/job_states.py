@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.core.errors import DiskFullError
 
@@ -25,7 +26,7 @@ class JobState:
     answered: bool = True  # False: Slurm did not answer, so UNKNOWN does not mean that it lost the job
     exit_code: str = ""  # "3:0": exit status, signal
     nodes: str = ""
-    source: str = ""  # sacct | squeue
+    source: Literal["", "sacct", "squeue"] = ""
     limit_min: int | None = None  # the job's time limit, minutes
     cancelled_by: str = ""  # uid; only accounting knows
 

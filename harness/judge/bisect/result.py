@@ -10,15 +10,31 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
+from harness.core.str_enum import StrEnum
 from harness.judge.report.model import Report
 
-GOOD, BAD, SKIPPED = "good", "bad", "skipped"
-INTRODUCED, FIXED = "introduced", "fixed"
-COMMIT, RELEASE = "commit", "release"
 SCHEMA_VERSION = 1
 IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; no evidence about the results of the code
 FINDINGS = 20  # kept of a cell
 _PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
+
+
+class PointState(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    SKIPPED = "skipped"
+
+
+class Find(StrEnum):
+    """The change that a bisection searches: the first bad point, or the first good one."""
+
+    INTRODUCED = "introduced"
+    FIXED = "fixed"
+
+
+class PointKind(StrEnum):
+    COMMIT = "commit"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +55,7 @@ class Point:
     """A commit or a release that was judged."""
 
     name: str  # full hash, or version
-    state: str  # good | bad | skipped
+    state: PointState
     stack: str  # its name in the run's matrix
     cells: tuple[JudgedCell, ...]
     run: str  # run directory that shows it
@@ -58,7 +74,7 @@ class Parent:
     """A point just before another: a parent commit, or the release before."""
 
     name: str
-    state: str  # good | bad | skipped | implied good | implied bad (by a later point that was judged)
+    state: str  # a PointState; or "implied good", "implied bad": by a later point that was judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +100,8 @@ class End:
 class Bisection:
     """The outcome. `found` is None when skipped points leave several `candidates`."""
 
-    find: str  # introduced | fixed
-    kind: str  # commit | release
+    find: Find
+    kind: PointKind
     project: str  # a key of harness.plan.stacks.projects.PROJECTS, or a distribution
     repository: str  # absolute path of the clone; empty for releases
     good: End
@@ -107,20 +123,20 @@ class Bisection:
 
     @property
     def skipped(self) -> tuple[Point, ...]:
-        return tuple(point for point in self.points if point.state == SKIPPED)
+        return tuple(point for point in self.points if point.state is PointState.SKIPPED)
 
     @property
     def title(self) -> str:
         """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Subject"; "fixed in release 0.18.0 of megatron-core"."""
-        what = f"first {GOOD if self.find == FIXED else BAD} {self.kind} of {self.project}"
+        what = f"first {PointState.GOOD if self.find is Find.FIXED else PointState.BAD} {self.kind} of {self.project}"
         if self.found is None:
             return f"{what}: one of {len(self.candidates)}"
         return f"{what}: {short(self.found.name, self.kind)} {self.found.subject}".rstrip()
 
 
-def short(name: str, kind: str) -> str:
+def short(name: str, kind: PointKind) -> str:
     """A name as people write it: a hash abbreviated."""
-    return name[:12] if kind == COMMIT else name
+    return name[:12] if kind is PointKind.COMMIT else name
 
 
 def judged(report: Report, cell: str, name: str) -> JudgedCell:
@@ -138,12 +154,12 @@ def judged(report: Report, cell: str, name: str) -> JudgedCell:
     return JudgedCell(id=cell, name=name, outcome=found.outcome, findings=findings, reason=found.reason)
 
 
-def state_of(cells: Sequence[JudgedCell]) -> tuple[str, str]:
+def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
     """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
     if any(cell.outcome is Outcome.FAIL for cell in cells):
-        return BAD, ""
+        return PointState.BAD, ""
     undecided = next((cell for cell in cells if cell.outcome not in _PASSED), None)
-    return (SKIPPED, f"{undecided.name}: {undecided.reason}") if undecided else (GOOD, "")
+    return (PointState.SKIPPED, f"{undecided.name}: {undecided.reason}") if undecided else (PointState.GOOD, "")
 
 
 def git_exit_code(report: Report, planned: Collection[str]) -> int:
@@ -154,4 +170,4 @@ def git_exit_code(report: Report, planned: Collection[str]) -> int:
     ids = [cell.id for cell in report.cells if cell.role == "cell"]
     ids += [cell.id for cell in report.rejected if cell.id in planned]
     state, _ = state_of([judged(report, name, name) for name in ids])
-    return {GOOD: EXIT_PASS, BAD: EXIT_FAIL, SKIPPED: EXIT_SKIP}[state]
+    return {PointState.GOOD: EXIT_PASS, PointState.BAD: EXIT_FAIL, PointState.SKIPPED: EXIT_SKIP}[state]

@@ -12,26 +12,10 @@ from typing import Any
 
 from harness.core.outcomes import Outcome
 from harness.core.stack import DEFAULT
-from harness.judge.report.model import Report, ReportCell, ReportRejected
+from harness.judge.report.model import ChangeKind, Report, ReportCell, ReportRejected
 
 SOUND = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)  # its numbers are right
 GOOD = (*SOUND, Outcome.XFAIL)
-NEWLY_FAILING, STILL_FAILING, FIXED = "newly failing", "still failing", "fixed"
-UNJUDGED = "failing, not judged before"
-# In the order that reports show them.
-CHANGES = (
-    NEWLY_FAILING,
-    UNJUDGED,
-    STILL_FAILING,
-    "undecided",
-    "flaky",
-    "known failure",
-    "no longer run",
-    FIXED,
-    "new",
-    "gone",
-    "unchanged",
-)
 Cell = ReportCell | ReportRejected
 
 
@@ -84,20 +68,21 @@ def stack_of(cell: Cell) -> str:
     return str(cell.axes.get("stack", DEFAULT))
 
 
-def change(before: Outcome | None, after: Outcome | None) -> str:
-    """One of CHANGES, from the outcomes of a cell in the earlier and the later run; None: the run does not have it."""
+def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
+    """From the outcomes of a cell in the earlier and the later run; None: the run does not have it."""
     if before is None or after is None:
-        return "new" if before is None else "gone"
+        return ChangeKind.NEW if before is None else ChangeKind.GONE
     if after is Outcome.FAIL:
         if before is Outcome.FAIL:
-            return STILL_FAILING
-        return NEWLY_FAILING if before in GOOD else UNJUDGED
+            return ChangeKind.STILL_FAILING
+        return ChangeKind.NEWLY_FAILING if before in GOOD else ChangeKind.UNJUDGED
     if after is Outcome.REJECTED:
-        return "unchanged" if before is Outcome.REJECTED else "no longer run"
+        return ChangeKind.UNCHANGED if before is Outcome.REJECTED else ChangeKind.NO_LONGER_RUN
     if after is Outcome.XFAIL:
-        return "unchanged" if before is Outcome.XFAIL else "known failure"
-    named = {Outcome.ERROR: "undecided", Outcome.FLAKY: "flaky"}
-    return named.get(after) or (FIXED if before in (Outcome.FAIL, Outcome.XFAIL) else "unchanged")
+        return ChangeKind.UNCHANGED if before is Outcome.XFAIL else ChangeKind.KNOWN_FAILURE
+    named = {Outcome.ERROR: ChangeKind.UNDECIDED, Outcome.FLAKY: ChangeKind.FLAKY}
+    fixed = ChangeKind.FIXED if before in (Outcome.FAIL, Outcome.XFAIL) else ChangeKind.UNCHANGED
+    return named.get(after) or fixed
 
 
 def outcome_of(cell: Cell | None) -> Outcome | None:

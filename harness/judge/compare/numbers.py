@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.core.tolerances import Bound
 from harness.judge.report.model import LossCurve, ReportCell, Throughput, TimedRatio
@@ -17,6 +18,7 @@ from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
 SLOWER = Bound(value=1.25, unit="factor", origin="a quarter: two runs are not neighbours in time")
+Compared = Literal["loss", "gradient norm"]
 _UNDECIDED = "undecided"
 _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
 _RELATIVE = Bound(value=0.0)
@@ -26,7 +28,7 @@ _RELATIVE = Bound(value=0.0)
 class Drift:
     """How far a quantity of the training steps moved from one run to the other; a NaN in one run alone is infinite."""
 
-    what: str  # loss | gradient norm
+    what: Compared
     steps: int  # that both runs have
     largest: float  # relative difference, absolute where the earlier value is zero or the bound says so
     step: int  # where it is largest
@@ -58,14 +60,14 @@ class Drift:
 
 def drifts(before: ReportCell, after: ReportCell, bounds: LossCurve) -> list[Drift]:
     """Of loss and gradient norm, where both runs have steps. `bounds`: a curve that carries the bounds of the cell."""
-    pairs = (
+    pairs: tuple[tuple[Compared, list[float], list[float], Bound | None], ...] = (
         ("loss", before.curve.loss, after.curve.loss, bounds.loss_bound),
         ("gradient norm", before.curve.grad_norm, after.curve.grad_norm, bounds.grad_norm_bound),
     )
     return [_drift(what, old, new, bound) for what, old, new, bound in pairs if old and new]
 
 
-def _drift(what: str, before: Sequence[float], after: Sequence[float], bound: Bound | None) -> Drift:
+def _drift(what: Compared, before: Sequence[float], after: Sequence[float], bound: Bound | None) -> Drift:
     far = [_far(new, old, bound or _RELATIVE) for old, new in zip(before, after)]
     largest = max(far)
     return Drift(

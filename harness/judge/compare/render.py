@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_UNDECIDED
 from harness.core.serialization import dumps
-from harness.judge.compare.cell_pairs import CHANGES
 from harness.judge.compare.runs import REGRESSION, UNDECIDED, CellChange, Comparison
 from harness.judge.compare.stack_changes import differences_text
+from harness.judge.report.model import ChangeKind
 from harness.judge.report.render_markdown import MOST_BYTES, bold, code, cut, text
 from harness.judge.report.summaries import place_text
 
@@ -40,7 +40,7 @@ def outcomes_text(cell: CellChange) -> str:
 
 def groups(comparison: Comparison) -> dict[str, list[CellChange]]:
     """Cells that changed and are no regression, by change; without the unchanged."""
-    found: dict[str, list[CellChange]] = {name: [] for name in CHANGES if name != "unchanged"}
+    found: dict[str, list[CellChange]] = {name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED}
     for cell in comparison.cells:
         if not cell.regressions and cell.change in found:
             found[cell.change].append(cell)

@@ -16,17 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Literal
 
 from harness.core.outcomes import Finding, LaneVerdict, Outcome, Severity
 from harness.core.run.records import SCHEMA_VERSION
 from harness.core.tolerances import Bound
 from harness.judge.compare.cell_pairs import (
-    CHANGES,
     GOOD,
-    NEWLY_FAILING,
     SOUND,
-    STILL_FAILING,
     Pair,
     change,
     outcome_of,
@@ -35,11 +32,16 @@ from harness.judge.compare.cell_pairs import (
 )
 from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, time_changes
 from harness.judge.compare.stack_changes import Counts, Difference, counted, differences, stack_facts
-from harness.judge.report.model import LossCurve, Report, ReportCell
+from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell
 
-REGRESSION, UNDECIDED, NO_REGRESSION = "regression", "undecided", "no regression"
+REGRESSION: Final = "regression"
+UNDECIDED: Final = "undecided"
+NO_REGRESSION: Final = "no regression"
 JUDGED = (*GOOD, Outcome.FAIL)
 _MOST_LOST = 5  # that are named
+
+
+ComparisonVerdict = Literal["regression", "undecided", "no regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Side:
 @dataclass(frozen=True, kw_only=True)
 class CellChange:
     id: str  # of the later run, where it has the cell
-    change: str  # one of CHANGES
+    change: ChangeKind
     before: Outcome | None  # None: the run does not have the cell
     after: Outcome | None
     stack: str
@@ -85,7 +87,7 @@ class Comparison:
     cells: list[CellChange]
     stacks: list[StackChange]  # every stack that a cell of both runs uses; no differences: identical
     counts: dict[str, int]  # of the changes
-    verdict: str  # regression | undecided (no cell was judged in both runs) | no regression
+    verdict: ComparisonVerdict  # undecided: no cell was judged in both runs
     notes: list[str]
     lost: list[str] = field(default_factory=list)  # cells that the earlier run judged and the later one does not
     schema_version: int = SCHEMA_VERSION
@@ -123,7 +125,7 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Co
         return _whole(old, new, pair.matched, drifts(old, new, bounds(new)), times, judge_drift=same)
 
     cells = [change_of(pair) for pair in matched]
-    cells.sort(key=lambda cell: (not cell.regressions, CHANGES.index(cell.change)))
+    cells.sort(key=lambda cell: (not cell.regressions, list(ChangeKind).index(cell.change)))
     seen = Counter(cell.change for cell in cells)
     return Comparison(
         before=sides[0],
@@ -133,14 +135,14 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Co
             StackChange(stack=old if old == new else f"{old} -> {new}", differences=found)
             for (old, new), found in stacks.items()
         ],
-        counts={change: seen[change] for change in CHANGES if seen[change]},
+        counts={change: seen[change] for change in ChangeKind if seen[change]},
         verdict=_verdict(cells),
         notes=[*_coverage(cells), *_order(sides), *_notes(before, after, sides)],
         lost=[cell.id for cell in cells if _is_lost(cell)],
     )
 
 
-def _verdict(cells: Sequence[CellChange]) -> str:
+def _verdict(cells: Sequence[CellChange]) -> ComparisonVerdict:
     if any(cell.regressions for cell in cells):
         return REGRESSION
     both = any(cell.before in JUDGED and cell.after in JUDGED for cell in cells)
@@ -250,8 +252,8 @@ def _whole(
         if verdict is LaneVerdict.FAIL and old.lanes.get(lane) is LaneVerdict.PASS
     ]
     what = change(old.outcome, new.outcome)
-    why = [NEWLY_FAILING] if what == NEWLY_FAILING else []
-    if what == STILL_FAILING:
+    why = [what.value] if what == ChangeKind.NEWLY_FAILING else []
+    if what == ChangeKind.STILL_FAILING:
         why += [f"{lane} passed and fails" for lane in lanes]
     if old.outcome in SOUND and new.outcome in SOUND:
         why += [item.text for item in times if item.slower]

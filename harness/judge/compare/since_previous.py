@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from harness.core.outcomes import Outcome
 from harness.core.run.records import SCHEMA_VERSION
-from harness.judge.compare.cell_pairs import FIXED, GOOD, NEWLY_FAILING, STILL_FAILING, UNJUDGED, stack_of
+from harness.judge.compare.cell_pairs import GOOD, stack_of
 from harness.judge.compare.stack_changes import Counts, Facts, Moved, counted, differences, stack_facts
 from harness.judge.history.rows import RunRow
-from harness.judge.report.model import CellSince, Report, ReportCell, Since
+from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
 
 _MOST = 8  # differences of a stack to show
 
@@ -75,7 +75,7 @@ def since(report: Report, row: RunRow, previous: Previous) -> Since:
         now = Point(run_id=report.run_id, started=row.started, version=version)
         said = _cell(report, cell, now, previous.cells.get(name), previous)
         found += [said] if said else []
-    order = (NEWLY_FAILING, UNJUDGED, FIXED, STILL_FAILING)
+    order = (ChangeKind.NEWLY_FAILING, ChangeKind.UNJUDGED, ChangeKind.FIXED, ChangeKind.STILL_FAILING)
     found.sort(key=lambda one: order.index(one.change))
     undecided = sum(cell.outcome is Outcome.ERROR for cell in report.cells)
     return Since(run_id=previous.run_id, started=previous.started, cells=found, undecided=undecided)
@@ -84,7 +84,7 @@ def since(report: Report, row: RunRow, previous: Previous) -> Since:
 def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previous: Previous) -> CellSince | None:
     fails = cell.outcome is Outcome.FAIL
     if past is None:
-        return _said(cell, UNJUDGED, now, None, []) if fails else None
+        return _said(cell, ChangeKind.UNJUDGED, now, None, []) if fails else None
     stack = stack_of(cell)
 
     def moved(before: Point | None, after: Point) -> list[str]:
@@ -92,15 +92,15 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
         return _moved(before, after, old, new, previous.counts)
 
     if fails and past.green:
-        return _said(cell, NEWLY_FAILING, now, past.last, moved(past.last, now))
+        return _said(cell, ChangeKind.NEWLY_FAILING, now, past.last, moved(past.last, now))
     if fails:
-        return _said(cell, STILL_FAILING, past.first, past.before, moved(past.before, past.first))
+        return _said(cell, ChangeKind.STILL_FAILING, past.first, past.before, moved(past.before, past.first))
     if not past.green and cell.outcome in GOOD:
-        return _said(cell, FIXED, past.first, past.before, moved(past.last, now))
+        return _said(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None
 
 
-def _said(cell: ReportCell, change: str, first: Point, good: Point | None, between: list[str]) -> CellSince:
+def _said(cell: ReportCell, change: ChangeKind, first: Point, good: Point | None, between: list[str]) -> CellSince:
     return CellSince(
         id=cell.id,
         change=change,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness.core.outcomes import Finding, Severity
 from harness.core.run.records import RankRecord
@@ -31,12 +32,12 @@ class KnownIssue:
     since: str  # first release that has it
     fixed: str = ""  # first release without it; empty: none is known
     data_path: str = ""  # empty: any
-    stage: str = ""  # middle | last: every stage that the finding is about; empty: any
+    stage: Literal["", "middle", "last"] = ""  # every stage that the finding is about; empty: any
     ranks: str = ""  # "tp > 0": no rank that reads the data is concerned; "middle tp 0": one of a middle stage is
-    tp: str = ""  # of the cell: "1" | "above 1"; empty: any
+    tp: Literal["", "1", "above 1"] = ""  # of the cell; empty: any
     rows: bool = False  # only with several rows in a micro-batch
     per_token: bool | None = None  # calculate_per_token_loss; None: either
-    ratio: str = ""  # what the number is a fraction of: "1/cp" | "1/(cp tp)" | "1/rows"; empty: any
+    ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # what the number is a fraction of; empty: any
     fields: tuple[str, ...] = ()  # of packed params; empty: any
     says: str = ""  # in the finding's message
 

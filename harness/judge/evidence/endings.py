@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from harness.core.cell.canary_legs import LEG_NAMES
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.run.records import CellResult, Failure, Progress, RankEnding, RankRecord
+from harness.core.run.states import LegName, Phase
 
-LEGS = ("start", "metadata", "training", *LEG_NAMES, "timing", "end")
-TRAINED = ("training", *LEG_NAMES, "timing")  # legs that use the model, once the metadata leg is through
-PHASES = ("setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done")
+LEGS: tuple[LegName, ...] = get_args(LegName)
+TRAINED: tuple[LegName, ...] = (
+    "training",
+    *LEG_NAMES,
+    "timing",
+)  # legs that use the model, once the metadata leg is through
+PHASES: tuple[Phase, ...] = get_args(Phase)
 # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
 SIGTERM = 15
@@ -19,11 +25,14 @@ STALL_S = 2.0  # without progress, at least, before a rank counts as stalled
 STALL_SHARE = 0.2  # likewise, of the time that the attempt took
 
 
+Ended = Literal["completed", "raised", "crashed", "deadline", "killed", "missing"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     rank: int
     place: Coordinates
-    ended: str  # completed | raised | crashed | deadline | killed | missing
+    ended: Ended
     progress: Progress
     failure: Failure | None = None
     hang: str | None = None  # collective the rank waited in when it hit the deadline
@@ -72,7 +81,7 @@ def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellRe
     return endings
 
 
-def _ended(record: RankRecord | None, process: RankEnding | None) -> str:
+def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
     """The ending in the record. If it still says `running`, the process was cut off, and its parent knows how."""
     if record is not None and record.ended in ("completed", "raised", "deadline"):
         return record.ended

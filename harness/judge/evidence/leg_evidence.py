@@ -96,7 +96,7 @@ class LegEvidence:
 
 def legs_seen(config: CellConfig, legs: Sequence[Leg], records: Mapping[int, RankRecord]) -> dict[str, LegEvidence]:
     """Leg name -> evidence, of the legs that all ranks of the layout came through."""
-    found = {}
+    found: dict[str, LegEvidence] = {}
     for leg in legs:
         seen = {rank: item for rank, record in records.items() for item in record.legs if item.leg == leg.name}
         if len(seen) == config.layout.world_size:

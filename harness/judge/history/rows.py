@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from harness.core.outcomes import Finding, Outcome
+from harness.core.outcomes import Finding, KnownFailure, Outcome
+from harness.core.run.states import CellRole
 from harness.core.serialization import dumps
 from harness.core.stack import DEFAULT, StackFacts
 from harness.judge.report.model import Report, ReportCell, ReportRejected
@@ -60,12 +61,12 @@ class CellRow:
 
     cell_id: str
     name: str
-    role: str  # cell | reference
+    role: CellRole
     stack: str  # as the matrix calls it
     version: str  # what that was in this run: "megatron-core 0.19.2", "megatron-lm main = 1a2b3c4d5e6f"
     outcome: str
     reason: str = ""
-    known: str = ""  # of a known failure: expected | expired | elsewhere | passes
+    known: KnownFailure = KnownFailure.NONE
     attempts: int = 1
     line: int | None = None
     findings: tuple[FindingRow, ...] = ()

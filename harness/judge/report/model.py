@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from harness.core.cell.layout import Coordinates, Layout
 from harness.core.cell.timing import GpuState
-from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, exit_code
+from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Rejection, RunVerdict, exit_code
 from harness.core.run.run_plan import Selection
+from harness.core.run.states import CellRole
+from harness.core.str_enum import StrEnum
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 
 REPORT_VERSION = 2  # schema_version of report.json; 1 had the stacks of its provenance as prose
+
+
+MetadataState = Literal["ok", "missing", "differs", "unpacked", "no-record"]
+
+
+class ChangeKind(StrEnum):
+    """How a cell changed between two runs, in the order that reports show them."""
+
+    NEWLY_FAILING = "newly failing"
+    UNJUDGED = "failing, not judged before"
+    STILL_FAILING = "still failing"
+    UNDECIDED = "undecided"
+    FLAKY = "flaky"
+    KNOWN_FAILURE = "known failure"
+    NO_LONGER_RUN = "no longer run"
+    FIXED = "fixed"
+    NEW = "new"
+    GONE = "gone"
+    UNCHANGED = "unchanged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +42,7 @@ class RankView:
 
     rank: int
     place: Coordinates
-    state: str  # ok | missing | differs | unpacked | no-record
+    state: MetadataState
     cu_seqlens: list[int] | None
     max_seqlen: int | None
     layers: list[int] = field(default_factory=list)  # global numbers of the layers on this rank
@@ -38,7 +59,7 @@ class TimedRatio:
     high: float
     rounds: int
     bound: Bound
-    verdict: str  # slower | faster | no difference: slower or faster only if the whole interval is beyond the bound
+    verdict: str  # slower or faster (the whole interval is beyond the bound), no difference, or undecided and why
 
     @property
     def text(self) -> str:
@@ -149,7 +170,7 @@ class ReportCell:
     findings: list[Finding]  # most informative first
     timing: dict[str, float]  # wall_s, steps_s, overhead_s
     reproduce: str  # the command that runs just this cell
-    role: str = "cell"  # cell | reference
+    role: CellRole = "cell"
     group: str = ""
     reference: str | None = None
     reason: str = ""  # of ERROR, XFAIL, XPASS
@@ -179,7 +200,7 @@ class CellSince:
     """How a cell changed since the previous run that decided it."""
 
     id: str
-    change: str  # newly failing | still failing | fixed | failing, not judged before
+    change: ChangeKind
     since: str  # when the first run of its present failure began, ISO; of a fixed cell, of its past failure
     since_run: str
     good: str  # when the last run before that failure began; empty: none is known
@@ -219,7 +240,7 @@ class Report:
     run_id: str
     matrix: str
     matrix_file: str
-    verdict: str  # pass | fail | error
+    verdict: RunVerdict
     counts: dict[Outcome, int]
     provenance: dict[str, Any]
     timing: dict[str, float]  # wall_s and what else was measured

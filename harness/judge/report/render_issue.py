@@ -14,7 +14,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Severity
 from harness.core.serialization import dumps
 from harness.core.text.escaping import clip, markdown_fence
-from harness.judge.bisect.result import COMMIT, FIXED, Bisection, Change, short
+from harness.judge.bisect.result import Bisection, Change, Find, PointKind, short
 from harness.judge.report.model import ReportCell
 from harness.judge.report.public_text import publish
 from harness.judge.report.render_markdown import code, text
@@ -67,7 +67,7 @@ def _since(issue: Issue) -> str:
     found = issue.bisection
     if found is None or found.found is None:
         return ""
-    word = "fixed in" if found.find == FIXED else "since"
+    word = "fixed in" if found.find is Find.FIXED else "since"
     return f", {word} {short(found.found.name, found.kind)}"
 
 
@@ -116,7 +116,7 @@ def _range(issue: Issue) -> Iterator[str]:
     if found is None:
         return
     yield from ("## Since when", "", "| | |", "|---|---|")
-    before, after = ("last bad", "first good") if found.find == FIXED else ("previous good", "new bad")
+    before, after = ("last bad", "first good") if found.find is Find.FIXED else ("previous good", "new bad")
     if found.found is not None:
         for parent in found.found.parents:
             role = before if parent.state.endswith(before.split()[1]) else f"parent, {parent.state}"
@@ -145,7 +145,7 @@ def _point(issue: Issue, name: str) -> str:
     found = issue.bisection
     assert found is not None
     web = github(issue.remotes.get(found.project, ""))
-    if found.kind != COMMIT or not web:
+    if found.kind != PointKind.COMMIT or not web:
         return code(short(name, found.kind))
     return f"[{short(name, found.kind)}]({web}/commit/{name})"
 

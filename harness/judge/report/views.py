@@ -11,7 +11,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import Ending
 from harness.judge.evidence.observations import Observation
 from harness.judge.evidence.packed_params import form_problems, value_problems
-from harness.judge.report.model import FailureView, LossCurve, RankView
+from harness.judge.report.model import FailureView, LossCurve, MetadataState, RankView
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
@@ -33,12 +33,9 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
     ]
     seen = legs.get("training") or legs.get("metadata") or []
     states = [(_state(evidence, observation), observation.params) for observation in seen]
-    worst = next((item for item in states if item[0] == "missing"), None)
-    worst = worst or next((item for item in states if item[0] == "differs"), states[0] if states else None)
-    if worst is None:
-        recorded = ending.rank in evidence.records
-        worst = ("no-record" if not recorded else "missing" if evidence.packed else "unpacked", None)
-    state, params = worst
+    missing = [item for item in states if item[0] == "missing"]
+    differing = [item for item in states if item[0] == "differs"]
+    state, params = (missing or differing or states or [(_without_params(evidence, ending), None)])[0]
     return RankView(
         rank=ending.rank,
         place=place,
@@ -50,7 +47,13 @@ def _rank_view(evidence: CellEvidence, ending: Ending, legs: dict[str, list[Obse
     )
 
 
-def _state(evidence: CellEvidence, observation: Observation) -> str:
+def _without_params(evidence: CellEvidence, ending: Ending) -> MetadataState:
+    if ending.rank not in evidence.records:
+        return "no-record"
+    return "missing" if evidence.packed else "unpacked"
+
+
+def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
     truth = evidence.truth(0, observation.place.at.dp, 0)
     if observation.params is None:
         return "missing" if evidence.packed else "unpacked"

@@ -12,16 +12,17 @@ import signal
 import socket
 import time
 from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import RawArray, RawValue
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
+from typing import get_args
 
 from harness.core.errors import DiskFullError
 from harness.core.run.run_dir import write_json
-from harness.node.coordination.rendezvous import HEARTBEAT_S, Heartbeat
+from harness.node.coordination.rendezvous import HEARTBEAT_S, AgentState, Heartbeat
 from harness.node.process import die_with
 
 STUCK_S = 900.0  # without an iteration of the agent's main loop, after which it counts as hung
-_STATE_BYTES = 16
+_STATES: tuple[AgentState, ...] = get_args(AgentState)
 
 
 class HeartbeatWriter:
@@ -30,17 +31,17 @@ class HeartbeatWriter:
     def __init__(self, path: Path, token: str) -> None:
         self.path, self.token = path, token
         self._ticked = RawValue("d", time.monotonic())
-        self._state = RawArray("c", _STATE_BYTES)
+        self._state = RawValue("i")  # index in _STATES
         self._process: BaseProcess | None = None
 
-    def start(self, state: str) -> None:
-        self._ticked.value, self._state.value = time.monotonic(), state.encode()
+    def start(self, state: AgentState) -> None:
+        self._ticked.value, self._state.value = time.monotonic(), _STATES.index(state)
         self._write(os.getpid())
         child = multiprocessing.get_context("fork").Process(target=self._run, args=(os.getpid(),), daemon=True)
         child.start()
         self._process = child
 
-    def tick(self, state: str = "ready") -> None:
+    def tick(self, state: AgentState = "ready") -> None:
         """Note an iteration of the agent's main loop; a new state is written at once.
 
         DiskFullError when the disk of the run directory is full.
@@ -48,8 +49,8 @@ class HeartbeatWriter:
         if self._process is not None and self._process.exitcode == DiskFullError.process_exit_code:
             raise DiskFullError(f"cannot write {self.path}: no space left on its disk")
         self._ticked.value = time.monotonic()
-        if self._state.value != state.encode():
-            self._state.value = state.encode()
+        if self._state.value != _STATES.index(state):
+            self._state.value = _STATES.index(state)
             self._write(os.getpid())
 
     def stop(self) -> None:
@@ -57,7 +58,7 @@ class HeartbeatWriter:
         if self._process is not None:
             self._process.kill()
             self._process.join()
-        self._state.value = b"ended"
+        self._state.value = _STATES.index("ended")
         self._write(os.getpid())
 
     def _run(self, agent: int) -> None:
@@ -73,6 +74,6 @@ class HeartbeatWriter:
                 pass  # the file system may be unavailable for a moment; only a long silence counts
 
     def _write(self, agent: int) -> None:
-        state = bytes(self._state.value).decode()
+        state = _STATES[self._state.value]
         heartbeat = Heartbeat(time=time.time(), state=state, token=self.token, pid=agent, host=socket.gethostname())
         write_json(self.path, heartbeat)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
@@ -61,12 +61,15 @@ class NodeShare:
         return f"{self.world_size} ranks do not fill {self.nodes} nodes with {per_node or 'equally many'} ranks each"
 
 
+AgentState = Literal["loading", "ready", "ended"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Heartbeat of an agent. `token` is random per agent process, which identifies files of an earlier one."""
 
     time: float
-    state: str  # loading | ready | ended
+    state: AgentState
     token: str
     pid: int
     host: str

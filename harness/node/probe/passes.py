@@ -15,7 +15,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import DocumentLoss, ParameterSeen, TokenLoss
-from harness.core.run.states import Phase
+from harness.core.run.states import LegName, Phase
 from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.fingerprints import gradient_fingerprint, part_fingerprints
@@ -66,7 +66,7 @@ class Passes:
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
         record_parts(plain, context, self.state, recorder)
 
-    def begin(self, truth: StepTruth, leg: str, *, keep_tokens: bool) -> list[ChunkIterator]:
+    def begin(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool) -> list[ChunkIterator]:
         """Set up the next pass and open the data path's iterators, one per chunk. Collective: they may communicate.
 
         `leg` is the name in progress reports.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.core.run.records import Failure, LayerSeen, Progress, RankRecord, SeenParams, TensorForm
 from harness.core.run.run_dir import needs_room, write_json
-from harness.core.run.states import Phase, RankEnd
+from harness.core.run.states import LegName, Phase, RankEnd
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
@@ -37,7 +37,7 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
 
-    def progress(self, leg: str, step: int, micro_batch: int, phase: Phase) -> None:
+    def progress(self, leg: LegName, step: int, micro_batch: int, phase: Phase) -> None:
         """Say where the rank is, also to a file of its own: a rank that hangs or is killed cannot flush its record."""
         self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
         with needs_room(self.path):

@@ -156,8 +156,8 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
     problems.raise_any()
     profile = problems.validate(ClusterProfile, values, ())
     if profile:
-        given = {name.replace("-", "_") for name, value in values.items() if value is not None}
-        _check_together(profile, given, {name.replace("-", "_") for name in values}, problems)
+        given = {str(name).replace("-", "_") for name, value in values.items() if value is not None}
+        _check_together(profile, given, {str(name).replace("-", "_") for name in values}, problems)
         if "ranks_per_node" not in given:
             profile = replace(profile, ranks_per_node=profile.gpus_per_node or 1)
     problems.raise_any()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.judge.bisect.render import render_text
-from harness.judge.bisect.result import SKIPPED, Point
+from harness.judge.bisect.result import Point, PointState
 from tests.judge.report.test_render_issue import bisection
 
 
 def skipped(number: int) -> Point:
     reason = f"tp1-sft: setup ended with exit code {number}: make\nno compiler here"
-    return Point(name=f"{number:040}", state=SKIPPED, stack="s", cells=(), run="r", reason=reason)
+    return Point(name=f"{number:040}", state=PointState.SKIPPED, stack="s", cells=(), run="r", reason=reason)
 
 
 def test_points_that_were_skipped_are_told_with_the_reason_a_line_each() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import Outcome
-from harness.judge.compare.cell_pairs import CHANGES, change, outcome_of, pairs
+from harness.judge.compare.cell_pairs import change, outcome_of, pairs
+from harness.judge.report.model import ChangeKind
 from tests.sample_report import sample_report
 from tests.two_runs import cell_of
 
@@ -72,7 +73,7 @@ def test_what_became_of_a_cell(before: str | None, after: str | None, expected: 
 
 def test_every_pair_of_outcomes_has_a_name() -> None:
     every = [None, *Outcome]
-    assert {change(one, other) for one in every for other in every} <= set(CHANGES)
+    assert {change(one, other) for one in every for other in every} == set(ChangeKind)
 
 
 def test_a_rejected_cell_has_an_outcome_too() -> None:

@@ -13,7 +13,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.model import ModelConfig
 from harness.core.outcomes import Outcome
 from harness.core.packing.documents import DocumentsConfig
-from harness.judge.bisect.result import BAD, COMMIT, FIXED, GOOD, INTRODUCED, RELEASE, Bisection, Change, End, Parent
+from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, PointKind, PointState
 from harness.judge.report.model import FailureView, Report, ReportCell
 from harness.judge.report.render_issue import (
     Issue,
@@ -80,7 +80,7 @@ FOUND = Change(
     subject="Read the data on tp rank 0 | of every stage",
     author="A. Author",
     date="2026-03-01",
-    parents=(Parent(name=BEFORE, state=GOOD),),
+    parents=(Parent(name=BEFORE, state=PointState.GOOD),),
 )
 
 
@@ -111,8 +111,8 @@ def issue(failed: ReportCell) -> Issue:
 
 def bisection(**changes: Any) -> Bisection:
     made = Bisection(
-        find=INTRODUCED,
-        kind=COMMIT,
+        find=Find.INTRODUCED,
+        kind=PointKind.COMMIT,
         project="megatron-lm",
         repository=f"{HOME}/Megatron-LM",
         good=End(asked="core_v0.16.1", name=BEFORE),
@@ -150,8 +150,10 @@ def test_no_path_of_the_machine_stands_in_it(issue: Issue) -> None:
 
 
 def test_a_release_and_what_fixed_it_are_told(issue: Issue) -> None:
-    fixed = Change(name="0.18.0", date="2026-07-01", parents=(Parent(name="0.17.1", state=BAD),))
-    found = bisection(find=FIXED, kind=RELEASE, project="megatron-core", found=fixed, candidates=(fixed,))
+    fixed = Change(name="0.18.0", date="2026-07-01", parents=(Parent(name="0.17.1", state=PointState.BAD),))
+    found = bisection(
+        find=Find.FIXED, kind=PointKind.RELEASE, project="megatron-core", found=fixed, candidates=(fixed,)
+    )
     lines = render_issue(replace(issue, bisection=found)).splitlines()
     assert "| last bad | `0.17.1` |" in lines
     assert "| first good | `0.18.0` (2026-07-01) |" in lines

@@ -57,6 +57,7 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({**LAB, "partion": "x"}, "did you mean 'partition'?"),
         ({"name": "x", "kind": "slurm"}, "sets neither gpus_per_node nor ranks_per_node"),
         ({"name": "x", "kind": "local", "nodes": 2}, "nodes: has no meaning for kind: local"),
+        ({**LAB, 4: 120}, "4: keys must be text"),
         ({**LAB, "account": "a\nb"}, "account: must be one line of text"),
         ({**LAB, "account": ""}, "account: must be one line of text"),
         ({**LAB, "setup": ["a\nrm -rf /"]}, "setup[0]: must be one line of text"),

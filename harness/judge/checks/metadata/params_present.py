@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -10,7 +11,8 @@ from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import missing_class
 from harness.judge.locations import RankLocation, fold, reach
 
-_Key = tuple[int, str, int, int, int, int | None]  # rank, leg, step, micro-batch, chunk, layer
+# rank, leg, step, micro-batch, chunk, layer
+_Key = tuple[int, Literal["metadata", "training"], int, int, int, int | None]
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.run.records import ActivationSeen, LayerSeen
+from harness.core.run.states import LegName
 from harness.node.data_paths.base import RankContext
 from harness.node.probe.hooks.fingerprints import document_fingerprints, merge
 from harness.node.probe.model.parts import mtp_layers
@@ -19,7 +20,7 @@ from harness.node.recording.recorder import Recorder
 class PassState:
     """The micro-batch and leg that a model chunk works on: set by the forward step, read by the hooks."""
 
-    leg: str = "training"  # or a canary leg
+    leg: LegName = "training"
     fingerprints: bool = False  # whether to fingerprint layer outputs
     step: int = 0
     chunk: int = 0

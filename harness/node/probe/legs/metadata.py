@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.core.packing.arithmetic import PAD
 from harness.core.packing.workload import Workload
 from harness.core.run.records import BatchSeen, TensorSeen, WorkloadSeen
+from harness.core.run.states import LegName
 from harness.node.data_paths.base import Adapter, Batch, RankContext
 from harness.node.faults import Fault
 from harness.node.probe.hooks.log_probs import log_probs_returned
@@ -32,7 +33,7 @@ def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Re
 
 
 def observed_batches(
-    truth: StepTruth, leg: str, path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
+    truth: StepTruth, leg: LegName, path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
 ) -> Iterator[BatchSeen]:
     """Fetch every batch of every chunk and compare it with the truth; flushes the record before each fetch."""
     for chunk in range(context.config.layout.vpp):
@@ -50,7 +51,9 @@ def observed_batches(
             yield seen
 
 
-def record_workload(path: Adapter, leg: str, step: int, context: RankContext, fault: Fault, recorder: Recorder) -> None:
+def record_workload(
+    path: Adapter, leg: LegName, step: int, context: RankContext, fault: Fault, recorder: Recorder
+) -> None:
     """Record the work that the data path counted for the step it has just opened, if it counts."""
     counted: Workload | None = getattr(path, "workload", None)
     if counted is None:
