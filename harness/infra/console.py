@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.core.errors import InputError
 from harness.core.outcomes import LaneVerdict, Outcome
+from harness.core.text.durations import duration
 from harness.infra.screen import guarded, shown
 from harness.judge.report.model import Report, ReportCell, Since
 from harness.judge.report.summaries import place_text
@@ -300,12 +301,3 @@ def _verdict(report: Report, code: int) -> RenderableType:
     return Text(shown(report.verdict.upper()), style=style).append(
         f": {counts}{wall}; exit code {code}", style="not bold default"
     )
-
-
-def duration(seconds: float) -> str:
-    """ "8 s", "3 min 05 s", "2 h 07 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -14,7 +14,7 @@ from rich.console import Console
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import Outcome
 from harness.core.run.run_plan import Selection
-from harness.infra.console import Progress, duration, print_problems, print_report
+from harness.infra.console import Progress, print_problems, print_report
 from harness.infra.html.report import render_html
 from tests.sample_report import hostile_report, passing_report, sample_report
 
@@ -253,13 +253,6 @@ def test_every_problem_of_the_input_has_its_own_line() -> None:
 def test_problems_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     print_problems(InputError("no such file"))
     assert capsys.readouterr() == ("", "error: no such file\n")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")]
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_importing_the_console_does_not_import_rich_and_the_report_not_matplotlib() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.run.run_plan import Allocation, Expansion, PlannedCell, RejectedCell, Selection
 from harness.core.serialization import dumps
 from harness.core.text.counts import counted
+from harness.core.text.durations import duration
 from harness.plan.jobs.allocations import plan_allocations
 from harness.plan.jobs.cost import Cost, JobCost, estimate
 
@@ -164,7 +165,7 @@ def _cost_lines(cost: Cost) -> list[str]:
 
 
 def _time_line(cost: Cost) -> str:
-    return f"Estimated time: about {_duration(cost.seconds)} (a rough estimate from {cost.basis})"
+    return f"Estimated time: about {duration(cost.seconds)} (a rough estimate from {cost.basis})"
 
 
 def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
@@ -180,12 +181,6 @@ def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
         *_indent(_aligned(rows)),
         f"Cost: {most:.4g} {unit} if every job runs into its time limit; about {about:.2g} by a rough estimate",
     ]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _value(value: Any) -> str:
