@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from harness.core.stack import HEADS
+from harness.core.upstream import HEADS
 
 CODE = "code"  # the code under test
 HARNESS = "harness"

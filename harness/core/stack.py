@@ -11,17 +11,6 @@ from harness.core.serialization import dumps
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
 SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
 _HASH_DIGITS = 40  # of a full commit hash
-# The modules that carry the version of what a stack puts under test.
-HEADS = (
-    "megatron.core",
-    "megatron.training",
-    "megatron.bridge",
-    "skyrl",
-    "skyrl_train",
-    "transformer_engine",
-    "pretrain_gpt",
-    "torch",
-)
 
 
 def safe_name(value: str) -> str:

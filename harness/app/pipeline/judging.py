@@ -17,7 +17,8 @@ from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import PlannedCell, RunPlan
 from harness.core.serialization import to_jsonable
-from harness.core.stack import HEADS, Version
+from harness.core.stack import Version
+from harness.core.upstream import HEADS
 from harness.infra.runs.evidence_files import read_cell
 from harness.infra.slurm.job_endings import read_job_endings
 from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn

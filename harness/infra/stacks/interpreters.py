@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.errors import InfrastructureError
-from harness.core.stack import HEADS
+from harness.core.upstream import HEADS
 
 _PROBE = """
 import json, sys, sysconfig

@@ -13,12 +13,12 @@ from typing import Literal
 
 from harness.core.outcomes import Finding, Severity
 from harness.core.run.records import RankRecord
+from harness.core.upstream import DISTRIBUTIONS
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
 _BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
 _SKYRL = "https://github.com/NovaSky-AI/SkyRL"
-_MODULES = {"megatron-core": "megatron.core", "megatron-bridge": "megatron.bridge", "skyrl": "skyrl"}
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
 Release = tuple[int, int, int, int]  # major, minor, micro, 0 before the release itself, else 1
 
@@ -28,7 +28,7 @@ class KnownIssue:
     name: str
     link: str
     check: str
-    package: str = "megatron-core"  # the package of `releases`, a key of _MODULES
+    package: str = "megatron-core"  # the package of `releases`, a key of DISTRIBUTIONS
     since: str  # first release that has it
     fixed: str = ""  # first release without it; empty: none is known
     data_path: str = ""  # empty: any
@@ -159,13 +159,13 @@ def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Find
     """The findings, those that an upstream issue explains naming it."""
     if not findings:
         return []
-    releases = {package: release_of(evidence.records, package) for package in _MODULES}
+    releases = {package: release_of(evidence.records, package) for package in {issue.package for issue in KNOWN_ISSUES}}
     return [_named(evidence, finding, releases) for finding in findings]
 
 
 def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
     """The release of a package that all ranks recorded; None if none did or they differ."""
-    module = _MODULES[package]
+    module = DISTRIBUTIONS[package]
     said = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
     return parse(next(iter(said))) if len(said) == 1 else None
 

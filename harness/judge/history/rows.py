@@ -14,12 +14,11 @@ from harness.core.outcomes import Finding, KnownFailure, Outcome
 from harness.core.run.states import CellRole
 from harness.core.serialization import dumps
 from harness.core.stack import DEFAULT, StackFacts
+from harness.core.upstream import DISTRIBUTIONS
 from harness.judge.report.model import Report, ReportCell, ReportRejected
 from harness.judge.report.stack_versions import facts_of
 from harness.judge.stats.baseline import hardware_text
 
-# Distributions whose version tells which code was under test, the first the most telling.
-TELLING = ("megatron-core", "megatron-bridge", "skyrl", "skyrl-train", "transformer-engine", "torch")
 _SHOWN_HASH = 12  # digits
 UNITS = {
     "step_p50_s": "s",
@@ -158,7 +157,9 @@ class _Versions:
 
 
 def _telling(packages: Mapping[str, str]) -> str:
-    found = [f"{name} {packages[name]}" for name in TELLING if packages.get(name, "not installed") != "not installed"]
+    found = [
+        f"{name} {packages[name]}" for name in DISTRIBUTIONS if packages.get(name, "not installed") != "not installed"
+    ]
     return found[0] if found else ""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.core.serialization import from_jsonable
 from harness.core.stack import StackFacts, Version
+from harness.core.upstream import DISTRIBUTIONS
 
 
 def facts_of(provenance: Mapping[str, Any], stack: str) -> StackFacts | None:
@@ -38,8 +39,8 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         packages = facts.versions
         python = facts.python or "unknown"
     seen = _imported(provenance, stack)
-    others = {"megatron-bridge": "megatron.bridge", "skyrl": "skyrl"}
-    found = {name: seen.get(module) or packages.get(name, "") for name, module in others.items()}
+    trainers = ("megatron-bridge", "skyrl", "skyrl-train")  # shown where the stack has them
+    found = {name: seen.get(DISTRIBUTIONS[name]) or packages.get(name, "") for name in trainers}
     return {
         "torch": seen.get("torch") or packages.get("torch", "unknown"),
         "megatron-core": seen.get("megatron.core") or packages.get("megatron-core", "unknown"),

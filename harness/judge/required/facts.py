@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.core.hardware.environment import recorded
 from harness.core.run.records import CellResult, ImportProof, RankRecord
-from harness.core.stack import HEADS
+from harness.core.upstream import HEADS
 from harness.judge.required.expected import Expected
 
 NEEDED = ("torch", "megatron.core")  # modules that every cell trains with

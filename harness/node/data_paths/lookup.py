@@ -12,10 +12,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from harness.core.outcomes import Missing, Rejection
+from harness.core.upstream import distribution_of
 
 Lack = Rejection | Missing | None
 _HOW = "add it to `packages` of the stack"
-_DISTRIBUTIONS = {"megatron.core": "megatron-core", "megatron.bridge": "megatron-bridge"}
 
 
 def lacks(reason: str) -> Rejection:
@@ -35,7 +35,7 @@ def module_lack(module: str, root: str) -> Lack:
 def why_not(module: str, root: str, error: Exception) -> Rejection | Missing:
     """What an import that raised means."""
     if not is_there(root):
-        return Missing(reason=f"{_distribution(root)} is not installed in this stack, and {module} is needed; {_HOW}")
+        return Missing(reason=f"{distribution_of(root)} is not installed in this stack, and {module} is needed; {_HOW}")
     absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if absent and absent != root and f"{module}.".startswith(f"{absent}.") and not root.startswith(f"{absent}."):
         return lacks(f"{release(root)} has no {module}")
@@ -62,10 +62,6 @@ def release(root: str) -> str:
     """E.g. "megatron-bridge 0.5.0"."""
     own = getattr(sys.modules.get(root), "__version__", None)
     try:
-        return f"{_distribution(root)} {own or version(_distribution(root))}"
+        return f"{distribution_of(root)} {own or version(distribution_of(root))}"
     except PackageNotFoundError:
-        return f"this checkout of {_distribution(root)}"
-
-
-def _distribution(root: str) -> str:
-    return _DISTRIBUTIONS.get(root, root.replace("_", "-"))
+        return f"this checkout of {distribution_of(root)}"

@@ -10,7 +10,7 @@ from functools import cache
 
 from harness.core.frames import CODE_PACKAGES
 from harness.core.run.records import ImportProof
-from harness.core.stack import HEADS
+from harness.core.upstream import HEADS
 
 # All modules of the code under test that ranks use, imported once by the agent before it forks.
 WARM_MODULES = (
@@ -41,7 +41,7 @@ def import_all() -> None:
 def import_proof() -> list[ImportProof]:
     """Version and file of the modules under test that are loaded in this process.
 
-    Only the heads (core/stack.HEADS), and modules whose file is not where their head and name imply.
+    Only the heads (core/upstream.HEADS), and modules whose file is not where their head and name imply.
     """
     named = _files()
     return [
