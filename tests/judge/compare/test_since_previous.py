@@ -55,8 +55,9 @@ def test_a_cell_that_was_green_fails_since_tonight_and_the_commits_in_between_ar
     assert (cell.good, cell.good_run) == (MONDAY.started, "monday")
     assert cell.between == ["megatron-lm 5e4fc931ba..d30e165203, 312 commits"]
     assert cell.text == (
-        "fails since 2026-08-22T10:15:30Z (run smoke-20260822T101530Z-3f2a); "
-        "last good 2026-08-21T01:00:00Z (run monday); moved in between: megatron-lm 5e4fc931ba..d30e165203, 312 commits"
+        "failing since 2026-08-22T10:15:30Z (run smoke-20260822T101530Z-3f2a); "
+        "last good 2026-08-21T01:00:00Z (run monday); "
+        "changed in between: megatron-lm 5e4fc931ba..d30e165203, 312 commits"
     )
 
 
@@ -64,7 +65,7 @@ def test_a_cell_that_was_red_still_fails_since_its_first_red_run() -> None:
     cell = said(tonight(), previous(**{OTHER: RED}))[OTHER]
     assert (cell.change, cell.since_run, cell.good_run) == ("still failing", "monday", "friday")
     assert cell.between == []  # both runs had the same stack: nothing in it explains the failure
-    assert cell.text.endswith("moved in between: nothing recorded")
+    assert cell.text.endswith("changed in between: nothing recorded")
 
 
 def test_a_cell_that_was_red_and_passes_is_fixed_by_what_moved_since_the_last_red_run() -> None:

@@ -119,7 +119,7 @@ def test_an_issue_of_megatron_bridge_depends_on_the_release_of_megatron_bridge(
 
 
 def aux_weight(evidence: CellEvidence, release: str, factor: float, *, per_token: bool = True) -> list[str]:
-    """Numbers of the issues named if gradients of the auxiliary loss are wrong by a factor; both modes have one message."""
+    """Numbers of the issues named when gradients of the auxiliary loss are wrong by a factor, in either mode."""
     for record in evidence.records.values():
         record.aux_scale = factor
     [row] = [check for check in CHECKS if check.name == "aux_loss"]
