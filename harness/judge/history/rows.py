@@ -232,12 +232,12 @@ def _metrics(cell: ReportCell) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def drift(values: Iterable[float], reference: Iterable[float]) -> float | None:
-    """Largest |value - reference| / |reference| over the steps that both have; None if there are none.
+def drift(values: Iterable[float], control: Iterable[float]) -> float | None:
+    """Largest |value - control| / |control| over the steps that both have; None if there are none.
 
-    NaN if any of them is NaN; absolute where the reference is 0.
+    NaN if any of them is NaN; absolute where the control is 0.
     """
-    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, reference)]
+    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, control)]
     if not distances:
         return None
     return math.nan if any(math.isnan(item) for item in distances) else max(distances)

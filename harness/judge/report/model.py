@@ -114,7 +114,7 @@ class FailureView:
     traceback: str
     log: str  # path relative to the run directory
     failure_class: str = ""  # name of a row of docs/failures.md
-    title: str = ""  # the class in words
+    title: str = ""  # of the class
     domain: Domain = Domain.UNKNOWN
     role: Role = Role.ROOT
     retry: Retry = Retry.UNKNOWN
