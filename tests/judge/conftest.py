@@ -23,8 +23,8 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
-    """Compare a text with a golden file, whole. HARNESS_UPDATE_GOLDENS=1 rewrites it, and fails the test all the same
-    so that a rewrite is always looked at."""
+    """Compares a text with a whole golden file. HARNESS_UPDATE_GOLDENS=1 rewrites the file and still fails the test, so
+    that every rewrite is reviewed."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -139,7 +139,7 @@ def test_a_frozen_rank_is_infrastructure_though_others_wait_for_it(late: dict[st
     assert cause is not None
     assert (cause.domain, cause.ending.rank) == ("infrastructure", 1)
     assert "rank 1 left no stack at the deadline" in cause.message
-    assert "barrier (rank 0) waited for it" in cause.message
+    assert "waiting for it: barrier (rank 0)" in cause.message
 
 
 def test_a_storage_error_on_a_rank_s_own_progress_file_is_infrastructure(late: dict[str, Path]) -> None:

@@ -1,7 +1,7 @@
 """Pairs the cells of two runs, and classifies how each changed.
 
-A cell is the same in both runs when its id is (layout, data path, model, documents, training, stack). What is
-left is matched by its readable name, then by all axes but the stack, where just one on each side fits.
+A cell is the same in both runs if its id is (layout, data path, model, documents, training, stack). The remaining
+cells are matched by name without the hash, then by all axes but the stack, if exactly one cell on each side fits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Cell = ReportCell | ReportRejected
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """None: that run does not have the cell."""
+    """A cell in two runs; None for a run that does not have it."""
 
     before: Cell | None
     after: Cell | None
-    matched: str = ""  # how, when not by id
+    matched: str = ""  # how, if not by id
 
 
 def pairs(before: Report, after: Report) -> list[Pair]:
@@ -40,7 +40,7 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     found: dict[str, Pair] = {}  # by the id in the later run
     new = later
     for matched, key in ways:
-        earlier, ours = _alone(old, key), _alone(new, key)
+        earlier, ours = _unique(old, key), _unique(new, key)
         for name in earlier.keys() & ours.keys():
             found[ours[name].id] = Pair(before=earlier[name], after=ours[name], matched=matched)
         taken = {pair.before.id for pair in found.values() if pair.before}
@@ -52,8 +52,8 @@ def pairs(before: Report, after: Report) -> list[Pair]:
     ]
 
 
-def _alone(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell]:
-    """Cells by key, those left out that share theirs with another."""
+def _unique(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, Cell]:
+    """Cells by key, without those that share their key."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
@@ -69,7 +69,7 @@ def stack_of(cell: Cell) -> str:
 
 
 def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
-    """From the outcomes of a cell in the earlier and the later run; None: the run does not have it."""
+    """From the outcomes of a cell in the earlier and the later run; None: not in that run."""
     if before is None or after is None:
         return ChangeKind.NEW if before is None else ChangeKind.GONE
     if after is Outcome.FAIL:

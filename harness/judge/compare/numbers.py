@@ -1,6 +1,6 @@
-"""Numbers of one cell in two runs: how far loss and gradient norm drifted, and what became slower or faster.
+"""Numbers of one cell in two runs: drift of loss and gradient norm, and times that became slower or faster.
 
-Runs are not neighbours in time, so their times are compared with care: ratios that each run took by itself, round by
+Two runs are apart in time, so their times are compared with care: ratios that each run measured by itself, round by
 round, hold whatever the machine did; times in seconds count only on the same hardware, and wall clock times
 only on GPUs, since a CPU is shared.
 """
@@ -17,7 +17,7 @@ from harness.judge.report.model import LossCurve, ReportCell, Throughput, TimedR
 from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
-SLOWER = Bound(value=1.25, unit="factor", origin="a quarter: two runs are not neighbours in time")
+SLOWER = Bound(value=1.25, unit="factor", origin="a quarter, since two runs are apart in time")
 Compared = Literal["loss", "gradient norm"]
 _UNDECIDED = "undecided"
 _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
@@ -29,12 +29,12 @@ class Drift:
     """How far a quantity of the training steps moved from one run to the other; a NaN in one run alone is infinite."""
 
     what: Compared
-    steps: int  # that both runs have
+    steps: int  # number that both runs have
     largest: float  # relative difference, absolute where the earlier value is zero or the bound says so
     step: int  # where it is largest
     first: int | None  # first step that differs at all; None: all are equal, bit for bit
     lengths: tuple[int, int]  # steps before, steps after
-    bound: Bound | None  # that the cell is judged by; None: it is not judged
+    bound: Bound | None  # by which the cell is judged; None: not judged
 
     @property
     def equal(self) -> bool:
@@ -46,10 +46,10 @@ class Drift:
 
     @property
     def brief(self) -> str:
-        """ "equal", or from where on and by how much at most it differs."""
+        """Equal, or from which step on it differs and by how much at most."""
         other = f"; {self.lengths[0]} steps before, {self.lengths[1]} after" if len(set(self.lengths)) > 1 else ""
         if self.first is None:
-            return f"equal in {self.steps} steps{other}"
+            return f"equal in {self.steps} step{'s' if self.steps != 1 else ''}{other}"
         bound = f", bound {self.bound.value:.3g}" if self.bound else ""
         return f"differs from step {self.first} on, by {self.largest:.3g} at most (step {self.step}{bound}){other}"
 
@@ -59,7 +59,7 @@ class Drift:
 
 
 def drifts(before: ReportCell, after: ReportCell, bounds: LossCurve) -> list[Drift]:
-    """Of loss and gradient norm, where both runs have steps. `bounds`: a curve that carries the bounds of the cell."""
+    """Drifts of loss and gradient norm, if both runs have steps. `bounds`: a curve with the bounds of the cell."""
     pairs: tuple[tuple[Compared, list[float], list[float], Bound | None], ...] = (
         ("loss", before.curve.loss, after.curve.loss, bounds.loss_bound),
         ("gradient norm", before.curve.grad_norm, after.curve.grad_norm, bounds.grad_norm_bound),
@@ -82,7 +82,7 @@ def _drift(what: Compared, before: Sequence[float], after: Sequence[float], boun
 
 
 def _far(after: float, before: float, bound: Bound) -> float:
-    """Both sides count here: a drift has no good direction."""
+    """Distance of two values in either direction, since a drift has no good one."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     far = distance(after, before, Bound(value=bound.value, unit=bound.unit))
@@ -91,11 +91,11 @@ def _far(after: float, before: float, bound: Bound) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeChange:
-    """Ratio of a time to that of the earlier run, with its confidence interval."""
+    """Ratio of a time to that in the earlier run, with its confidence interval."""
 
     ratio: TimedRatio
     judged: bool  # whether slower than the bound is a regression
-    why_not: str = ""  # when not
+    why_not: str = ""  # if not judged
 
     @property
     def slower(self) -> bool:
@@ -109,14 +109,14 @@ class TimeChange:
 def time_changes(
     before: Throughput, after: Throughput, *, why_not: str, on_cpu: bool, bound: Bound
 ) -> list[TimeChange]:
-    """Everything that both runs timed. `why_not`: why times in seconds cannot be compared; empty: they can."""
+    """Changes of everything that both runs timed. `why_not`: why seconds cannot be compared; empty: they can."""
     found = [TimeChange(ratio=ratio, judged=True) for ratio in _ratios(before, after, bound)]
     rounds = [
         (f"timing leg, {load}", times, after.rounds_s[load], why_not)
         for load, times in before.rounds_s.items()
         if load in after.rounds_s
     ]
-    shared = why_not or ("wall clock of a CPU that others share: shown, not judged" if on_cpu else "")
+    shared = why_not or ("wall clock of a shared CPU: shown, not judged" if on_cpu else "")
     steps = [("training step", before.step_times_s, after.step_times_s, shared)]
     for what, old, new, reason in [*rounds, *steps]:
         change = _times(what, old, new, bound)
@@ -126,7 +126,7 @@ def time_changes(
 
 
 def _ratios(before: Throughput, after: Throughput, bound: Bound) -> Iterator[TimedRatio]:
-    """Change of a ratio that both runs measured, from the ends of the two intervals: wide rather than wrong."""
+    """Changes of ratios that both runs measured, with intervals from the ends of both: wide rather than wrong."""
     known = {ratio.what: ratio for ratio in before.ratios}
     for new in after.ratios:
         old = known.get(new.what)
@@ -142,7 +142,7 @@ def _ratios(before: Throughput, after: Throughput, bound: Bound) -> Iterator[Tim
 
 
 def _times(what: str, before: Sequence[float], after: Sequence[float], bound: Bound) -> TimedRatio | None:
-    """The same work number by number: step k trains on the same documents in both runs."""
+    """Ratio of paired times: step k trains on the same documents in both runs."""
     found = paired_ratio(after, before) if len(after) == len(before) else None
     return _timed(what, found.median, found.low, found.high, found.rounds, bound) if found else None
 

@@ -34,12 +34,12 @@ def counts_text(comparison: Comparison) -> str:
 
 
 def outcomes_text(cell: CellChange) -> str:
-    """ "PASS -> FAIL"; of a cell that one run lacks, the outcome that there is."""
+    """ "PASS -> FAIL"; for a cell that only one run has, its outcome."""
     return " -> ".join(one.value for one in (cell.before, cell.after) if one)
 
 
 def groups(comparison: Comparison) -> dict[str, list[CellChange]]:
-    """Cells that changed and are no regression, by change; without the unchanged."""
+    """Changed cells without a regression, by change."""
     found: dict[str, list[CellChange]] = {name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED}
     for cell in comparison.cells:
         if not cell.regressions and cell.change in found:
@@ -53,15 +53,15 @@ def numbers(comparison: Comparison) -> list[CellChange]:
 
 
 def details(cell: CellChange) -> list[str]:
-    """Details of a cell beside its outcomes, most informative first."""
-    said = [why for why in cell.regressions if why != cell.change]
+    """Details of a cell other than its outcomes, most informative first."""
+    lines = [why for why in cell.regressions if why != cell.change]
     if cell.findings:
         first = cell.findings[0]
         place = place_text(first.where)
         more = f" (and {len(cell.findings) - 1} more)" if len(cell.findings) > 1 else ""
-        said.append(f"new: {first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}{more}")
-    said += [cell.reason] if cell.reason else []
-    return said + ([f"matched {cell.matched}"] if cell.matched else [])
+        lines.append(f"new: {first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}{more}")
+    lines += [cell.reason] if cell.reason else []
+    return lines + ([f"matched {cell.matched}"] if cell.matched else [])
 
 
 def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MOST_BYTES) -> str:
@@ -83,13 +83,13 @@ def render_comparison_markdown(comparison: Comparison, *, most_bytes: int = MOST
     for stack in comparison.stacks:
         lines.append(f"- {bold(stack.stack)}: {text(differences_text(stack.differences) or 'identical')}")
     lines += ["", *_markdown_numbers(numbers(comparison))]
-    return cut(lines, most_bytes)
+    return cut(lines, most_bytes, whole="harness compare --json")
 
 
 def _markdown_cells(cells: Sequence[CellChange]) -> Iterator[str]:
     for cell in cells:
         yield f"- {bold(cell.id)}: {outcomes_text(cell)}"
-        yield from (f"  - {text(said)}" for said in details(cell))
+        yield from (f"  - {text(line)}" for line in details(cell))
         if cell.reproduce and cell.regressions:
             yield f"  - reproduce: {code(cell.reproduce)}"
 
@@ -110,7 +110,7 @@ def _markdown_numbers(cells: Sequence[CellChange]) -> Iterator[str]:
 
 
 def comparison_lines(comparison: Comparison) -> Lines:
-    """For a terminal: what changed, what differs between the stacks, what became slower or drifted; verdict last."""
+    """Lines for a terminal: changed cells, differences of stacks, drifted or slower numbers; verdict last."""
     yield f"before  {comparison.before.run_id}  {comparison.before.started}", "dim"
     yield f"after   {comparison.after.run_id}  {comparison.after.started}", "dim"
     for note in comparison.notes:
@@ -133,15 +133,15 @@ def comparison_lines(comparison: Comparison) -> Lines:
 def _cell_lines(cells: Sequence[CellChange]) -> Lines:
     for cell in cells[:_MOST_CELLS]:
         yield f"  {cell.id}  {outcomes_text(cell)}", ""
-        yield from ((f"    {said}", "") for said in details(cell))
+        yield from ((f"    {line}", "") for line in details(cell))
         if cell.reproduce and cell.regressions:
             yield f"    reproduce: {cell.reproduce}", "dim"
     if len(cells) > _MOST_CELLS:
-        yield f"  and {len(cells) - _MOST_CELLS} more in the page", "dim"
+        yield f"  and {len(cells) - _MOST_CELLS} more in compare.md", "dim"
 
 
 def _number_lines(cells: Sequence[CellChange]) -> Lines:
-    """Cells whose numbers differ, after a line that counts the equal ones."""
+    """The number of equal cells, then the cells whose numbers differ."""
     if not cells:
         return
     yield "Numbers", "bold"
@@ -149,17 +149,17 @@ def _number_lines(cells: Sequence[CellChange]) -> Lines:
     yield f"  loss and gradient norm are equal, bit for bit, in {len(equal)} of {len(cells)} cells", ""
     shown = 0
     for cell in cells:
-        said = [drift.text for drift in cell.drifts if not drift.equal]
-        said += [item.text for item in cell.times if item.ratio.verdict in ("slower", "faster")]
-        if said and shown < _MOST_CELLS:
+        lines = [drift.text for drift in cell.drifts if not drift.equal]
+        lines += [item.text for item in cell.times if item.ratio.verdict in ("slower", "faster")]
+        if lines and shown < _MOST_CELLS:
             yield f"  {cell.id}", ""
-            yield from ((f"    {one}", "") for one in said)
-        shown += bool(said)
+            yield from ((f"    {line}", "") for line in lines)
+        shown += bool(lines)
     if shown > _MOST_CELLS:
-        yield f"  and {shown - _MOST_CELLS} more cells in the page", "dim"
+        yield f"  and {shown - _MOST_CELLS} more cells in compare.md", "dim"
     yield "", ""
 
 
 def exit_code(comparison: Comparison) -> int:
-    """0 without a regression, 1 with one, 3 when no cell was judged in both runs."""
+    """0 without a regression, 1 with one, 3 if no cell was judged in both runs."""
     return {REGRESSION: EXIT_FAIL, UNDECIDED: EXIT_UNDECIDED}.get(comparison.verdict, EXIT_PASS)

@@ -1,11 +1,11 @@
-"""Two runs side by side: how each cell changed, how far its numbers drifted, what became slower, and how the
-stacks differ. Pure: reports in, a comparison out.
+"""Compares two runs: how each cell changed, how far its numbers drifted, what became slower, and how the stacks
+differ. Pure: reports in, a comparison out.
 
 A regression is one of:
 
 - a cell that passed and fails, or a lane that passed and fails in a cell that failed already;
-- a time, or a ratio of times, of a cell that passes: beyond the bound with all of its interval;
-- numbers of a cell that passes in the same stack: drifted beyond the bound that the cell is judged by.
+- a time, or a ratio of times, of a cell that passes, with its whole interval beyond the bound;
+- numbers of a cell that passes in the same stack, drifted beyond the bound by which the cell is judged.
 
 Numbers of another stack are shown, not judged here: each run judges them against its own control.
 """
@@ -31,14 +31,14 @@ from harness.judge.compare.cell_pairs import (
     stack_of,
 )
 from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, time_changes
-from harness.judge.compare.stack_changes import Counts, Difference, counted, differences, stack_facts
+from harness.judge.compare.stack_changes import Counts, Difference, differences, stack_facts, with_counts
 from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell
 
 REGRESSION: Final = "regression"
 UNDECIDED: Final = "undecided"
 NO_REGRESSION: Final = "no regression"
 JUDGED = (*GOOD, Outcome.FAIL)
-_MOST_LOST = 5  # that are named
+_MOST_LOST = 5  # cells that are named
 
 
 ComparisonVerdict = Literal["regression", "undecided", "no regression"]
@@ -63,9 +63,9 @@ class CellChange:
     before: Outcome | None  # None: the run does not have the cell
     after: Outcome | None
     stack: str
-    matched: str = ""  # how, when not by id
+    matched: str = ""  # how, if not by id
     findings: list[Finding] = field(default_factory=list)  # errors that the earlier run did not have
-    lanes: list[str] = field(default_factory=list)  # that passed and fail
+    lanes: list[str] = field(default_factory=list)  # that passed before and fail now
     drifts: list[Drift] = field(default_factory=list)
     times: list[TimeChange] = field(default_factory=list)
     rates: tuple[float | None, float | None] = (None, None)  # real tokens/s per rank, before and after
@@ -98,15 +98,14 @@ class Comparison:
 
 
 def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Comparison:
-    """`slower`: the factor from which on a time, or a ratio of times, counts as slower."""
+    """`slower`: the factor above which a time, or a ratio of times, counts as slower."""
     sides = _side(before), _side(after)
-    why_not = "" if sides[0].hardware == sides[1].hardware else "other hardware"
+    why_not = "" if sides[0].hardware == sides[1].hardware else "different hardware"
     on_cpu = "cpu" in sides[1].hardware["devices"]
     matched = pairs(before, after)
-    trained = [(one.before, one.after) for one in matched]
     used = dict.fromkeys(
         (stack_of(old), stack_of(new))
-        for old, new in trained
+        for old, new in ((pair.before, pair.after) for pair in matched)
         if isinstance(old, ReportCell) and isinstance(new, ReportCell)
     )
     stacks = {
@@ -118,11 +117,11 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Co
     def change_of(pair: Pair) -> CellChange:
         old, new = pair.before, pair.after
         if not (isinstance(old, ReportCell) and isinstance(new, ReportCell)):
-            return _outcomes(pair)
+            return _outcome_change(pair)
         names = stack_of(old), stack_of(new)
         times = time_changes(old.throughput, new.throughput, why_not=why_not, on_cpu=on_cpu, bound=slower)
         same = not pair.matched and not stacks[names]
-        return _whole(old, new, pair.matched, drifts(old, new, bounds(new)), times, judge_drift=same)
+        return _cell_change(old, new, pair.matched, drifts(old, new, bounds(new)), times, judge_drift=same)
 
     cells = [change_of(pair) for pair in matched]
     cells.sort(key=lambda cell: (not cell.regressions, list(ChangeKind).index(cell.change)))
@@ -154,7 +153,7 @@ def _is_lost(cell: CellChange) -> bool:
 
 
 def _coverage(cells: Sequence[CellChange]) -> list[str]:
-    """Whether the later run judges less than the earlier one, and whether the two can be compared at all."""
+    """Notes on cells that the later run no longer judges, and on runs that cannot be compared at all."""
     lost = [cell for cell in cells if _is_lost(cell)]
     notes = []
     if not any(cell.before in JUDGED and cell.after in JUDGED for cell in cells):
@@ -164,7 +163,7 @@ def _coverage(cells: Sequence[CellChange]) -> list[str]:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(now.items()))
         names = ", ".join(cell.id for cell in lost[:_MOST_LOST])
         more = f" and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
-        notes.append(f"coverage lost: cells judged before and not any more: {counts} ({names}{more})")
+        notes.append(f"coverage lost: cells judged before but no longer: {counts} ({names}{more})")
     return notes
 
 
@@ -173,14 +172,14 @@ def _order(sides: tuple[Side, Side]) -> list[str]:
         started = [datetime.fromisoformat(side.started.replace("Z", "+00:00")) for side in sides]
         if started[0] <= started[1]:
             return []
-    except (ValueError, TypeError):  # no date, or only one of them with a time zone
+    except (ValueError, TypeError):  # no date, or only one with a time zone
         return []
-    return ["the run given first is the later one, so new and fixed are the wrong way round: swap the two"]
+    return ["the run given first is the later one, so new and fixed are reversed: swap the two"]
 
 
 def with_commits(comparison: Comparison, counts: Counts) -> Comparison:
-    """The comparison with how many commits lie between those that differ, where somebody could count them."""
-    stacks = [replace(stack, differences=counted(stack.differences, counts)) for stack in comparison.stacks]
+    """The comparison with the number of commits between those that differ, where known."""
+    stacks = [replace(stack, differences=with_counts(stack.differences, counts)) for stack in comparison.stacks]
     return replace(comparison, stacks=stacks)
 
 
@@ -203,23 +202,23 @@ def _side(report: Report) -> Side:
 def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]:
     notes = []
     if before.matrix != after.matrix:
-        notes.append(f"two matrices: {before.matrix} and {after.matrix}")
+        notes.append(f"different matrices: {before.matrix} and {after.matrix}")
     for what, old in sides[0].hardware.items():
         if old != sides[1].hardware[what]:
-            notes.append(f"other hardware, so seconds are not judged: {what} {old} -> {sides[1].hardware[what]}")
+            notes.append(f"different hardware, so seconds are not judged: {what} {old} -> {sides[1].hardware[what]}")
     if sides[0].harness != sides[1].harness:
-        notes.append(f"another harness: {sides[0].harness} -> {sides[1].harness}")
+        notes.append(f"different harness: {sides[0].harness} -> {sides[1].harness}")
     return notes
 
 
 def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:
-    """The curve that carries a cell's bounds: its own, and for a control that of a cell that is held against it."""
-    held = {cell.reference: cell.curve for cell in report.cells if cell.reference and cell.curve.loss_bound}
-    return lambda cell: cell.curve if cell.curve.loss_bound else held.get(cell.id, cell.curve)
+    """Finds the curve with a cell's bounds: its own or, for a control, that of a cell compared with it."""
+    compared = {cell.reference: cell.curve for cell in report.cells if cell.reference and cell.curve.loss_bound}
+    return lambda cell: cell.curve if cell.curve.loss_bound else compared.get(cell.id, cell.curve)
 
 
-def _outcomes(pair: Pair) -> CellChange:
-    """Where one of the runs did not train the cell."""
+def _outcome_change(pair: Pair) -> CellChange:
+    """The change of a cell that one of the runs did not train."""
     old, new = pair.before, pair.after
     cell = new or old
     assert cell is not None
@@ -237,7 +236,7 @@ def _outcomes(pair: Pair) -> CellChange:
     )
 
 
-def _whole(
+def _cell_change(
     old: ReportCell,
     new: ReportCell,
     matched: str,

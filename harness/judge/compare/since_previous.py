@@ -1,6 +1,7 @@
 """What changed since the previous run: the verdicts of a report compared with the history as it was when the run ended.
 
-What the history said is kept in the run directory (previous.json), so that a report can be made again from files alone.
+The facts from the history are kept in the run directory (previous.json), so that a report can be made again from files
+alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from harness.core.outcomes import Outcome
 from harness.core.run.records import SCHEMA_VERSION
 from harness.judge.compare.cell_pairs import GOOD, stack_of
-from harness.judge.compare.stack_changes import Counts, Facts, Moved, counted, differences, stack_facts
+from harness.judge.compare.stack_changes import Counts, Facts, Moved, differences, stack_facts, with_counts
 from harness.judge.history.rows import RunRow
 from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
 
@@ -24,21 +25,21 @@ class Point:
 
     run_id: str
     started: str  # ISO, UTC
-    version: str  # of its stack, in words
+    version: str  # of its stack, as text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """A cell before this run. Runs that decided nothing about it are passed over."""
+    """A cell before this run. Runs that did not decide it are skipped."""
 
     green: bool  # in the last run
     last: Point
-    first: Point  # since which every run came out alike
-    before: Point | None  # the last that came out otherwise
+    first: Point  # the first run with the same result as all later ones
+    before: Point | None  # the last run with the other result
 
     @property
     def points(self) -> list[Point]:
-        """The runs whose stacks show what moved."""
+        """The runs whose stacks show what changed."""
         return [self.last] if self.green else [self.last, self.first, *([self.before] if self.before else [])]
 
 
@@ -56,7 +57,7 @@ class Previous:
 
     run_id: str  # of the previous run of the matrix
     started: str
-    cells: dict[str, Past]  # by the name that the history follows a cell by
+    cells: dict[str, Past]  # by the name under which the history follows a cell
     stacks: dict[str, dict[str, dict[str, str]]]  # run id -> stack -> facts, of runs whose files were still there
     commits: list[CommitCount] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
@@ -67,14 +68,14 @@ class Previous:
 
 
 def since(report: Report, row: RunRow, previous: Previous) -> Since:
-    """Cells that fail now or failed before. `row`: the rows of the report, which have names and versions."""
+    """Cells that fail now or failed before. `row`: of the report, with names and versions of its cells."""
     names = {cell.cell_id: (cell.name, cell.version) for cell in row.cells}
     found = []
     for cell in report.cells:
         name, version = names[cell.id]
         now = Point(run_id=report.run_id, started=row.started, version=version)
-        said = _cell(report, cell, now, previous.cells.get(name), previous)
-        found += [said] if said else []
+        item = _cell(report, cell, now, previous.cells.get(name), previous)
+        found += [item] if item else []
     order = (ChangeKind.NEWLY_FAILING, ChangeKind.UNJUDGED, ChangeKind.FIXED, ChangeKind.STILL_FAILING)
     found.sort(key=lambda one: order.index(one.change))
     undecided = sum(cell.outcome is Outcome.ERROR for cell in report.cells)
@@ -84,7 +85,7 @@ def since(report: Report, row: RunRow, previous: Previous) -> Since:
 def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previous: Previous) -> CellSince | None:
     fails = cell.outcome is Outcome.FAIL
     if past is None:
-        return _said(cell, ChangeKind.UNJUDGED, now, None, []) if fails else None
+        return _cell_since(cell, ChangeKind.UNJUDGED, now, None, []) if fails else None
     stack = stack_of(cell)
 
     def moved(before: Point | None, after: Point) -> list[str]:
@@ -92,15 +93,17 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
         return _moved(before, after, old, new, previous.counts)
 
     if fails and past.green:
-        return _said(cell, ChangeKind.NEWLY_FAILING, now, past.last, moved(past.last, now))
+        return _cell_since(cell, ChangeKind.NEWLY_FAILING, now, past.last, moved(past.last, now))
     if fails:
-        return _said(cell, ChangeKind.STILL_FAILING, past.first, past.before, moved(past.before, past.first))
+        return _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, moved(past.before, past.first))
     if not past.green and cell.outcome in GOOD:
-        return _said(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
+        return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None
 
 
-def _said(cell: ReportCell, change: ChangeKind, first: Point, good: Point | None, between: list[str]) -> CellSince:
+def _cell_since(
+    cell: ReportCell, change: ChangeKind, first: Point, good: Point | None, between: list[str]
+) -> CellSince:
     return CellSince(
         id=cell.id,
         change=change,
@@ -122,17 +125,17 @@ def _facts(report: Report, previous: Previous, point: Point | None, stack: str) 
 
 
 def _moved(before: Point | None, after: Point, old: Facts, new: Facts, counts: Counts) -> list[str]:
-    """Differences of the stack; its version in words where the facts of a run are lost."""
+    """Differences of the stack; only those of its version text if the facts of a run are lost."""
     if before is None:
         return []
     if old and new:
-        found = [item.text for item in counted(differences(old, new), counts)]
+        found = [item.text for item in with_counts(differences(old, new), counts)]
         return found[:_MOST] + ([f"{len(found) - _MOST} more"] if len(found) > _MOST else [])
     return [f"{before.version} -> {after.version}"] if before.version != after.version else []
 
 
 def moves(report: Report, row: RunRow, previous: Previous) -> Iterator[tuple[str, str, str]]:
-    """(stack, commit before, commit after) of every checkout move that `since` may have to mention."""
+    """(stack, commit before, commit after) of every moved checkout that `since` may mention."""
     for cell in row.cells:
         past = previous.cells.get(cell.name)
         if past is None:

@@ -16,7 +16,7 @@ _SHOWN_HASH = 10
 
 
 class Moved(NamedTuple):
-    """Commits that came with a move from one commit to another, and commits that went."""
+    """Commits added and removed from one commit to another."""
 
     added: int
     removed: int
@@ -34,12 +34,12 @@ def _commits(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One fact of a stack that is not what it was. None: the stack did not have it."""
+    """One fact of a stack that changed. None: the stack did not have it."""
 
     what: str
     before: str | None
     after: str | None
-    commits: str = ""  # of a checkout whose history is at hand: how many lie between
+    commits: str = ""  # number between the two, if the checkout's repository is available
 
     @property
     def is_move(self) -> bool:
@@ -50,18 +50,18 @@ class Difference:
     def text(self) -> str:
         """E.g. "torch 2.9.0 -> 2.9.1", "megatron-lm 5e4fc931ba..d30e165203, 312 commits"."""
         if self.before is None or self.after is None:
-            return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} gone"
+            return f"{self.what} {self.after} added" if self.before is None else f"{self.what} {self.before} removed"
         if self.is_move:
             ends = f"{self.what} {self.before[:_SHOWN_HASH]}..{self.after[:_SHOWN_HASH]}"
             return f"{ends}, {self.commits}" if self.commits else ends
         return f"{self.what} {self.before} -> {self.after}"
 
 
-Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> what lies between
+Counts = Mapping[tuple[str, str], Moved]  # (commit before, commit after) -> commits between them
 
 
 def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
-    """What a stack of a run holds, as its report's provenance has it; commits first."""
+    """The facts of a stack from a report's provenance; commits first."""
     if stack == DEFAULT:
         packages = provenance.get("packages", {}).items()
         facts = {str(name): str(version) for name, version in packages if version != "not installed"}
@@ -70,7 +70,7 @@ def stack_facts(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
     facts = dict(known.commits)
     facts |= {f"{item.project} without": ", ".join(item.reverted) for item in known.checkouts if item.reverted}
     facts |= known.versions
-    if not known.packages:  # a container: what ranks imported is all that is known of it
+    if not known.packages:  # a container: only what ranks imported is known
         facts |= {f"imported {item.name}": item.version for item in imported_by(provenance, stack)}
     facts |= {f"variable {name}": value for name, value in known.env.items()}
     named = {"python": known.python, "container": known.container}
@@ -87,8 +87,8 @@ def differences(before: Facts, after: Facts) -> list[Difference]:
     return sorted(found, key=lambda item: not item.is_move)
 
 
-def counted(items: Iterable[Difference], counts: Counts) -> list[Difference]:
-    """With the commits that lie between, where they are known."""
+def with_counts(items: Iterable[Difference], counts: Counts) -> list[Difference]:
+    """The differences with the number of commits between, where known."""
     moved = ((item, counts.get((item.before or "", item.after or ""))) for item in items)
     return [replace(item, commits=between.text) if between else item for item, between in moved]
 

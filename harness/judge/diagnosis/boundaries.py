@@ -12,15 +12,16 @@ from typing import Any
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
+from harness.judge.locations import counted
 
 DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
 CHUNK_EDGE = "cp chunk edge"  # the slot before or after is on another cp rank
 SEQUENCE_EDGE = "sequence-parallel edge"  # the slot before or after, on this cp rank, is on another tp rank
 PADDING = "padding"  # the slot before or after is padding
 STAGE_BOUNDARY = "stage boundary"  # the first layer after a hop between stages
-TP_SHARD = "tp shard"  # not all tp ranks' shards of a parameter are off
+TP_SHARD = "tp shard"  # only some tp ranks' shards of a parameter differ
 EMBEDDING = "embedding"
-OUTPUT_LAYER = "output layer"  # and everything between the last layer and the loss
+OUTPUT_LAYER = "output layer"  # with everything between the last layer and the loss
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
@@ -52,7 +53,7 @@ NOTHING = Boundaries()
 
 
 def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Boundaries:
-    """A token of a document by its position; NOTHING when the micro-batch does not hold it."""
+    """Boundaries at a token of a document, by its position; NOTHING when the micro-batch does not hold it."""
     placed = batch.placed
     number = next((index for index, item in enumerate(placed) if item.document.index == document), None)
     if number is None or not 0 <= token < placed[number].document.length:
@@ -67,7 +68,7 @@ def of_token(batch: MicroBatch, layout: Layout, document: int, token: int) -> Bo
 
 
 def _boundary(batch: MicroBatch, placed: Sequence[PlacedDocument], number: int, token: int) -> Boundaries:
-    """First or last token of a document that has a neighbour in its pack."""
+    """DOCUMENT_BOUNDARY at the first or last token of a document with a neighbour in its pack."""
     if not batch.style.packed:
         return NOTHING
     last = placed[number].document.length - 1
@@ -99,11 +100,11 @@ def _padding_words(slots: int, side: str) -> Boundaries:
     if slots <= 0:
         return NOTHING
     plural = "s" if slots > 1 else ""
-    return Boundaries(lies_at=(PADDING,), words=(f"{slots} padding slot{plural} right {side} it",))
+    return Boundaries(lies_at=(PADDING,), words=(f"{slots} padding slot{plural} right {side} the token",))
 
 
 def holder(segment: int, cp: int, position: int) -> tuple[int, int]:
-    """(chunk, cp rank) that hold a position of a segment of that many slots: rank r has chunks r and 2 cp - 1 - r."""
+    """(chunk, cp rank) that hold a position of a segment of `segment` slots: rank r has chunks r and 2 cp - 1 - r."""
     chunk = position // (segment // (2 * cp))
     return chunk, min(chunk, 2 * cp - 1 - chunk)
 
@@ -112,7 +113,7 @@ def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
     """The cp rank that holds a token, and whether a neighbour in its segment is held by another."""
     slots = item.padded_length
     if slots % (2 * cp):
-        return NOTHING  # not a segment that can be cut; the plan does not make such ones
+        return NOTHING  # cannot be cut into chunks; the plan makes no such segment
     chunk, rank = holder(slots, cp, token)
     others = {holder(slots, cp, neighbour)[1] for neighbour in (token - 1, token + 1) if 0 <= neighbour < slots} - {
         rank
@@ -127,7 +128,7 @@ def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
 
 
 def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, token: int) -> Boundaries:
-    """Under sequence parallelism each tp rank holds a contiguous share of the slots of its cp rank."""
+    """SEQUENCE_EDGE at a token: each tp rank holds a contiguous share of the slots of its cp rank."""
     slot = item.start + token
     for rank in range(layout.cp):
         for row in batch.local_slots(layout.cp, rank):
@@ -141,7 +142,7 @@ def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, tok
 
 
 def of_layer(layout: Layout, layers: int, layer: int) -> Boundaries:
-    """A layer by its global number from 1; 0 is the embedding."""
+    """Boundaries at a layer, by its global number from 1; 0 is the embedding."""
     if layer == 0:
         return Boundaries(lies_at=(EMBEDDING,), words=("the embedding on stage 0",))
     hop = hop_before(layout, layers, layer)
@@ -159,7 +160,7 @@ def hop_before(layout: Layout, layers: int, layer: int) -> tuple[int, int] | Non
 
 
 def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] | None = None) -> Boundaries:
-    """A parameter by its global name; `shards` are the tp ranks whose shard of it is off, None if unknown."""
+    """Boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
     found = NOTHING
     if name.startswith("embedding."):
         found = Boundaries(lies_at=(EMBEDDING,), words=("the embedding",))
@@ -168,8 +169,7 @@ def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] |
     elif layer := layer_of(name):
         found = of_layer(layout, layers, layer)
     if shards and len(shards) < layout.tp:
-        ranks = ", ".join(str(rank) for rank in shards)
-        words = f"tp shard: only the shard of tp rank {ranks} is off"
+        words = f"tp shard, wrong only on {counted('tp rank', shards)}"
         found += Boundaries(lies_at=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
     return found
 
@@ -181,6 +181,6 @@ def layer_of(name: str) -> int:
 
 
 def of_output() -> Boundaries:
-    """Every layer is right and the loss is not."""
+    """OUTPUT_LAYER, for a wrong loss after layers that are all right."""
     words = "output layer: all layers are right, so the final norm, the output layer, the labels or the loss are wrong"
     return Boundaries(lies_at=(OUTPUT_LAYER,), words=(words,))

@@ -1,4 +1,4 @@
-"""The probable class of fault from which documents differ."""
+"""The probable fault class, from which documents differ."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 
 
 def documents_pattern(evidence: CellEvidence, documents: Collection[int], step: int) -> str:
-    """Truncated ones only: truncation. None that is first in its stream: leak, since attention is causal. Else the
-    context-parallel layout where there is one."""
+    """TRUNCATION if all were truncated; LEAK if none is first in its stream, since attention is causal; else CP_LAYOUT
+    if cp > 1."""
     homes = [evidence.homes[step][document] for document in documents if document in evidence.homes[step]]
     if homes and all(home.truncated for home in homes):
         return fault_classes.TRUNCATION

@@ -1,4 +1,4 @@
-"""Names of the probable classes of fault, after the classes of the bug corpus (docs/failures.md).
+"""Names of the fault classes, after the classes of the bug corpus (docs/failures.md).
 
 A class is a guess from the pattern of what differs; the finding's numbers are the evidence.
 """

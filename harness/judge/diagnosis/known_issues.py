@@ -1,7 +1,7 @@
-"""Upstream issues that findings are recognised as: by check, field, stage and wording, and by the release of the stack.
+"""Known upstream issues, matched to findings by check, field, stage, message and the release of the stack.
 
 The facts are those of the fault catalogue and of the matrices that show them (releases.yaml, real_faults.yaml,
-known_bugs.yaml). An issue is listed only when its finding differs from those of other faults of the same release.
+known_bugs.yaml). An issue is listed only if its finding differs from those of other faults of the same release.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class KnownIssue:
     since: str  # first release that has it
     fixed: str = ""  # first release without it; empty: none is known
     data_path: str = ""  # empty: any
-    stage: Literal["", "middle", "last"] = ""  # every stage that the finding is about; empty: any
-    ranks: str = ""  # "tp > 0": no rank that reads the data is concerned; "middle tp 0": one of a middle stage is
+    stage: Literal["", "middle", "last"] = ""  # the stage of every rank in the finding; empty: any
+    ranks: str = ""  # "tp > 0": none that reads the data; "middle tp 0": at least one that does, on a middle stage
     tp: Literal["", "1", "above 1"] = ""  # of the cell; empty: any
     rows: bool = False  # only with several rows in a micro-batch
     per_token: bool | None = None  # calculate_per_token_loss; None: either
-    ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # what the number is a fraction of; empty: any
+    ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # the factor that the number is wrong by; empty: any
     fields: tuple[str, ...] = ()  # of packed params; empty: any
-    says: str = ""  # in the finding's message
+    says: str = ""  # text in the finding's message
 
     @property
     def text(self) -> str:
         """E.g. "Megatron-LM issue 4092, fixed in megatron-core 0.18.0 (https://...)"."""
-        release = f"fixed in {self.package} {self.fixed}" if self.fixed else "not fixed in any release known here"
+        release = f"fixed in {self.package} {self.fixed}" if self.fixed else "no release with a fix is known"
         return f"{self.name}, {release} ({self.link})"
 
 
@@ -156,7 +156,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
 
 
 def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, those that an upstream issue explains naming it."""
+    """The findings; those that match a known upstream issue name it."""
     if not findings:
         return []
     releases = {package: release_of(evidence.records, package) for package in {issue.package for issue in KNOWN_ISSUES}}
@@ -166,12 +166,12 @@ def with_known(evidence: CellEvidence, findings: Sequence[Finding]) -> list[Find
 def release_of(records: Mapping[int, RankRecord], package: str = "megatron-core") -> Release | None:
     """The release of a package that all ranks recorded; None if none did or they differ."""
     module = DISTRIBUTIONS[package]
-    said = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
-    return parse(next(iter(said))) if len(said) == 1 else None
+    found = {proof.version for record in records.values() for proof in record.imports if proof.module == module}
+    return parse(next(iter(found))) if len(found) == 1 else None
 
 
 def parse(version: str) -> Release | None:
-    """ "0.18.0rc1+abc" comes before "0.18.0"; None where it is no release's name."""
+    """The release of a version: "0.18.0rc1+abc" sorts before "0.18.0". None for any other text."""
     found = _RELEASE.fullmatch(version.partition("+")[0])
     if found is None:
         return None
@@ -182,11 +182,11 @@ def parse(version: str) -> Release | None:
 def _named(evidence: CellEvidence, finding: Finding, releases: Mapping[str, Release | None]) -> Finding:
     if finding.severity is not Severity.ERROR:
         return finding
-    issue = next((issue for issue in KNOWN_ISSUES if _is(issue, evidence, finding, releases[issue.package])), None)
+    issue = next((issue for issue in KNOWN_ISSUES if _matches(issue, evidence, finding, releases[issue.package])), None)
     return replace(finding, known=issue.text) if issue else finding
 
 
-def _is(issue: KnownIssue, evidence: CellEvidence, finding: Finding, release: Release | None) -> bool:
+def _matches(issue: KnownIssue, evidence: CellEvidence, finding: Finding, release: Release | None) -> bool:
     since, fixed = parse(issue.since), parse(issue.fixed) if issue.fixed else None
     assert since is not None
     return (
@@ -224,14 +224,14 @@ def _at_places(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> b
 
 
 def _has_ratio(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> bool:
-    """Whether the number is off by just the factor that the issue makes."""
+    """Whether the number is wrong by exactly the factor that the issue causes."""
     layout = evidence.layout
-    if issue.ratio == "1/rows":  # beside a split over ranks other issues multiply with it
+    if issue.ratio == "1/rows":  # with tp or cp above 1, the factors of other issues multiply with it
         wanted = f"the ratio is {1 / evidence.cell.config.micro_batch_size:.4g};"
         return layout.tp == layout.cp == 1 and wanted in finding.message
     if not issue.ratio:
         return True
-    split = [name for name in ("cp", "tp") if f"{name}" in issue.ratio and getattr(layout, name) > 1]
+    split = [name for name in ("cp", "tp") if name in issue.ratio and getattr(layout, name) > 1]
     factor = split[0] if len(split) == 1 else f"({' '.join(split)})"
     ratio = str(finding.where.get("ratio", ""))
     return bool(split) and ratio.startswith("x 1/") and factor in ratio.removeprefix("x 1/").split(" or ")

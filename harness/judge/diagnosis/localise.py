@@ -1,4 +1,4 @@
-"""The first layer, document and token of step 0 at which a cell differs from its reference."""
+"""The first layer, document and token of step 0 at which a cell differs from its control."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayerOff(NamedTuple):
 def first_layer_off(evidence: CellEvidence, reference: CellEvidence) -> LayerOff | None:
     """The first layer after which a document's activations differ beyond the bound; None when all are right.
 
-    Meaningful only when step 0 is whole.
+    Meaningful only if all ranks completed step 0.
     """
     bound = evidence.tolerances.activation
     for layer in range(evidence.cell.config.model.layers + 1):
@@ -47,9 +47,9 @@ def activations_off(evidence: CellEvidence, reference: CellEvidence, layer: int)
 
 
 def first_token_off(evidence: CellEvidence, reference: CellEvidence, document: int) -> int | None:
-    """Lowest position of the document whose loss in step 0 differs; None when no recorded one does.
+    """Position of the document's first token whose loss in step 0 differs; None when no recorded one does.
 
-    Attention is causal, so nothing before the first wrong token is wrong in any layer. Ranks record only so many.
+    Attention is causal, so nothing before the first wrong token is wrong in any layer. Ranks record a limited number.
     """
     bound = evidence.tolerances.document_loss
     measured, expected = evidence.document_tokens.get(document, {}), reference.document_tokens.get(document, {})
@@ -61,7 +61,7 @@ def first_token_off(evidence: CellEvidence, reference: CellEvidence, document: i
 
 
 def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -> Boundaries:
-    """Boundaries at a token of step 0; NOTHING if it is unknown."""
+    """Boundaries at a token of step 0; NOTHING if the token is unknown."""
     home = evidence.homes[0].get(document)
     if home is None or token is None:
         return boundaries.NOTHING
@@ -70,9 +70,9 @@ def token_boundaries(evidence: CellEvidence, document: int, token: int | None) -
 
 
 def shards_off(found: ParameterGradient, right: ParameterGradient, bound: Bound) -> list[int] | None:
-    """tp ranks whose shard of a gradient differs from the same part of the reference's whole one.
+    """tp ranks whose shard of a gradient differs from the same part of the control's gradient.
 
-    None when the parameter is not sharded, or the reference did not record parts that add up to these shards.
+    None when the parameter is not sharded, or the control did not record parts that add up to these shards.
     """
     count, parts = len(found.shards), len(right.parts)
     if count < 2 or not parts or parts % count:

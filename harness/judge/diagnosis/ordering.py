@@ -1,4 +1,4 @@
-"""The findings of a cell in the order of the computation, and which of them follow from which."""
+"""Puts the findings of a cell in the order of the computation, and marks those that follow from the first."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ENDED = ("completeness", "ended")  # the findings of a cell that did not comple
 
 
 def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
-    """Root first: what the ranks received, in order of the pipeline; then numbers in order of steps (a wrong gradient
-    moves all later losses), those of canary legs, then times, then warnings.
+    """The findings, root first: metadata in order of the pipeline; numbers in order of steps (a wrong gradient changes
+    all later losses), then those of canary legs; times; warnings.
 
-    What goes wrong in the model after it received the wrong metadata follows from that. Numbers that differ take the
-    class of the first finding, being its effect; hangs and crashes keep their own.
+    What goes wrong in the model after wrong metadata follows from it. Findings of the numerics lane take the fault
+    class of the first finding, as its effects; hangs and crashes keep their own.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     warnings = [finding for finding in findings if finding.severity is not Severity.ERROR]
@@ -38,14 +38,14 @@ def led_by_root(findings: Sequence[Finding]) -> list[Finding]:
         root,
         *(_after(root, item) for item in (metadata + numerics)[1:]),
         *slow,
-        *(_after(root, w) for w in warnings),
+        *(_after(root, item) for item in warnings),
     ]
 
 
 def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int, int, int]:
     """Data before the model, then by step, stage, layer and micro-batch; findings without a place last.
 
-    If a cell did not complete the metadata leg, that finding comes after faults known from earlier.
+    The finding that a cell did not complete comes after the faults found before it ended.
     """
     where = finding.where
     return (
@@ -60,7 +60,7 @@ def _place_in_computation(finding: Finding) -> tuple[bool, bool, bool, int, int,
 
 
 def _after(root: Finding, item: Finding) -> Finding:
-    """A finding that follows from the root: what came of wrong metadata, or the end of a cell that had it."""
+    """The finding, marked as following from the root if that is wrong metadata and it is a number or an early end."""
     received = root.lane is Lane.METADATA and root.check not in _ENDED
     # If the cause is outside the code, the only finding is that the cell did not complete.
     outside = item.severity is not Severity.ERROR and item.fault_class != fault_classes.HARNESS

@@ -1,4 +1,4 @@
-"""Names for telling ratios: what is off by a factor of the layout is a normalisation fault.
+"""Names for ratios that equal a factor of the layout: these point to a normalisation fault.
 
 Bugs D2, D4, D8 and D9 of the corpus show up as whole factors.
 """
@@ -14,13 +14,13 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import fingerprint_distance
 
 DOCUMENTS = "documents per pack"
-_PRODUCTS = 0.1  # share of the screen for products of two factors: there are many, and nearly every number is near one
+_PRODUCTS = 0.1  # of the screen, for products of two factors: there are so many that nearly every number is near one
 
 
 def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
-    """Name -> size of what a sum may be multiplied or divided by once too often; sizes of 1 can do no harm.
+    """Name -> size of each factor that a sum may be multiplied or divided by once too often, without sizes of 1.
 
-    Documents per pack count where every pack of the step holds equally many.
+    DOCUMENTS is among them if every pack of the step holds equally many.
     """
     layout, packs = evidence.layout, [truth.batch for replica in evidence.plan[step] for truth in replica]
     sizes = {
@@ -41,8 +41,8 @@ def factors_of(evidence: CellEvidence, step: int) -> dict[str, float]:
 def ratio_name(ratio: float, factors: Mapping[str, float], screen: float) -> str | None:
     """'x cp', 'x 1/(cp tp)' ... when the ratio is within `screen` (relative) of a factor or its inverse, else None.
 
-    Factors of one dimension go before products of two, which must be met ten times as closely; dimensions of equal
-    size are all named.
+    Single factors come before products of two, which must match ten times as closely; factors of equal size are all
+    named.
     """
     for group, closeness in ((dict(factors), screen), (_products(factors), screen * _PRODUCTS)):
         for power, prefix in ((1, "x "), (-1, "x 1/")):
@@ -57,8 +57,8 @@ def _products(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: float) -> str | None:
-    """The one name that fits every (ratio, its own factors), else None. A ratio of 1 fits where a factor is 1, that is
-    where the factors lack its name; at least two ratios must differ from 1, since one number alone is easily near."""
+    """The one name that fits every (ratio, its own factors), else None. A ratio of 1 fits a factor of 1, whose name is
+    not in the factors. At least two ratios must differ from 1: a single number may match by chance."""
     pairs = list(ratios)
     off = [pair for pair in pairs if abs(pair[0] - 1) > screen]
     if len(off) < 2:
@@ -76,8 +76,8 @@ def common_ratio(ratios: Iterable[tuple[float, Mapping[str, float]]], screen: fl
 
 
 def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) -> float | None:
-    """The one factor by which every (measured, reference) fingerprint is off, direction unchanged; None when there is
-    none. Projections scale along with the norm, so another tensor of a telling norm is not taken for a multiple."""
+    """The one factor by which every (measured, control) fingerprint is scaled, direction unchanged; None when there is
+    none. Projections scale with the norm, so a different tensor whose norm happens to fit is no multiple."""
     found: list[float] = []
     for measured, reference in pairs:
         if not (measured.norm_sq > 0 and reference.norm_sq > 0):

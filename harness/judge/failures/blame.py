@@ -1,10 +1,11 @@
-"""Who is to blame for an exception: by the kind of error first, then by the innermost frame that somebody owns.
+"""Decides who is to blame for an exception: first by the kind of error, then by the innermost frame with an owner.
 
-1. An error of the operating system, storage, network or a device is infrastructure wherever it surfaces.
-2. An error that only follows from another rank's end is no evidence about this one.
-3. An asynchronous error of a kernel surfaces in any frame; it is the code's.
-4. Otherwise the innermost frame that belongs to the code under test or to the harness decides. torch and the standard
-   library own no failure: they raise what their callers made them raise.
+1. An error of the operating system, storage, network or a device is infrastructure wherever it is raised.
+2. An error that only follows from the end of another rank proves nothing about this rank.
+3. An asynchronous kernel error, NaN or Inf is the code's: it may be raised in any frame.
+4. A failed import is unknown: the environment may lack the module.
+5. Otherwise the innermost frame of the code under test or the harness decides. torch and the standard library own
+   no frame: they raise because of their callers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _STORAGE = ("ESTALE", "EIO", "EROFS", "EACCES", "EPERM", "ENOLCK", "EREMOTEIO", 
 _HOST = ("EMFILE", "ENFILE", "EBUSY", "ESHUTDOWN", "EHOSTDOWN")
 _NETWORK = ("ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EADDRINUSE", "ETIMEDOUT")
 _ASYNCHRONOUS = (table.GPU_MEMORY_ACCESS, table.NON_FINITE)
-# Only wrong code raises these. Others, raised while ranks meet, come from hosts and libraries that have no frames.
-_OF_PROGRAMS = ("TypeError", "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError")
+# Only wrong code raises these. Other exceptions during set-up come from hosts and libraries, which have no frames.
+_PROGRAM_ERRORS = ("TypeError", "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError")
 _IMPORTS = ("ImportError", "ModuleNotFoundError")
 _NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
 
@@ -31,7 +32,7 @@ _NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
 class Blame(NamedTuple):
     pattern: Pattern  # the class of the failure
     domain: Domain
-    frame: str = ""  # the frame that decided; empty when the kind of error did
+    frame: str = ""  # the frame that decided; empty if the kind of error did
 
 
 def blame_of(failure: Failure, progress: Progress) -> Blame:
@@ -43,29 +44,29 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
     if pattern.role == Role.CASCADE:
         row = table.UNREACHABLE if progress.leg == "start" else pattern
         return Blame(row, row.domain)
-    if failure.type in _IMPORTS:  # the environment lacks something: that proves nothing about what the code computes
+    if failure.type in _IMPORTS:  # a gap in the environment proves nothing about what the code computes
         return Blame(table.IMPORT, Domain.UNKNOWN, frame)
     if owner == CODE:
         return Blame(pattern, Domain.CODE, frame)
     if owner in (HARNESS, KERNEL):
         return _of_the_harness(failure, progress, owner, frame, pattern)
-    # A record without frames, of an earlier release: only its location is known.
+    # Records of earlier releases have no frames, only the location of the failure.
     by_code = progress.leg != "start" and progress.phase != "setup"
     return Blame(pattern, Domain.CODE if by_code else Domain.UNKNOWN)
 
 
 def _of_the_harness(failure: Failure, progress: Progress, owner: str, frame: str, pattern: Pattern) -> Blame:
-    if pattern in _NO_MEMORY:  # it asked for its share of a machine that had no more
+    if pattern in _NO_MEMORY:  # it allocated within its share, but the machine had no memory left
         return Blame(pattern, Domain.UNKNOWN, frame)
     if owner == KERNEL:
         return Blame(table.REPLACEMENT, Domain.HARNESS, frame)
-    if progress.leg == "start" and failure.type not in _OF_PROGRAMS:
+    if progress.leg == "start" and failure.type not in _PROGRAM_ERRORS:
         return Blame(table.SETUP, Domain.UNKNOWN, frame)
     return Blame(table.HARNESS_DEFECT, Domain.HARNESS, frame)
 
 
 def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
-    """The row of an error that the operating system gave a number; None for any other."""
+    """The row of an error with an errno; None for any other."""
     if failure.errno in _FULL:
         return table.DISK
     if failure.errno in (*_STORAGE, *_HOST):
@@ -73,11 +74,11 @@ def _of_the_system(failure: Failure, owner: str) -> Pattern | None:
     if failure.errno in _NETWORK:
         return table.UNREACHABLE if failure.errno == "ECONNREFUSED" else table.NETWORK
     # Any error of a file that the harness itself reads or writes, e.g. ENOENT of a run directory that was removed.
-    lost = failure.errno and owner == HARNESS and failure.errno not in ("ECONNRESET", "EPIPE", "ENOMEM")
-    return table.STORAGE if lost else None
+    own_file = failure.errno and owner == HARNESS and failure.errno not in ("ECONNRESET", "EPIPE", "ENOMEM")
+    return table.STORAGE if own_file else None
 
 
 def pattern_of_exception(type_name: str, message: str) -> Pattern:
-    """The row of an exception by its text; the Python row when no other knows it."""
+    """The first row whose expression matches an exception; PYTHON if none does."""
     text = f"{type_name}: {message}"
     return next((pattern for pattern in table.PATTERNS if pattern.in_exception(text)), table.PYTHON)

@@ -47,9 +47,9 @@ class Cause:
 def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:
     """The first failing rank and what is at fault; None when every rank completed.
 
-    An exception is judged by its kind and frames (blame.py), a deadline by the stacks (hangs.py). A process that broke
-    by itself once the legs had begun is the fault of the code. A rank killed from outside and a missing record are not.
-    `job_state`: of the scheduler's job, where it is known.
+    An exception is judged by its kind and frames (blame.py), a deadline by the stacks (hangs.py). A process that
+    crashed once the legs had begun blames the code; a rank that was killed from outside or left no record does not.
+    `job_state`: state of the scheduler's job, where known.
     """
     failed = [ending for ending in endings if ending.ended != "completed"]
     if not failed:
@@ -77,10 +77,10 @@ def _domain(first: Ending, blame: Blame | None, stall: Stall | None) -> Domain:
 
 
 def _first(failed: list[Ending], result: CellResult | None) -> Ending:
-    """The rank that the others' ends follow from.
+    """The rank whose failure the others follow from.
 
-    The earliest exception that is not about a lost peer. Else a rank that died, by itself or by a stranger's hand
-    (SIGTERM is how the parent ends the ranks that are left). Else, at a deadline, the one with least progress.
+    The earliest exception that is not about a lost peer; else a rank that crashed or was killed from outside (not by
+    SIGTERM, with which the parent ends the remaining ranks); else, at a deadline, the rank with the least progress.
     """
     died = [ending for ending in failed if ending.ended == "crashed"]
     died += [ending for ending in failed if ending.ended == "killed" and signal_of(ending.exit_code or 0) != SIGTERM]
@@ -115,7 +115,7 @@ def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state:
         return raised
     if first.ended == "crashed":
         signal = signal_of(first.exit_code or 0)
-        how = f"died of signal {signal}" if signal else f"left with exit code {first.exit_code}"
+        how = f"died of signal {signal}" if signal else f"exited with code {first.exit_code}"
         return f"{who} {how} in the {first.at}"
     if first.ended == "missing":
         return f"{who} left no record{_job(job_state)}"

@@ -1,4 +1,4 @@
-"""Names the class of a failure from its evidence: root before cascade, and a text alone never allows a retry."""
+"""Classifies a failure by its evidence: a root comes before a cascade, and text alone never allows a retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGABRT = 6
 _QUOTE_LENGTH = 300
 
 # Where a candidate comes from, most certain first. The scheduler's state describes the whole job, which runs many cells
-# and ends after them; so a rank that raised or crashed by itself goes before it.
+# and ends after them, so a rank that raised or crashed by itself takes precedence.
 EXCEPTION, CRASH_LOG, CRASH, SCHEDULER, LOG, KILLED, HANG, DEADLINE = range(8)
 
 
@@ -62,10 +62,10 @@ class FailureClass:
     title: str
     domain: Domain
     role: Role
-    retry: Retry  # OTHER_NODES only on more evidence than a text
+    retry: Retry  # OTHER_NODES only on more evidence than text
     advice: str
-    rank: int | None  # the source of the evidence; None if that is the job
-    evidence: str  # the words or the state that it was recognised by
+    rank: int | None  # the source of the evidence; None if it is the job
+    evidence: str  # the text or state by which the class was recognised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +73,20 @@ class _Candidate:
     pattern: Pattern
     source: int
     evidence: str
-    domain: Domain | None = None  # where frames decide; None: the row's
+    domain: Domain | None = None  # if the frames decide; None: the row's
     rank: int | None = None
     time: float = math.inf
 
 
 def classify(evidence: FailureEvidence) -> FailureClass:
-    """The class of the first root cause; of a cascade only where no root is found; else unknown.
+    """The class of the first root cause; if there is none, of the first cascade; else unknown.
 
-    Exceptions go by their time. NCCL and gloo time-outs and lost peers are cascades. NaN and Inf found anywhere go
-    before all that could allow a retry.
+    Exceptions are ordered by time. NCCL and gloo time-outs and lost peers are cascades. NaN and Inf found anywhere
+    take precedence over any class that allows a retry.
     """
     candidates = list(_candidates(evidence))
     roots = [item for item in candidates if item.pattern.role == Role.ROOT]
-    # Ranks that wait for each other outlive the job's limit: its end by limit or by hand is their consequence.
+    # Ranks that wait for each other run into the job's limit or its cancellation: both follow from the hang.
     if any(item.pattern is table.HANG for item in roots):
         roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
     chosen = min(roots or candidates, key=_certainty, default=None)
@@ -115,7 +115,7 @@ def _certainty(item: _Candidate) -> tuple[int, float, int]:
 
 
 def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
-    """Infrastructure classes only, and more than a line in a log: a state, an exception, or a rank that is gone."""
+    """OTHER_NODES only for infrastructure, proven by more than a log line: a state, an exception or a lost rank."""
     pattern = chosen.pattern
     if pattern.retry != Retry.OTHER_NODES:
         return pattern.retry
@@ -135,7 +135,7 @@ def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
             yield from _of_an_exception(ending, log)
         elif ending.ended != "completed":
             yield from _of_a_silent_rank(ending, log)
-    # A rank that raised has said itself why it ended; the job's output counts for those that could not.
+    # A rank that raised recorded why it ended; the job's output counts only for ranks that could not.
     if any(ending.ended in ("killed", "missing", "crashed", "deadline") for ending in evidence.endings):
         for pattern, line in patterns_of_log(evidence.job_log):
             yield _Candidate(pattern=pattern, source=LOG, evidence=line)
@@ -146,7 +146,7 @@ def _candidates(evidence: FailureEvidence) -> Iterator[_Candidate]:
 
 
 def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """The exception; if it is only a consequence, also the rest of the rank's log."""
+    """Candidates of a rank that raised: the exception and, if that is only a consequence, the rank's log."""
     failure, rank = ending.failure, ending.rank
     assert failure is not None
     pattern, domain, frame = blame_of(failure, ending.progress)
@@ -158,7 +158,7 @@ def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
 
 
 def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
-    """A rank without an exception: its log, and how its process ended."""
+    """Candidates of a rank without an exception: from its log, and from how its process ended."""
     crashed = ending.ended == "crashed"
     found = [(pattern, line) for pattern, line in patterns_of_log(log.text)]
     for pattern, line in found:
@@ -173,14 +173,14 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
     elif crashed and not gave_up:
         how = f"signal {signal_of(code)}" if signal_of(code) else f"exit code {code}"
         yield _Candidate(pattern=table.NATIVE_CRASH, source=CRASH, evidence=how, rank=ending.rank)
-    # SIGTERM is how the parent ends the ranks that are left.
+    # The parent ends the remaining ranks with SIGTERM.
     if ending.ended in ("killed", "missing") and code and signal_of(code) != SIGTERM:
         how = f"exit code {code}"
         yield _Candidate(pattern=table.KILLED, source=KILLED, evidence=how, rank=ending.rank)
 
 
 def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:
-    """(row, line) of the lines of a log that a row knows, in order; noise of a tear-down is passed over."""
+    """(row, line) of each line of a log that matches a row, in order; tear-down noise is skipped."""
     for raw in text.splitlines():
         if table.TEAR_DOWN.search(raw):
             continue
@@ -192,4 +192,4 @@ def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:
 
 def _silence(evidence: FailureEvidence) -> str:
     failed = [ending.rank for ending in evidence.endings if ending.ended != "completed"]
-    return f"{counted('rank', failed)} left no word" if failed else "no rank failed"
+    return f"{counted('rank', failed)} left no message" if failed else "no rank failed"

@@ -18,8 +18,8 @@ FROZEN = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="The process did not run even to write its stack: see whether it was stopped, swapped out, or blocked in "
-    "the kernel (D state) on that node.",
+    advice="The process could not even write its stack: check whether it was stopped, swapped out, or blocked in the "
+    "kernel (D state) on that node.",
 )
 STALLED = Pattern(
     name="collective-stall",
@@ -27,15 +27,15 @@ STALLED = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
     retry=Retry.UNKNOWN,
-    advice="Every rank had entered the same collective, so none is late: look at the network between the nodes.",
+    advice="Every rank had entered the same collective, so none is late: check the network between the nodes.",
 )
 UNREACHABLE = Pattern(
     name="store-unreachable",
-    title="ranks did not meet",
+    title="ranks did not connect",
     domain=Domain.INFRASTRUCTURE,
     role=Role.CASCADE,
     retry=Retry.OTHER_NODES,
-    advice="See whether rank 0 started, and whether its node's address and port can be reached from the others.",
+    advice="Check whether rank 0 started, and whether the other nodes can reach its node's address and port.",
 )
 SETUP = Pattern(
     name="setup-error",
@@ -43,7 +43,7 @@ SETUP = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
     retry=Retry.UNKNOWN,
-    advice="It failed before any code under test ran: read the traceback, and see the device and network of that node.",
+    advice="It failed before any code under test ran: read the traceback, and check that node's device and network.",
 )
 HARNESS_DEFECT = Pattern(
     name="harness-defect",
@@ -88,11 +88,11 @@ KILLED = Pattern(
 )
 DEADLINE = Pattern(
     name="deadline",
-    title="deadline of the cell",
+    title="cell deadline passed",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
     retry=Retry.UNKNOWN,
-    advice="Nothing shows a hang, so it may only be slow: raise deadline_s, or read the dumped stacks.",
+    advice="Nothing proves a hang, so the cell may only be slow: raise deadline_s, or read the stack dumps.",
 )
 UNKNOWN = Pattern(
     name="unknown",

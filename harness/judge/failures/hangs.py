@@ -1,4 +1,4 @@
-"""What the stacks of ranks at the deadline prove: a hang of the code needs a rank that waited and one that
+"""What the stacks of ranks at the deadline prove: a hang blames the code only if one rank waited and another
 never arrived."""
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _MEMBERS = re.compile(r"\d+")
 
 
 class Stall(NamedTuple):
-    """Ranks that did not end by the deadline."""
+    """Ranks that had not ended by the deadline."""
 
     pattern: Pattern  # HANG, the only one that blames the code; FROZEN, STALLED or DEADLINE
-    rank: int  # that the others waited for, or that came least far
+    rank: int  # that the others waited for, or that made the least progress
     text: str  # the evidence
 
 
 def stall_of(endings: Sequence[Ending]) -> Stall | None:
-    """None when no rank ran into the deadline. `endings`: those of all ranks of the cell."""
+    """The stall of a cell; None when no rank reached the deadline. `endings`: of all its ranks."""
     late = [ending for ending in endings if ending.ended == "deadline"]
     if not late:
         return None
@@ -38,10 +38,12 @@ def stall_of(endings: Sequence[Ending]) -> Stall | None:
         return Stall(table.FROZEN, frozen[0].rank, _frozen(frozen, waiting))
     if dumpless:
         ranks = counted("rank", [ending.rank for ending in dumpless])
-        text = f"the deadline passed, and {ranks} left no stack; {_who(last)} came least far: {last.at}"
+        text = f"the deadline passed, and {ranks} left no stack; {_who(last)} made the least progress: {last.at}"
         return Stall(table.DEADLINE, last.rank, text)
     if not waiting:
-        text = f"the deadline passed with no rank waiting in a collective; {_who(last)} was last, in the {last.at}"
+        text = (
+            f"the deadline passed with no rank waiting in a collective; {_who(last)} made the least progress: {last.at}"
+        )
         return Stall(table.DEADLINE, last.rank, text)
     step = max(ending.progress.step for ending in late)
     waits = f"{_waits(waiting)} at step {step}"
@@ -53,36 +55,36 @@ def stall_of(endings: Sequence[Ending]) -> Stall | None:
 
 
 def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending], last: Ending, waits: str) -> Stall:
-    """Ranks wait and none has moved for long: who never arrived?"""
+    """The stall of ranks that wait and made no progress for long: blames the one that never arrived, if any."""
     away = [ending for ending in late if not ending.hang]
     if away:
         absent = min(away, key=lambda ending: (ending.order, ending.rank))
         owner, frame = deciding(absent.stack or ())
-        text = f"hang in {waits}; {_who(absent)} never arrived: it was at {frame or 'no known place'}, {absent.at}"
-        # In the harness itself, e.g. in a write that does not return, it proves nothing about the code.
+        text = f"hang in {waits}; {_who(absent)} never arrived: it was at {frame or 'an unknown place'}, {absent.at}"
+        # A rank inside the harness, e.g. in a write that does not return, proves nothing about the code.
         return Stall(table.HANG if owner == CODE else table.DEADLINE, absent.rank, text)
     rest = [ending for ending in endings if ending.ended != "deadline"]
     if any(ending.ended != "completed" for ending in rest):
         return Stall(table.DEADLINE, last.rank, f"ranks waited in {waits} while others were lost")
     if rest:
         left = counted("rank", [ending.rank for ending in rest])
-        text = f"hang in {waits}; {left} had ended; {_who(last)} came least far: {last.at}"
+        text = f"hang in {waits}; {left} had ended; {_who(last)} made the least progress: {last.at}"
         return Stall(table.HANG, last.rank, text)
     calls = _calls(waiting)
     by_code = any(ending.flight or deciding(ending.stack or ())[0] == CODE for ending in waiting)
     if len(calls) > 1 and by_code:
         others = f"it never arrived where the others waited: it was at {_place(last)}, {last.at}"
-        return Stall(table.HANG, last.rank, f"hang in {waits}; {_who(last)} came least far; {others}")
+        return Stall(table.HANG, last.rank, f"hang in {waits}; {_who(last)} made the least progress; {others}")
     if len(calls) > 1:
-        return Stall(table.DEADLINE, last.rank, f"ranks waited in {waits}, in calls of the harness alone")
+        return Stall(table.DEADLINE, last.rank, f"ranks waited in {waits}, only in calls of the harness")
     return Stall(table.STALLED, last.rank, f"every rank waited in the same call, {waits}: {_place(last)}")
 
 
 def _calls(waiting: Sequence[Ending]) -> set[object]:
-    """What distinguishes collective calls; more than one when ranks wait for each other.
+    """The distinct collective calls that ranks wait in; more than one when ranks wait for each other.
 
-    What NCCL's flight recorder saw of a group, where it did: on a GPU the host goes on while a collective waits. Else
-    the name of the collective, and where the code made the call.
+    From NCCL's flight recorder where it has entries, since on a GPU the host continues while a collective waits. Else
+    from the name of the collective and the code's frames of the call.
     """
     flights = [ending for ending in waiting if ending.flight]
     if not flights:
@@ -102,18 +104,18 @@ def _calls(waiting: Sequence[Ending]) -> set[object]:
 
 
 def _group(entry: str) -> str:
-    """Of an entry of core/run/flight_dump.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """The group in an entry of core/run/flight_dump.py, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
     return entry.partition(" of group ")[2].partition(", inputs")[0]
 
 
 def _place(ending: Ending) -> str:
-    return deciding(ending.stack or ())[1] or ending.hang or "no known place"
+    return deciding(ending.stack or ())[1] or ending.hang or "an unknown place"
 
 
 def _frozen(frozen: list[Ending], waiting: list[Ending]) -> str:
     ranks = counted("rank", [ending.rank for ending in frozen])
     text = f"{ranks} left no stack at the deadline, so the process was stopped or blocked in the kernel"
-    return f"{text}; {_waits(waiting)} waited for it" if waiting else text
+    return f"{text}; waiting for it: {_waits(waiting)}" if waiting else text
 
 
 def _waits(waiting: list[Ending]) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the table of failure classes for what breaks outside the code under test: jobs, nodes, network, storage."""
+"""Failure classes of what breaks outside the code under test: jobs, nodes, network, storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREEMPTION = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="Run the cell again, in a partition or QOS that is not preempted if this comes often.",
+    advice="Run the cell again; if this happens often, in a partition or QOS that is not preempted.",
     log=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE",
     states=("PREEMPTED", "REQUEUED"),
 )
@@ -40,7 +40,7 @@ CANCELLED = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="Somebody cancelled the job: if that was not wanted, run its cells again with harness resume RUN --errors.",
+    advice="The job was cancelled: if that was not intended, run its cells again with harness resume RUN --errors.",
     log=r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
     states=("CANCELLED",),
 )
@@ -50,7 +50,7 @@ BOOT = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="Run the cell again on other nodes, and tell the administrators which node did not start it.",
+    advice="Run the cell again on other nodes, and tell the administrators which node failed to start it.",
     log=r"wrong with the boot of the nodes|are still not ready|^Task launch for \S+ failed on node|"
     r"^Application launch failed|^task \d+ launch failed",
     states=("BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"),
@@ -61,7 +61,7 @@ CONTAINER = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
     retry=Retry.UNKNOWN,
-    advice="Check the image and mounts of the cluster profile with one srun by hand.",
+    advice="Check the image and mounts of the cluster profile with a manual srun.",
     log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
 )
 GPU_HARDWARE = Pattern(
@@ -70,9 +70,9 @@ GPU_HARDWARE = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="Run the cell again on other nodes, and have the GPU of this one checked.",
+    advice="Run the cell again on other nodes, and have this node's GPU checked.",
     exception=r"uncorrectable ECC|GPU has fallen off the bus|uncorrectable NVLink|peer GPU memory over nvlink",
-    # Xid numbers that NVIDIA's catalogue gives to memory, link, bus and firmware; 13, 31, 43 can be the program's.
+    # Xid numbers that NVIDIA's catalogue assigns to memory, link, bus and firmware; the program can cause 13, 31, 43.
     log=r"uncorrectable ECC|fallen off the bus|uncorrectable NVLink|"
     r"NVRM: Xid \([^)]*\): (48|6[1-4]|74|79|9[2458]|119|12[0-2]|140|14[3-9]),",
 )
@@ -82,7 +82,7 @@ GPU_UNAVAILABLE = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="Run the cell again on other nodes; see who holds the GPU of this one, and whether its fabric manager runs.",
+    advice="Run the cell again on other nodes; check what holds this node's GPU, and that its fabric manager runs.",
     exception=r"busy or unavailable|system not yet initialized|no CUDA-capable device is detected|"
     r"CUDA driver initialization failed|failed to initialize NVML|exclusive \(compute\) mode",
     log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected",
@@ -93,7 +93,7 @@ NETWORK = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="Run the cell again on other nodes; see NCCL's warnings in the logs for the interface and the peer.",
+    advice="Run the cell again on other nodes; NCCL's warnings in the logs name the interface and the peer.",
     exception=r"ncclSystemError|ncclInternalError|unhandled system error|No route to host|Network is unreachable|"
     r"Name or service not known|Temporary failure in name resolution",
     log=r"ncclSystemError|ncclInternalError|unhandled system error|NET/IB.*: (Got async event|ibv_\w+ failed)|"
@@ -105,7 +105,7 @@ STORAGE = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.OTHER_NODES,
-    advice="See whether the run directory's file system is mounted, writable and healthy on that node, then harness "
+    advice="Check that the run directory's file system is mounted, writable and healthy on that node, then run harness "
     "resume RUN --errors.",
     exception=r"Stale file handle|Input/output error|Read-only file system|No locks available|Remote I/O error|"
     r"Transport endpoint is not connected",
@@ -117,7 +117,7 @@ DISK = Pattern(
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="Free space or quota where the run directory and the temporary files are, then harness resume RUN --errors.",
+    advice="Free space or quota for the run directory and temporary files, then run harness resume RUN --errors.",
     exception=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
     log=r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
 )

@@ -10,7 +10,7 @@ from harness.judge.failures.blame import pattern_of_exception
 from harness.judge.failures.patterns import GPU_MEMORY, HOST_MEMORY
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# torch 2.x: "CUDA out of memory. Tried to allocate 20.00 GiB."; of the CPU: "you tried to allocate 4096 bytes."
+# torch 2.x: "CUDA out of memory. Tried to allocate 20.00 GiB."; on the CPU: "you tried to allocate 4096 bytes."
 _TRIED = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)\b", re.I)
 
 
@@ -34,7 +34,7 @@ def memory_limit(records: Iterable[RankRecord]) -> int | None:
 
 
 def memory_text(record: RankRecord) -> str:
-    """E.g. "tried to allocate 20 GiB in one piece; peak 100 GiB, 103 GiB reserved, of 139 GiB"."""
+    """Text such as "tried to allocate 20 GiB in one piece; peak 100 GiB, 103 GiB reserved, of 139 GiB"."""
     tried = tried_bytes(record.failure.message) if record.failure else None
     parts = [f"tried to allocate {size_text(tried)} in one piece"] if tried is not None else []
     held = f"peak {size_text(record.peak_memory_bytes)}" if record.peak_memory_bytes else ""
@@ -46,7 +46,7 @@ def memory_text(record: RankRecord) -> str:
 
 
 def size_text(count: float) -> str:
-    """Bytes in the largest unit of which there is one: 20 GiB, 1.5 MiB."""
+    """A size in the largest unit that it reaches: 20 GiB, 1.5 MiB."""
     for unit in ("GiB", "MiB", "KiB"):
         if count >= UNITS[unit]:
             return f"{count / UNITS[unit]:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""The table of failure classes: what each one is, and by what texts, states and exits it is recognised.
+"""The table of failure classes, with the texts, states and exits by which they are recognised.
 
 Roles and outlooks follow NVIDIA's resiliency extension (nvidia-resiliency-ext, attribution taxonomy): a root can start
 a failure, a cascade only follows from one, on this rank or another. docs/failures.md explains the rows.
@@ -37,7 +37,7 @@ from harness.judge.failures.infrastructure_patterns import (
 )
 from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
 
-# Import errors of an interpreter that is ending. Other noise of a tear-down is kept out by the rows themselves: a plain
+# Import errors of an interpreter that is shutting down. The rows themselves exclude other tear-down noise: a plain
 # "STEP ... CANCELLED" is srun ending the other tasks, Xid 45 is the driver's clean-up, and CUDA's advice is no cause.
 TEAR_DOWN = re.compile(r"sys\.meta_path is None|Python is likely shutting down", re.I)
 # "[rank1]: ", "[rank1]:[E321 02:07:08.4 File.cpp:607] ", "slurmstepd-node7: error: ", "srun: error: ", "[  12.3] "
@@ -72,7 +72,7 @@ NON_FINITE = Pattern(
     domain=Domain.CODE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="A number went wrong: look at the first step and rank that has it, and do not run again to be rid of it.",
+    advice="A number went wrong: look at the first step and rank that have it, and do not retry to make it go away.",
     exception=r"found (NaN|Inf) in|Unexpected result (nan|inf)|returned nan values",
     log=r"found (NaN|Inf) in local|Unexpected result (nan|inf)",
 )
@@ -94,7 +94,7 @@ IMPORT = Pattern(
     domain=Domain.CODE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="Compare the versions in the rank records with what the stack should hold, and fix the stack.",
+    advice="Compare the versions in the rank records with those the stack should have, and fix the stack.",
     exception=r"^(\w+\.)*(ModuleNotFoundError|ImportError):|undefined symbol|cannot open shared object file|"
     r"^AttributeError: (partially initialized )?module '[\w.]+' has no attribute",
     log=r"^(ModuleNotFoundError|ImportError):|undefined symbol: |"
@@ -107,7 +107,7 @@ CONFIGURATION = Pattern(
     role=Role.ROOT,
     retry=Retry.NEVER,
     advice="Change the cell's options as the message says, or add a rule that rejects the combination.",
-    # Megatron's checks of its options; the sizes of tensors in a forward pass are another matter.
+    # Megatron's checks of its options, not of tensor sizes in a forward pass.
     exception=r"^(AssertionError|ValueError|RuntimeError): .*\b(world_?size|num\w*|layers|heads|parallel.size)\b.*"
     r"(is not divisible by|should be divisible by|must be (a multiple of|divisible by)|should be greater than 1 with)|"
     r"Cannot use sequence parallelism without|pipeline_dtype must be specified|must be non None to use|"
@@ -121,7 +121,7 @@ NCCL_TIMEOUT = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.CASCADE,
     retry=Retry.UNKNOWN,
-    advice="No cause was found: see which rank did not enter the collective, and read its log first.",
+    advice="The cause is unknown: find the rank that did not enter the collective, and read its log first.",
     exception=r"Watchdog caught collective operation timeout|ncclTimeout|NCCL.*timed? ?out",
     log=r"Watchdog caught collective operation timeout|WorkNCCL\(.*before timing out|detected by watchdog at work",
 )
@@ -131,7 +131,7 @@ GLOO_TIMEOUT = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.CASCADE,
     retry=Retry.UNKNOWN,
-    advice="No cause was found: see which rank did not enter the collective, and read its log first.",
+    advice="The cause is unknown: find the rank that did not enter the collective, and read its log first.",
     exception=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
     r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
     log=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
@@ -143,13 +143,13 @@ LOST_PEER = Pattern(
     domain=Domain.UNKNOWN,
     role=Role.CASCADE,
     retry=Retry.UNKNOWN,
-    advice="Another rank went away first: read the log of the rank that left no exception.",
+    advice="Another rank ended first: read the log of the rank that recorded no exception.",
     exception=r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused",
     log=r"connection (was )?(closed by (remote )?peer|reset by peer)|: broken pipe|remote process exited|"
     r"ncclRemoteError|Got completion from peer \S+ with error",
 )
 
-# The classes with texts or states, most specific first: the first row that matches a text names it.
+# The classes with texts or states, most specific first: the first row that matches decides.
 PATTERNS: tuple[Pattern, ...] = (
     GPU_MEMORY,
     HOST_MEMORY,

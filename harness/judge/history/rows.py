@@ -35,10 +35,10 @@ UNITS = {
     "peak_memory_bytes": "bytes",
     "loss_first": "per token",
     "loss_last": "per token",
-    "loss_drift": "relative to the reference, the largest of all steps",
+    "loss_drift": "relative to the control, the largest of all steps",
     "grad_norm_first": "before clipping",
     "grad_norm_last": "before clipping",
-    "grad_norm_drift": "relative to the reference, the largest of all steps",
+    "grad_norm_drift": "relative to the control, the largest of all steps",
 }  # name of every metric -> unit
 
 
@@ -56,13 +56,13 @@ class FindingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CellRow:
-    """One cell of one run. `name` is what a cell is followed by over time: its id changes with its configuration."""
+    """One cell of one run. `name` identifies a cell over time, since its id changes with its configuration."""
 
     cell_id: str
     name: str
     role: CellRole
-    stack: str  # as the matrix calls it
-    version: str  # what that was in this run: "megatron-core 0.19.2", "megatron-lm main = 1a2b3c4d5e6f"
+    stack: str  # its name in the matrix
+    version: str  # of the stack in this run: "megatron-core 0.19.2", "megatron-lm main = 1a2b3c4d5e6f"
     outcome: str
     reason: str = ""
     known: KnownFailure = KnownFailure.NONE
@@ -83,13 +83,13 @@ class RunRow:
     harness: str
     harness_commit: str
     host: str
-    device: str  # what outcomes are followed on: "cpu", "NVIDIA H200"
-    hardware: str  # what times are compared on: the device, of CPUs with model and number of cores
+    device: str  # outcomes are followed per device: "cpu", "NVIDIA H200"
+    hardware: str  # times are compared per hardware: the device, for CPUs with model and number of cores
     cells: tuple[CellRow, ...] = ()
 
 
 def run_row(report: Report) -> RunRow:
-    """The rows of a report. ValueError when neither it nor its run id says when it started."""
+    """The rows of a report. ValueError if neither its provenance nor its run id has a start time."""
     facts = report.provenance
     device, hardware = _hardware(facts)
     names = _names([*report.cells, *report.rejected])
@@ -119,14 +119,14 @@ def _names(cells: Sequence[ReportCell | ReportRejected]) -> dict[str, str]:
 
 
 def _started(report: Report) -> str:
-    said = report.provenance.get("started")
+    started = report.provenance.get("started")
     stamp = re.search(r"\d{8}T\d{6}Z", report.run_id)
-    if isinstance(said, str):
-        moment = datetime.fromisoformat(said.replace("Z", "+00:00"))
+    if isinstance(started, str):
+        moment = datetime.fromisoformat(started.replace("Z", "+00:00"))
     elif stamp:
         moment = datetime.strptime(stamp.group(), "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
     else:
-        raise ValueError(f"nothing says when run {report.run_id} started")
+        raise ValueError(f"run {report.run_id} has no start time, neither in its provenance nor in its id")
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -136,7 +136,7 @@ def _hardware(facts: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class _Versions:
-    """What each stack was in a run, in words: its checkouts, else its most telling distribution."""
+    """The version of each stack of a run, as text: its checkouts, else its most specific distribution."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -149,14 +149,14 @@ class _Versions:
 
     def _of(self, stack: str) -> str:
         if stack == DEFAULT:
-            return _telling(self._facts.get("packages", {}))
+            return _identifying(self._facts.get("packages", {}))
         known = facts_of(self._facts, stack) or StackFacts()
         if known.checkouts:
             return ", ".join(item.text(_SHOWN_HASH) for item in known.checkouts)
-        return _telling(known.versions) or known.container or known.interpreter
+        return _identifying(known.versions) or known.container or known.interpreter
 
 
-def _telling(packages: Mapping[str, str]) -> str:
+def _identifying(packages: Mapping[str, str]) -> str:
     found = [
         f"{name} {packages[name]}" for name in DISTRIBUTIONS if packages.get(name, "not installed") != "not installed"
     ]
@@ -232,12 +232,12 @@ def _metrics(cell: ReportCell) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def drift(values: Iterable[float], reference: Iterable[float]) -> float | None:
-    """Largest |value - reference| / |reference| over the steps that both have; None without one.
+def drift(values: Iterable[float], control: Iterable[float]) -> float | None:
+    """Largest |value - control| / |control| over the steps that both have; None if there are none.
 
-    NaN when a value of them is NaN; absolute where the reference is 0.
+    NaN if any of them is NaN; absolute where the control is 0.
     """
-    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, reference)]
+    distances = [abs(one - other) / (abs(other) or 1.0) for one, other in zip(values, control)]
     if not distances:
         return None
     return math.nan if any(math.isnan(item) for item in distances) else max(distances)

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.outcomes import Outcome
 
-# The outcome that a day shows when a cell had several: the one that asks most for a look.
+# The first of these is shown for a day on which a cell had several outcomes.
 WORST_FIRST = (
     Outcome.FAIL,
     Outcome.ERROR,
@@ -23,7 +23,7 @@ WORST_FIRST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Day:
-    """A day of one cell."""
+    """One cell on one day."""
 
     day: str  # ISO date
     outcome: str  # the worst of the day; empty: it did not run
@@ -32,7 +32,7 @@ class Day:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of one cell. Times in seconds, rates per rank, drift relative to the reference; None: not measured."""
+    """One run of one cell. Times in seconds, rates per rank, drift relative to the control; None: not measured."""
 
     started: str
     run_id: str
@@ -44,7 +44,7 @@ class Point:
     step_p50_s: float | None
     tokens_per_s: float | None
     loss_drift: float | None
-    new_version: bool  # another one than that of the point before
+    new_version: bool  # differs from that of the point before
 
 
 def days_between(first: str, last: str) -> list[str]:
@@ -54,7 +54,7 @@ def days_between(first: str, last: str) -> list[str]:
 
 
 def calendar_rows(rows: Iterable[Mapping[str, Any]], days: Sequence[str]) -> dict[int, list[Day]]:
-    """Series -> all of the days, from rows of (series, day, outcome, times)."""
+    """Series -> one Day per date of `days`, from rows of (series, day, outcome, times)."""
     seen: dict[int, dict[str, dict[str, int]]] = {}
     for row in rows:
         seen.setdefault(row["series"], {}).setdefault(row["day"], {})[row["outcome"]] = row["times"]

@@ -1,6 +1,6 @@
-"""Failing cells as annotations of GitHub Actions: lines on stdout that lead to the row of the matrix.
+"""GitHub Actions annotations of failing cells: lines on stdout that point to the line of the matrix.
 
-Format: `::error file=...,line=...,title=...::message`, as GitHub's documentation of workflow commands has it.
+Format: `::error file=...,line=...,title=...::message`, a workflow command as GitHub documents it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from harness.core.text.escaping import clip, visible
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import place_text
 
-MOST = 10  # errors that GitHub shows of one step
+MOST = 10  # errors that GitHub shows per step
 _MOST_TEXT = 1500
 
 
 def annotation_lines(report: Report, file: str) -> list[str]:
     """One line per cell that failed or could not be decided, failures first; a last line counts the rest.
 
-    `file` is the matrix as the repository has it.
+    `file`: path of the matrix in the repository.
     """
     cells = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
     lines = [_error(cell, file) for cell in cells[:MOST]]
@@ -30,12 +30,12 @@ def _error(cell: ReportCell, file: str) -> str:
     first = next((finding for finding in cell.findings if finding.severity is Severity.ERROR), None)
     if cell.outcome is Outcome.FAIL and first is not None:
         place = place_text(first.where)
-        said = f"{first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}"
+        message = f"{first.lane.value}, {first.check}: {first.message}{f' at {place}' if place else ''}"
     else:
-        said = cell.reason or "failed"
+        message = cell.reason or "failed"
     line = {} if cell.line is None else {"line": str(cell.line)}
     return _line(
-        "error", f"{said}\nreproduce: {cell.reproduce}", file=file, **line, title=f"{cell.outcome.value} {cell.id}"
+        "error", f"{message}\nreproduce: {cell.reproduce}", file=file, **line, title=f"{cell.outcome.value} {cell.id}"
     )
 
 
@@ -45,7 +45,7 @@ def _line(command: str, message: str, **properties: str) -> str:
 
 
 def _data(text: str) -> str:
-    """The percent sign first: it is what the others are written with."""
+    """Escapes a message; the percent sign first, since the other escapes contain it."""
     return visible(text.replace("\r\n", "\n")).replace("%", "%25").replace("\n", "%0A")
 
 

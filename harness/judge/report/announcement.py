@@ -16,7 +16,7 @@ _MOST_LINE = 500
 
 
 def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str, Any]:
-    """JSON values. `text` is what webhooks of Slack and Mattermost show."""
+    """The message as JSON values. `text` is what webhooks of Slack and Mattermost show."""
     bad = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -49,11 +49,11 @@ def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
 
 
 def _cell(cell: ReportCell) -> dict[str, Any]:
-    said: dict[str, Any] = {"id": cell.id, "outcome": cell.outcome, "reason": cell.reason, "reproduce": cell.reproduce}
+    value: dict[str, Any] = {"id": cell.id, "outcome": cell.outcome, "reason": cell.reason, "reproduce": cell.reproduce}
     for finding in cell.findings[:1]:
-        said |= {"lane": finding.lane, "check": finding.check, "message": finding.message}
-        said |= {"place": place_text(finding.where), "fault_class": finding.fault_class}
-    return said
+        value |= {"lane": finding.lane, "check": finding.check, "message": finding.message}
+        value |= {"place": place_text(finding.where), "fault_class": finding.fault_class}
+    return value
 
 
 def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
@@ -73,5 +73,5 @@ def _text(report: Report, bad: list[ReportCell], directory: str) -> str:
 
 
 def _escaped(lines: list[str]) -> str:
-    """One line each, without what chat systems take for markup."""
+    """The lines as one text, with the markup of chat systems escaped."""
     return clip("\n".join(chat_text(line, _MOST_LINE) for line in lines), _MOST_TEXT)

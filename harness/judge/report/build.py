@@ -1,4 +1,4 @@
-"""The report of a run from its plan and evidence. Pure: dates and measured times come in as arguments."""
+"""The report of a run from its plan and evidence. Pure: dates and measured times are arguments."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ def build_report(
     timing: Mapping[str, float],
     provenance: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Judge every planned cell. `evidence` must hold all of them, references first (evidence.evidence_in_turn does).
+    """Judge every planned cell. `evidence` holds all of them, controls first, as `evidence_in_turn` yields them.
 
-    `today` is an ISO date; `timing` holds wall_s and what else was measured; `provenance` adds to the plan's.
+    `today` is an ISO date; `timing` holds wall_s and other measured times; `provenance` adds to the plan's.
     """
     return report_of(plan, judge_cells(plan, evidence, today=today), timing=timing, provenance=provenance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The report of some cells of a plan."""
+    """Judged cells of a plan."""
 
-    cells: dict[str, ReportCell | ReportRejected]
-    noise: dict[str, dict[str, NoiseFloor]]
+    cells: dict[str, ReportCell | ReportRejected]  # by cell id
+    noise: dict[str, dict[str, NoiseFloor]]  # cell id -> quantity -> measured floor
 
 
-Crashed = Callable[[str, Exception], str]  # a cell, what was raised -> the reason of its ERROR
+Crashed = Callable[[str, Exception], str]  # (cell id, exception) -> reason of its ERROR
 
 
 def raise_again(cell: str, error: Exception) -> str:
-    """For callers that want to see the exception itself."""
+    """Raises the exception, for callers that do not turn it into an ERROR."""
     raise error
 
 
 def judge_cells(
     plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed = raise_again
 ) -> Judged:
-    """Judge the cells of the evidence, each once; references first.
+    """Judge each cell of the evidence once; controls come first.
 
-    `crashed`: asked when judging a cell raises, which touches no other cell.
+    `crashed` is called when judging a cell raises; other cells are not affected.
     """
-    verdicts: dict[str, CellVerdict] = {}  # of cells that others are held against
+    verdicts: dict[str, CellVerdict] = {}  # of controls
     needed = {cell.reference for cell in plan.expansion.cells}
     cells: dict[str, ReportCell | ReportRejected] = {}
     noise: dict[str, dict[str, NoiseFloor]] = {}
@@ -65,8 +65,8 @@ def judge_cells(
         cell = item.cell
         try:
             verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
-            late = verdict.outcome is Outcome.REJECTED
-            shown = _rejected_at_run_time(cell, item, verdict) if late else _cell(plan, cell, item, verdict)
+            refused = verdict.outcome is Outcome.REJECTED
+            shown = _rejected_at_run_time(cell, item, verdict) if refused else _cell(plan, cell, item, verdict)
         except Exception as error:
             verdict = undecided(crashed(cell.id, error))
             shown = _cell(plan, cell, replace(item, records={}, result=None, job=JobEnding()), verdict)
@@ -86,7 +86,7 @@ def report_of(
     provenance: Mapping[str, Any] | None = None,
     problems: Sequence[str] = (),
 ) -> Report:
-    """The report of cells that are judged: all of the plan. `problems`: why the run as a whole proves nothing."""
+    """The report of a plan, all of whose cells are judged. `problems`: why the run as a whole proves nothing."""
     found = [judged.cells[cell.id] for cell in plan.expansion.cells]
     cells = [cell for cell in found if isinstance(cell, ReportCell)]
     rejected = [_rejected(cell) for cell in plan.expansion.rejected]
@@ -154,7 +154,7 @@ def _reproduce(plan: RunPlan, cell: str) -> str:
 
 
 def _timing(evidence: CellEvidence) -> dict[str, float]:
-    """wall_s, steps_s and overhead_s (what is not training steps), in seconds; empty when the cell never ended."""
+    """wall_s, steps_s and overhead_s (all but training steps), in seconds; empty if the cell never ended."""
     result = evidence.result
     if result is None:
         return {}
@@ -175,7 +175,7 @@ def _rejected(cell: RejectedCell) -> ReportRejected:
 
 
 def _rejected_at_run_time(cell: PlannedCell, evidence: CellEvidence, verdict: CellVerdict) -> ReportRejected:
-    """The stack under test turned out not to have what the cell needs."""
+    """A cell that was rejected at run time because its stack lacks what it needs."""
     found = evidence.result.rejection if evidence.result else None
     rejection = found or Rejection(rule="stack", reason=verdict.reason)
     return ReportRejected(

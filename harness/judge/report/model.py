@@ -14,7 +14,7 @@ from harness.core.str_enum import StrEnum
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 
-REPORT_VERSION = 2  # schema_version of report.json; 1 had the stacks of its provenance as prose
+REPORT_VERSION = 2  # schema_version of report.json; in 1, provenance had its stacks as prose
 
 
 MetadataState = Literal["ok", "missing", "differs", "unpacked", "no-record"]
@@ -70,10 +70,10 @@ class TimedRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRate:
-    """One load of the timing leg that is a pass of the model, forward and backward. Rates are per rank."""
+    """Rates per rank of one load of the timing leg that is a forward and backward pass of the model."""
 
     load: str  # packed | unpacked | full | step | turn
-    documents: int  # per pack, of `step`; else 0
+    documents: int  # per pack, for `step`; else 0
     seconds: float  # median of the rounds
     real_tokens_per_s: float
     slots_per_s: float
@@ -94,10 +94,12 @@ class Throughput:
     peak_origin: str = ""  # where peak_tflops is from, or why it is not known
     step_p50_s: float | None = None
     step_p95_s: float | None = None
-    step_busy_s: float | None = None  # as step_p50_s, on a CPU without waiting: what runs of other days compare with
-    packed_s: float | None = None  # of the timing leg's pass over the step's documents: the same on a GPU
-    peak_memory_bytes: int | None = None  # of the rank with most: allocated on a GPU, resident on a CPU
-    peak_reserved_bytes: int | None = None  # likewise, what torch's allocator held of a GPU
+    step_busy_s: float | None = None  # as step_p50_s, but on a CPU without waiting; there compared with earlier runs
+    packed_s: float | None = (
+        None  # median pass of the timing leg over the step's documents; on a GPU, compared with earlier runs
+    )
+    peak_memory_bytes: int | None = None  # of the rank with the most: allocated on a GPU, resident on a CPU
+    peak_reserved_bytes: int | None = None  # likewise, reserved by torch's allocator on a GPU
     memory_limit_bytes: int | None = None  # of a rank: its GPU's memory, or its share of the machine's
     warmup_rounds: int = 0  # of the timing leg
     gpu_states: list[GpuState] = field(default_factory=list)  # of rank 0's GPU, beside the timing leg
@@ -109,9 +111,9 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Mean loss per token and pre-clip gradient norm per step, beside those of the reference cell.
+    """Mean loss per token and pre-clip gradient norm per step, of the cell and its control.
 
-    The bounds are those the numerics lane judged by (relative differences); None when it did not judge.
+    The bounds are those by which the numerics lane judged (relative differences); None if it did not judge.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -133,7 +135,7 @@ class FailureView:
     traceback: str
     log: str  # path relative to the run directory
     failure_class: str = ""  # name of a row of docs/failures.md
-    title: str = ""  # the class in words
+    title: str = ""  # of the class
     domain: Domain = Domain.UNKNOWN
     role: Role = Role.ROOT
     retry: Retry = Retry.UNKNOWN
@@ -150,7 +152,7 @@ class Weight:
     legs: int = 0  # metadata, training, canary and timing legs that every rank completed
     steps: int = 0  # of the training leg, on every rank
     numbers: int = 0  # computed by ranks; all were checked
-    not_compared: str = ""  # with the reference, and why
+    not_compared: str = ""  # what was not compared with the control, and why
 
     @property
     def text(self) -> str:
@@ -201,20 +203,20 @@ class CellSince:
 
     id: str
     change: ChangeKind
-    since: str  # when the first run of its present failure began, ISO; of a fixed cell, of its past failure
+    since: str  # start of the first run of its failure, current or (fixed) past; ISO
     since_run: str
-    good: str  # when the last run before that failure began; empty: none is known
+    good: str  # start of the last run before that failure; empty: none is known
     good_run: str
-    between: list[str] = field(default_factory=list)  # what moved in its stack as it broke, or as it was fixed
+    between: list[str] = field(default_factory=list)  # what changed in its stack when it broke or was fixed
 
     @property
     def text(self) -> str:
-        """One sentence: since when, last good, what moved."""
-        begun = f"{self.since} (run {self.since_run})"
-        began = f"failed since {begun}" if self.change == "fixed" else f"fails since {begun}"
+        """One sentence: since when it fails, the last good run, what changed."""
+        word = "failed" if self.change == "fixed" else "failing"
+        began = f"{word} since {self.since} (run {self.since_run})"
         good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; no passing run known"
-        moved = "; ".join(self.between) or "nothing recorded"
-        return f"{began}{good}; moved in between: {moved}"
+        changed = "; ".join(self.between) or "nothing recorded"
+        return f"{began}{good}; changed in between: {changed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +245,11 @@ class Report:
     verdict: RunVerdict
     counts: dict[Outcome, int]
     provenance: dict[str, Any]
-    timing: dict[str, float]  # wall_s and what else was measured
+    timing: dict[str, float]  # wall_s and other measured times
     cells: list[ReportCell]
     rejected: list[ReportRejected]
-    selection: Selection | None = None  # of the cells that may run; None: every one
-    noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by reference cell and bound
+    selection: Selection | None = None  # of the cells that may run; None: all
+    noise: dict[str, dict[str, NoiseFloor]] = field(default_factory=dict)  # measured, by control and bound
     since: Since | None = None  # None: no earlier run is known
     problems: list[str] = field(default_factory=list)  # why the run as a whole is undecided, unless a cell failed
     schema_version: int = REPORT_VERSION

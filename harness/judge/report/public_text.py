@@ -1,4 +1,4 @@
-"""Texts for strangers: without secrets, paths, hosts and accounts of the machine they come from. Pure."""
+"""Texts for publication: without secrets, paths, hosts and accounts of the machine they come from. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.core.text.secrets import redacted
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
 _PART = r"[\w.+@~=,%-]+"
-# What a path of a machine looks like: file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me/x, //nfs/me/x. A slash
-# behind a letter is one of a relative path, which stays.
-_PLACE = re.compile(
+# Paths of a machine: file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me/x, //nfs/me/x. A slash after a letter is
+# part of a relative path, which is kept.
+_PATH = re.compile(
     r"(?P<url>\b[A-Za-z][\w+.-]{0,20}://[^\s\"'`<>]*)"
     rf"|(?<![\w/])(?P<flag>-{{1,2}}[A-Za-z][\w-]{{0,30}}?=?)(?<!PATH)(?P<flagged>/(?:{_PART}/)+(?:{_PART})?)"
     rf"|(?<![\w./~-])~[\w.-]*/(?P<home>(?:{_PART}/)*{_PART})"
@@ -31,8 +31,8 @@ _KEPT = ("site-packages/", "dist-packages/")  # the rest of the path names a fil
 
 def public(text: str, hosts: Iterable[str] = ()) -> str:
     """The text with secrets replaced, absolute paths cut to the file of a package or to PATH/TO/NAME, and hosts,
-    addresses and accounts named HOST and USER@HOST. `hosts`: names to replace everywhere."""
-    text = _PLACE.sub(_public_place, redacted(text))
+    addresses and accounts replaced by HOST and USER@HOST. `hosts`: further names to replace."""
+    text = _PATH.sub(_public_match, redacted(text))
     text = _ACCOUNT.sub(lambda found: found[0] if _is_public(found[1]) else "USER@HOST", text)
     text = _HOST.sub("HOST", _ADDRESS.sub("HOST", text))
     for host in hosts:
@@ -41,7 +41,7 @@ def public(text: str, hosts: Iterable[str] = ()) -> str:
 
 
 def publish(value: Any, hosts: Iterable[str] = ()) -> Any:
-    """JSON values or a dataclass with every text `public`; keys stay."""
+    """JSON values or a dataclass with every text made `public`; keys are kept."""
     known = tuple(name for host in hosts for name in dict.fromkeys((host, host.split(".")[0])) if _is_host(name))
     return _each_text(value, partial(public, hosts=known))
 
@@ -68,7 +68,7 @@ def _is_public(host: str) -> bool:
     return any(host.lower() == name or host.lower().endswith(f".{name}") for name in _PUBLIC)
 
 
-def _public_place(found: re.Match[str]) -> str:
+def _public_match(found: re.Match[str]) -> str:
     if found["url"]:
         scheme, _, rest = found["url"].partition("://")
         if scheme.lower() == "file":

@@ -37,10 +37,10 @@ class Issue:
     config: CellConfig
     matrix: str  # YAML of a matrix with this cell alone, with public addresses of repositories
     provenance: Mapping[str, Any]  # of the run that judged it
-    needs: tuple[str, ...] = ()  # what is necessary, a line each
-    remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its repository, as git names it
+    needs: tuple[str, ...] = ()  # what the failure needs, a line each
+    remotes: Mapping[str, str] = field(default_factory=dict)  # project -> URL of its git remote
     bisection: Bisection | None = None
-    confirmation: str = ""  # whether the bad end with the found commit reverted passes
+    confirmation: str = ""  # whether the bad end passes with the found commit reverted
 
 
 def render_issue(issue: Issue) -> str:
@@ -72,13 +72,13 @@ def _since(issue: Issue) -> str:
 
 
 def plain(value: object) -> str:
-    """One line of plain text; ">" means something only where a line begins."""
+    """One line of plain text, with ">" escaped only near its start, where it could begin a quote."""
     shown = text(value)
     return shown[:4] + shown[4:].replace("&gt;", ">")
 
 
 def github(remote: str) -> str:
-    """The web address of a GitHub repository from what git calls it; empty for any other."""
+    """The web address of a GitHub repository from its git remote; empty for any other host."""
     match = _GITHUB.fullmatch(remote.strip())
     return f"https://github.com/{match['name']}" if match else ""
 
@@ -111,7 +111,7 @@ def _summary(issue: Issue) -> Iterator[str]:
 
 
 def _range(issue: Issue) -> Iterator[str]:
-    """The table of the points around the change."""
+    """The table of the commits or releases around the change."""
     found = issue.bisection
     if found is None:
         return
@@ -129,7 +129,7 @@ def _range(issue: Issue) -> Iterator[str]:
     if inside is not None:
         for change in inside.candidates:
             name = short(change.name, inside.kind)
-            yield f"| inside, in {text(inside.project)} | {text(name)} {text(change.subject)} |"
+            yield f"| change in {text(inside.project)} | {text(name)} {text(change.subject)} |"
     yield f"| searched | {text(found.good.asked)} (good) to {text(found.bad.asked)} (bad), {len(found.points)} judged |"
     yield from ("", *(f"{plain(note)}" for note in found.notes), *([""] if found.notes else []))
 
@@ -154,8 +154,8 @@ def _seen(issue: Issue) -> Iterator[str]:
     """The observed and the expected value of each finding."""
     errors = _errors(issue)
     yield from ("## Expected and observed", "")
-    yield "Expected: the packed run computes what the same documents compute one by one on one rank, and every rank"
-    yield "gets the packing metadata of its documents."
+    yield "Expected: the packed run computes the same as its documents one by one on one rank, and every rank gets the"
+    yield "packing metadata of its documents."
     yield ""
     for finding in errors[:_MOST_FINDINGS]:
         yield f"- **{finding.lane.value}, {text(finding.check)}**: {plain(finding.message)}"
@@ -178,7 +178,7 @@ def _seen(issue: Issue) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """A measured value or a bound, with where the bound comes from."""
+    """A measured value, or a bound with its origin."""
     if isinstance(value, dict) and "value" in value:
         origin = f" ({plain(value['origin'])})" if value.get("origin") else ""
         return f"{code(str(value['value']))}{origin}"
@@ -215,7 +215,7 @@ def _layout(issue: Issue) -> Iterator[str]:
     model, train = config.model, config.train
     parts = [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
     yield from ("## Layout", "")
-    yield f"{layout.world_size} ranks: {_in_words(config)}."
+    yield f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''}: {_in_words(config)}."
     yield ""
     rows: dict[str, object] = {
         "tensor parallel": f"{layout.tp}{', sequence parallel' if layout.sp else ''}",
@@ -238,15 +238,15 @@ def _layout(issue: Issue) -> Iterator[str]:
 def _in_words(config: CellConfig) -> str:
     layout = config.layout
     words = {
-        "tp": "every layer split over {} tensor ranks",
+        "tp": "every layer split over {} tensor-parallel ranks",
         "pp": "{} pipeline stages",
-        "vpp": "{} interleaved model chunks on each",
-        "cp": "every row cut over {} context ranks",
+        "vpp": "{} interleaved model chunks per stage",
+        "cp": "every row split over {} context-parallel ranks",
         "dp": "{} data-parallel replicas",
-        "ep": "experts spread over {} ranks",
+        "ep": "experts split over {} ranks",
     }
-    parts = [said.format(getattr(layout, name)) for name, said in words.items() if getattr(layout, name) > 1]
-    return ", ".join(parts) or "no parallelism at all"
+    parts = [phrase.format(getattr(layout, name)) for name, phrase in words.items() if getattr(layout, name) > 1]
+    return ", ".join(parts) or "no parallelism"
 
 
 def _versions(issue: Issue) -> Iterator[str]:
@@ -259,9 +259,9 @@ def _versions(issue: Issue) -> Iterator[str]:
 
 def _reproduce(issue: Issue) -> Iterator[str]:
     yield from ("## Reproduce", "", "`smallest.yaml`:", "", *markdown_fence(issue.matrix.rstrip(), "yaml"), "")
-    alone = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
-    yield f"{alone}The harness makes the environments and checkouts that the file names. `PATH/TO/packing-harness` is"
-    yield "its source; where the file itself says `PATH/TO/`, put your own clone."
+    device = "No GPU is needed. " if list(issue.provenance.get("devices", ())) == ["cpu"] else ""
+    yield f"{device}The harness creates the environments and checkouts that the file names. Replace"
+    yield "`PATH/TO/packing-harness` by the path of its source, and any `PATH/TO/` in the file by that of your clone."
     yield ""
     yield from (
         "```sh",

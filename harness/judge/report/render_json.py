@@ -26,7 +26,7 @@ def read_report(text: str) -> Report:
 
 
 def read_provenance(text: str) -> dict[str, Any]:
-    """Only the provenance of a report.json; InputError as of `read_report`."""
+    """Only the provenance of a report.json; InputError as in `read_report`."""
     provenance: Any = _value(text).get("provenance", {})
     try:
         check(provenance)

@@ -1,7 +1,7 @@
 """junit.xml: one testcase per cell, rejected ones included.
 
 <failure> FAIL, <error> ERROR, <skipped> REJECTED and XFAIL; PASS, XPASS and FLAKY pass, the last two with a note.
-Schema: the one CI systems share (Jenkins, GitLab, GitHub actions read testsuites/testsuite/testcase).
+Schema: the one that CI systems share (Jenkins, GitLab and GitHub Actions read testsuites/testsuite/testcase).
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _rejected(suite: Element, report: Report, rejected: ReportRejected) -> None:
 
 
 def _skipped(case: Element, reason: str) -> None:
-    """With the reason as message, which Jenkins shows, and as text, which GitLab shows."""
+    """Adds <skipped> with the reason as message, which Jenkins shows, and as text, which GitLab shows."""
     SubElement(case, "skipped", message=_message(reason)).text = visible(reason)
 
 
 def _message(text: str) -> str:
-    """One attribute-sized line."""
+    """The text in one line, cut to the length of an attribute."""
     return one_line(text, _MESSAGE_LENGTH)
 
 

@@ -17,21 +17,21 @@ _CODE_LENGTH = 4000
 
 
 def render_markdown(report: Report, *, most_bytes: int = MOST_BYTES) -> str:
-    """Verdict and counts, failures by class of fault, what is undecided, the grid, what was rejected, times, canaries,
-    noise."""
+    """Verdict and counts, changes, failures by fault class, other outcomes, the grid, rejected cells, times, evidence,
+    canaries, noise."""
     lines = [*_head(report), *_since(report), *_failures(report), *_others(report), *_grid(report), *_rejected(report)]
     lines += [*_times(report), *_evidence(report), *_canaries(report), *_noise(report)]
     return cut(lines, most_bytes)
 
 
-def cut(lines: list[str], most_bytes: int) -> str:
-    """The lines as one text of at most `most_bytes`; a note at the end counts the omitted lines."""
+def cut(lines: list[str], most_bytes: int, whole: str = "report.json") -> str:
+    """The lines as one text of at most `most_bytes`; a note counts the omitted lines and names what has the `whole`."""
     used = 0
     kept: list[str] = []
     for line in lines:
         used += len(line.encode()) + 1
         if used > most_bytes:
-            kept += ["", f"Cut here: {len(lines) - len(kept)} more lines. report.json has everything."]
+            kept += ["", f"Truncated: {len(lines) - len(kept)} more lines. {whole} has everything."]
             break
         kept.append(line)
     return "\n".join(kept) + "\n"
@@ -82,7 +82,7 @@ def _failures(report: Report) -> Iterator[str]:
             groups.setdefault(lead or "unclassified", []).append(cell)
     if not groups:
         return
-    yield "## Failures by probable class of fault"
+    yield "## Failures by probable fault class"
     yield ""
     for name, cells in groups.items():
         yield f"### {text(name)} ({len(cells)} cell{'s' if len(cells) > 1 else ''})"
@@ -99,19 +99,19 @@ def _failed_cell(cell: ReportCell) -> Iterator[str]:
         yield f"  - first: {finding.lane.value}, {text(finding.check)}: {text(finding.message)}"
     for known in dict.fromkeys(finding.known for finding in errors if finding.known):
         yield f"  - known: {text(known)}"
-    for word, follow in (("consequences", True), ("then", False)):
+    for word, follow in (("consequences", True), ("also failed", False)):
         names = [f"{item.lane.value} {item.check}" for item in errors[1:] if bool(item.follows_from) is follow]
         if names:
             yield f"  - {word}: {text(', '.join(dict.fromkeys(names)))}"
     if cell.reason:
         yield f"  - {text(cell.reason)}"
-    yield from _class_of_failure(cell)
+    yield from _failure_class(cell)
     if cell.failure is not None:
         yield f"  - log: {code(cell.failure.log)}"
     yield f"  - reproduce: {code(cell.reproduce)}"
 
 
-def _class_of_failure(cell: ReportCell) -> Iterator[str]:
+def _failure_class(cell: ReportCell) -> Iterator[str]:
     failure = cell.failure
     if failure is not None and failure.failure_class:
         kind = f"{failure.domain}, {failure.role}"
@@ -134,7 +134,7 @@ def _others(report: Report) -> Iterator[str]:
             yield from ("## " + title, "")
             for cell in cells:
                 yield f"- {bold(cell.id)}: {text(cell.reason)}"
-                yield from _class_of_failure(cell)
+                yield from _failure_class(cell)
                 if cell.failure is not None and cell.failure.domain == "harness":
                     yield f"  - log to report: {code(cell.failure.log)}"
             yield ""
@@ -221,14 +221,14 @@ def _canaries(report: Report) -> Iterator[str]:
 
 
 def _noise(report: Report) -> Iterator[str]:
-    """Noise floors that reference cells measured; those of fp32 are fixed."""
+    """Noise floors measured by controls; those of fp32 are fixed."""
     measured = [(cell, name, floor) for cell, floors in report.noise.items() for name, floor in floors.items()]
     if measured:
         yield from (
             "",
             "## Noise floor",
             "",
-            "| reference | quantity | relative difference | made by |",
+            "| control | quantity | relative difference | varied |",
             "|---|---|---|---|",
         )
     for cell, name, floor in measured:
@@ -240,7 +240,7 @@ def _number(value: float | None, unit: str = "", factor: float = 1.0) -> str:
 
 
 def _varying(axes: list[dict[str, Any]]) -> list[str]:
-    """Names of the axes, but packing, that do not have one value throughout; in matrix order."""
+    """Names of the axes with more than one value, without packing; in matrix order."""
     names = dict.fromkeys(name for item in axes for name in item if name != "packing")
     return [name for name in names if len({str(item.get(name)) for item in axes}) > 1]
 

@@ -1,4 +1,4 @@
-"""The speed of a cell, for the report: measured rates, and the ratios of times that the throughput lane judges."""
+"""The speed of a cell for the report: rates, and ratios of times, among them those that the throughput lane judges."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FUSION_BOUND = Bound(value=1.1, unit="factor", origin="shown, not judged")
 def throughput(evidence: CellEvidence) -> Throughput:
     """Medians over the steps after the first (it warms up); a step takes as long as its slowest rank.
 
-    Rates are per rank: of all replicas / (world size x step time). Operations are those of
-    real tokens alone (harness/core/cell/flops.py).
+    Rates are per rank: of all replicas / (world size x step time). Operations are those on real tokens alone
+    (harness/core/cell/flops.py).
     """
     times, real, slots, flops = [], [], [], []
     for step in list(evidence.steps)[1:]:
@@ -89,7 +89,7 @@ def _of_the_cell(evidence: CellEvidence) -> Throughput:
 
 
 def peak_for(evidence: CellEvidence) -> PeakFound:
-    """The peak of the ranks' devices for the cell's dtype; none where they are not all alike."""
+    """The peak of the ranks' devices for the cell's dtype; unknown if the devices differ."""
     devices = sorted({record.environment.get("device", "") for record in evidence.records.values()})
     if len(devices) > 1:
         return PeakFound(tflops=None, origin=f"ranks ran on different devices: {', '.join(devices)}")
@@ -122,7 +122,7 @@ def load_rates(evidence: CellEvidence) -> list[LoadRate]:
 
 
 def rounds_of(evidence: CellEvidence) -> dict[str, list[float]]:
-    """Seconds of each round of the timing leg by load, to be held against those of another run of the same cell."""
+    """Seconds of each round of the timing leg by load, for comparison with another run of the same cell."""
     found = {}
     for (load, documents), rounds in times_of(evidence).items():
         name = f"{load}, {documents} documents" if documents else load
@@ -171,7 +171,7 @@ def _shown(what: str, ratio: PairedRatio, bound: Bound) -> TimedRatio:
 
 
 def _fused(evidence: CellEvidence, documents: list[int]) -> list[tuple[str, Load, Load, Bound]]:
-    """The rotary function unfused over fused, with fewest and with most documents."""
+    """The rotary function unfused over fused, with the fewest and the most documents."""
     own, other = "rotary", "rotary_other"
     unfused, fused = (other, own) if evidence.cell.config.model.rope_fusion else (own, other)
     return [
@@ -190,7 +190,7 @@ def _over_full_rows(evidence: CellEvidence, times: Times) -> PairedRatio | None:
 
 
 def _over_history(evidence: CellEvidence) -> list[TimedRatio]:
-    """A step over the median of earlier runs; the interval is over the slowest and the fastest of them."""
+    """A step over the median of earlier runs; the interval is over their slowest and fastest."""
     compared, bound = against_history(evidence), evidence.tolerances.slower_than_history
     if compared is None:
         return []

@@ -1,4 +1,4 @@
-"""Words for figures of speed, for every renderer: peaks, GPU states, shares."""
+"""Texts for speed figures, shared by all renderers: peaks, GPU states, shares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from harness.judge.report.model import Report, Throughput
 
 
 def share_text(share: float | None) -> str:
-    """41.3 %; a dash where there is none."""
+    """E.g. "41.3 %"; a dash for None."""
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
@@ -35,7 +35,7 @@ def gpu_texts(report: Report) -> list[str]:
 
 
 def state_text(state: GpuState) -> str:
-    """before: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, not slowed."""
+    """E.g. "before: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, not slowed"."""
     parts = []
     if state.sm_clock_mhz is not None:
         parts.append(f"SM {state.sm_clock_mhz} MHz")

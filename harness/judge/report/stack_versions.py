@@ -1,4 +1,4 @@
-"""The stacks in a report's provenance, and the versions for issue.md: what ranks imported, else what a stack holds."""
+"""The stacks in a report's provenance, and versions for issue.md: as ranks imported them, else as in the stack."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from harness.core.upstream import DISTRIBUTIONS
 
 
 def facts_of(provenance: Mapping[str, Any], stack: str) -> StackFacts | None:
-    """A stack of the matrix; None for another name. TypeError where its shape is another."""
+    """Facts of a stack of the matrix; None for another name. TypeError if the value has another shape."""
     value = provenance.get("stacks", {}).get(stack)
     return None if value is None else from_jsonable(StackFacts, value)
 
 
 def imported_by(provenance: Mapping[str, Any], stack: str) -> list[Version]:
-    """The modules that ranks of the stack imported; a module more than once where its versions differ."""
+    """The modules that ranks of the stack imported; one entry per version where versions differ."""
     return from_jsonable(list[Version], provenance.get("imports_of_stacks", {}).get(stack, []))
 
 
 def check(provenance: Mapping[str, Any]) -> None:
-    """TypeError or AttributeError where the stacks, or what their ranks imported, have another shape."""
+    """Raises TypeError or AttributeError if the stacks, or what their ranks imported, have another shape."""
     for value in provenance.get("stacks", {}).values():
         from_jsonable(StackFacts, value)
     for values in provenance.get("imports_of_stacks", {}).values():
@@ -30,7 +30,7 @@ def check(provenance: Mapping[str, Any]) -> None:
 
 
 def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
-    """What a report's provenance says of the software under test: that of a stack, or of the harness's environment."""
+    """Name -> version of the software under test: of a stack, or of the harness's environment."""
     facts = facts_of(provenance, stack)
     if facts is None:
         packages = dict(provenance.get("packages", {}))
@@ -51,14 +51,14 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         "attention": ", ".join(provenance.get("attention", ())) or "unknown",
         "packing-harness": f"{provenance.get('harness', 'unknown')} ({provenance.get('harness_commit', 'unknown')})",
         **(
-            {"stand-ins": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("stand_ins")) else {}
+            {"CPU stubs": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("stand_ins")) else {}
         ),
         **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts and facts.checkouts else {}),
     }
 
 
 def _imported(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
-    """Module -> version that the ranks of a stack imported; several where they differ."""
+    """Module -> version that the ranks of a stack imported; several versions if they differ."""
     found: dict[str, list[str]] = {}
     for item in imported_by(provenance, stack):
         found.setdefault(item.name, []).append(item.version)

@@ -11,7 +11,7 @@ from harness.judge.report.model import Report
 
 
 class CanaryCount(NamedTuple):
-    """In how many cells a canary came out the same way."""
+    """The number of cells in which a canary had the same result."""
 
     canary: str
     what: str  # "ran", "did not end", or why it does not apply
@@ -19,7 +19,7 @@ class CanaryCount(NamedTuple):
 
 
 def canary_counts(report: Report) -> list[CanaryCount]:
-    """Canaries in the order of the matrix; of each, first what happened most often."""
+    """Canaries in the order of the matrix; for each, the most frequent result first."""
     names = list(dict.fromkeys(name for cell in report.cells for name in cell.canaries))
     counts = Counter((name, what) for cell in report.cells for name, what in cell.canaries.items())
     order = sorted(counts.items(), key=lambda item: (names.index(item[0][0]), -item[1], item[0][1]))

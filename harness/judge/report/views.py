@@ -15,7 +15,7 @@ from harness.judge.report.model import FailureView, LossCurve, MetadataState, Ra
 
 
 def rank_views(evidence: CellEvidence) -> list[RankView]:
-    """Per rank, what it saw of micro-batch 0 of step 0: in the training leg if it came there, else as fetched."""
+    """What each rank received for micro-batch 0 of step 0: in the training leg if it got there, else as fetched."""
     first: dict[int, dict[str, list[Observation]]] = {}
     for observation in evidence.observations:
         place = observation.place
@@ -64,7 +64,7 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
 
 
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
-    """`judged`: the numerics lane compared the cell with its reference, so the curve carries the bounds."""
+    """Curves of a cell and its control. `judged`: the numerics lane compared the two, so bounds are included."""
     own = mean_losses(evidence), list(grad_norms(evidence).values())
     reference = evidence.reference
     if reference is None:
@@ -80,7 +80,7 @@ def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
 
 
 def canaries_view(evidence: CellEvidence) -> dict[str, str]:
-    """Whether each canary of a cell ran, and if not, why. Their results are findings."""
+    """Canary -> whether it ran, or why not. Results of canaries are findings."""
     config, view = evidence.cell.config, {}
     for canary in config.canaries:
         legs = [leg.name for leg in evidence.legs_planned if leg.canary == canary]
@@ -90,7 +90,7 @@ def canaries_view(evidence: CellEvidence) -> dict[str, str]:
 
 
 def mean_losses(evidence: CellEvidence) -> list[float]:
-    """Loss per token of every finished step, as the first rank of the last stage has it."""
+    """Loss per token of every finished step, recorded by the first rank of the last stage."""
     losses = []
     for step in evidence.finished_steps:
         found = [seen for _, seen in evidence.step_records(step, pp=evidence.last_stage)]
@@ -101,7 +101,7 @@ def mean_losses(evidence: CellEvidence) -> list[float]:
 
 
 def failure_view(evidence: CellEvidence, findings: Sequence[Finding] = ()) -> FailureView | None:
-    """The first rank that failed; None when all completed. `findings`: those of the cell, which may explain it."""
+    """The first rank that failed; None when all completed. `findings`: of the cell; one may explain the failure."""
     cause, known = evidence.cause, evidence.failure_class
     if cause is None or known is None:
         return None

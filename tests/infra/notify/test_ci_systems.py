@@ -44,7 +44,7 @@ def test_a_summary_never_grows_beyond_what_is_taken(tmp_path: Path, capsys: pyte
     environment = {"GITHUB_STEP_SUMMARY": str(summary)}
     write_ci_output(big_report(100), environment)
     assert MOST_BYTES - 3000 < summary.stat().st_size <= MOST_BYTES
-    assert "Cut here" in summary.read_text()[-200:]
+    assert "Truncated" in summary.read_text()[-200:]
     summary.write_text("x" * MOST_BYTES)
     write_ci_output(big_report(100), environment)
     assert summary.stat().st_size == MOST_BYTES

@@ -11,7 +11,7 @@ from tests.sample_report import sample_report
 from tests.two_runs import cell_of
 
 
-def test_every_cell_of_either_run_stands_in_one_pair() -> None:
+def test_every_cell_of_either_run_is_in_one_pair() -> None:
     before, after = sample_report(), sample_report()
     before = replace(before, cells=before.cells[:-1])
     after = replace(after, cells=after.cells[1:])
@@ -67,7 +67,7 @@ def test_two_that_fit_equally_well_are_not_matched() -> None:
         ("PASS", None, "gone"),
     ],
 )
-def test_what_became_of_a_cell(before: str | None, after: str | None, expected: str) -> None:
+def test_the_change_of_a_cell(before: str | None, after: str | None, expected: str) -> None:
     assert change(before and Outcome(before), after and Outcome(after)) == expected  # type: ignore[arg-type]
 
 

@@ -44,10 +44,10 @@ def test_a_nan_in_one_run_alone_is_beyond_every_bound() -> None:
         assert (drift.beyond, drift.step, drift.largest) == (True, 1, math.inf)
 
 
-def test_drift_text_says_how_far_where_and_how_many() -> None:
+def test_drift_text_has_the_size_the_step_and_the_number_of_steps() -> None:
     drift = loss_drift([4.0, 3.0, 2.0], [4.0, 3.0003, 2.0], Bound(value=1e-5))
     assert drift.text == "loss: differs from step 1 on, by 0.0001 at most (step 1, bound 1e-05)"
-    assert loss_drift([4.0, 3.0], [4.0]).text == "loss: equal in 1 steps; 2 steps before, 1 after"
+    assert loss_drift([4.0, 3.0], [4.0]).text == "loss: equal in 1 step; 2 steps before, 1 after"
     assert not loss_drift([4.0, 3.0], [4.0]).equal
 
 
@@ -106,7 +106,7 @@ def test_training_steps_are_judged_on_gpus_only() -> None:
     assert "shown, not judged" in found.text
 
 
-def test_a_few_rounds_tell_nothing() -> None:
+def test_a_few_rounds_prove_nothing() -> None:
     before, after = (Throughput(step_times_s=noisy(seconds, 3)) for seconds in (0.1, 0.9))
     (found,) = times(before, after, on_cpu=False)
     assert not found.slower

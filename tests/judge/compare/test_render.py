@@ -28,7 +28,7 @@ def test_a_long_group_is_cut_on_a_terminal() -> None:
     report = passing_report()
     many = [replace(report.cells[0], id=f"cell-{number}") for number in range(40)]
     lines = [text for text, _ in comparison_lines(compare_runs(report, replace(report, cells=many)))]
-    assert "  and 28 more in the page" in lines
+    assert "  and 28 more in compare.md" in lines
 
 
 def test_json_holds_every_number_and_no_nan() -> None:

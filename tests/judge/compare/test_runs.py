@@ -22,7 +22,7 @@ def test_a_run_with_itself_has_no_difference_at_all() -> None:
     report = sample_report()
     found = compare_runs(report, report)
     assert (found.verdict, found.notes) == ("no regression", [])
-    # What fails, is undecided or flaky in both is told in each comparison, and is no regression.
+    # Cells that fail, are undecided or flaky in both runs are listed, and are no regression.
     assert found.counts == {"still failing": 2, "undecided": 1, "flaky": 1, "unchanged": 9}
     assert all(drift.equal for one in found.cells for drift in one.drifts)
     assert [stack.differences for stack in found.stacks] == [[]]
@@ -53,7 +53,7 @@ def test_a_ratio_of_times_beyond_the_bound_is_a_regression_and_noise_is_none() -
 
 
 @pytest.mark.parametrize("after", [NEW, f"{OLD}+changes.1a2b3c4d"], ids=["another commit", "changed files"])
-def test_one_id_at_two_commits_is_one_cell_that_is_judged_anew_and_the_commits_are_told(after: str) -> None:
+def test_one_id_at_two_commits_is_one_cell_and_the_commits_are_listed(after: str) -> None:
     before, later = in_stack(earlier_report(), OLD), in_stack(later_report(), after)
     found = compare_runs(before, later)
     broken = cell(found, "tp2-pp4-cp1-sft")
@@ -75,7 +75,7 @@ def test_drift_is_a_regression_in_the_same_stack_only() -> None:
     assert cell(moved, "tp1-pp1-cp1-sft").drifts[0].beyond
 
 
-def test_a_control_drifts_beyond_the_bound_of_the_cells_that_are_held_against_it() -> None:
+def test_a_control_drifts_beyond_the_bound_of_the_cells_compared_with_it() -> None:
     before = sample_report()
     after = with_loss(before, before.cells[0].id, lambda losses: [one * 1.001 for one in losses])
     assert len(compare_runs(before, after).regressions) == 1
@@ -97,7 +97,7 @@ def test_a_lane_that_passed_and_fails_is_a_regression_of_a_failing_cell() -> Non
     assert found.regressions == ["numerics passed and fails"]
 
 
-def test_what_moved_between_the_stacks_is_told_with_its_commits() -> None:
+def test_moved_checkouts_are_listed_with_their_number_of_commits() -> None:
     before, after = in_stack(sample_report(), OLD, torch="2.9.0"), in_stack(sample_report(), NEW, torch="2.9.0")
     found = with_commits(compare_runs(before, after), {(OLD, NEW): Moved(added=312, removed=0)})
     (stack,) = found.stacks
@@ -109,11 +109,11 @@ def test_other_hardware_is_a_note_and_its_seconds_are_not_judged() -> None:
     before = earlier_report()
     before = replace(before, provenance={**before.provenance, "cores": 64})
     found = compare_runs(before, later_report())
-    assert found.notes == ["other hardware, so seconds are not judged: cores 64 -> 2"]
-    assert len(cell(found, "tp1-pp1-cp1-sft").regressions) == 1  # the ratio that each run took by itself
+    assert found.notes == ["different hardware, so seconds are not judged: cores 64 -> 2"]
+    assert len(cell(found, "tp1-pp1-cp1-sft").regressions) == 1  # the ratio that each run measured by itself
 
 
-def test_a_run_without_what_is_compared_is_compared_all_the_same() -> None:
+def test_a_run_without_provenance_is_compared_too() -> None:
     report = sample_report()
     bare: Report = replace(report, provenance={}, timing={}, noise={}, rejected=[])
     found = compare_runs(bare, report)
@@ -141,7 +141,7 @@ def test_cells_that_are_judged_no_more_are_lost_coverage_and_no_regression() -> 
     after = changed(after, broken, outcome=Outcome.ERROR)
     found = compare_runs(before, after)
     assert sorted(found.lost) == sorted([gone, broken])
-    assert found.notes[0].startswith("coverage lost: cells judged before and not any more: 1 ERROR, 1 gone (")
+    assert found.notes[0].startswith("coverage lost: cells judged before but no longer: 1 ERROR, 1 gone (")
     assert found.verdict == "no regression"
     assert compare_runs(after, before).lost == []
 

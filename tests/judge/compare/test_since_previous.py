@@ -45,7 +45,7 @@ GREEN = Past(green=True, last=MONDAY, first=FRIDAY, before=None)
 RED = Past(green=False, last=MONDAY, first=MONDAY, before=FRIDAY)
 
 
-def test_a_cell_that_was_green_fails_since_tonight_and_the_commits_in_between_are_told() -> None:
+def test_a_cell_that_was_green_is_failing_since_tonight_and_the_commits_in_between_are_listed() -> None:
     cell = said(tonight(), previous(**{BROKEN: GREEN}))[BROKEN]
     assert (cell.change, cell.since, cell.since_run) == (
         "newly failing",
@@ -55,8 +55,9 @@ def test_a_cell_that_was_green_fails_since_tonight_and_the_commits_in_between_ar
     assert (cell.good, cell.good_run) == (MONDAY.started, "monday")
     assert cell.between == ["megatron-lm 5e4fc931ba..d30e165203, 312 commits"]
     assert cell.text == (
-        "fails since 2026-08-22T10:15:30Z (run smoke-20260822T101530Z-3f2a); "
-        "last good 2026-08-21T01:00:00Z (run monday); moved in between: megatron-lm 5e4fc931ba..d30e165203, 312 commits"
+        "failing since 2026-08-22T10:15:30Z (run smoke-20260822T101530Z-3f2a); "
+        "last good 2026-08-21T01:00:00Z (run monday); "
+        "changed in between: megatron-lm 5e4fc931ba..d30e165203, 312 commits"
     )
 
 
@@ -64,10 +65,10 @@ def test_a_cell_that_was_red_still_fails_since_its_first_red_run() -> None:
     cell = said(tonight(), previous(**{OTHER: RED}))[OTHER]
     assert (cell.change, cell.since_run, cell.good_run) == ("still failing", "monday", "friday")
     assert cell.between == []  # both runs had the same stack: nothing in it explains the failure
-    assert cell.text.endswith("moved in between: nothing recorded")
+    assert cell.text.endswith("changed in between: nothing recorded")
 
 
-def test_a_cell_that_was_red_and_passes_is_fixed_by_what_moved_since_the_last_red_run() -> None:
+def test_a_cell_that_was_red_and_passes_is_fixed_by_what_changed_since_the_last_red_run() -> None:
     cell = said(tonight(), previous(**{FINE: RED}))[FINE]
     assert cell.change == "fixed"
     assert cell.text.startswith("failed since 2026-08-21T01:00:00Z (run monday); last good 2026-08-20T01:00:00Z")
@@ -82,25 +83,25 @@ def test_a_cell_without_a_past_that_fails_was_not_judged_before() -> None:
     assert "no passing run known" in found[BROKEN].text
 
 
-def test_a_cell_that_nobody_decided_about_tonight_is_not_told() -> None:
+def test_a_cell_that_is_undecided_tonight_is_not_listed() -> None:
     report = changed(tonight(), FINE, outcome=Outcome.ERROR)
     assert said(report, previous(**{FINE: RED, BROKEN: GREEN, OTHER: RED})).keys() == {BROKEN, OTHER}
 
 
-def test_where_the_files_of_a_run_are_gone_the_versions_in_words_are_told() -> None:
+def test_without_the_files_of_a_run_the_version_texts_are_shown() -> None:
     known = replace(previous(**{BROKEN: GREEN}), stacks={})
     (between,) = said(tonight(), known)[BROKEN].between
     assert between == f"megatron-lm main = 5e4fc931ba -> megatron-lm main = {NEW[:12]}"
 
 
-def test_every_move_that_may_be_told_is_counted() -> None:
+def test_every_move_that_may_be_listed_is_counted() -> None:
     report = tonight()
     row = run_row(report)
     assert set(moves(report, row, previous(**{BROKEN: GREEN}))) == {("main", OLD, NEW)}
     assert list(moves(report, row, previous())) == []
 
 
-def test_what_the_history_said_survives_its_file() -> None:
+def test_previous_survives_its_file() -> None:
     known = previous(**{BROKEN: GREEN, OTHER: RED})
     assert from_jsonable(Previous, loads(dumps(known))) == known
 
@@ -117,7 +118,7 @@ def test_the_report_leads_with_what_changed() -> None:
     assert since(quiet, run_row(quiet), previous(**{FINE: GREEN})).text.endswith(": no cell changed, none fails.")
 
 
-def test_a_night_without_a_verdict_does_not_read_as_one_without_a_change() -> None:
+def test_an_undecided_night_does_not_read_like_one_without_a_change() -> None:
     report = replace(tonight(), cells=[replace(one, outcome=Outcome.ERROR, findings=[]) for one in tonight().cells])
     found = since(report, run_row(report), previous(**{OTHER: GREEN}))
     assert found.text.endswith(": 3 undecided.")

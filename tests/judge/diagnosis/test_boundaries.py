@@ -38,17 +38,17 @@ def test_the_first_and_last_tokens_of_a_document_name_their_neighbours() -> None
         "document boundary, the last token of the document, right before document 2"
     )
     assert of_token(pack, Layout(), 2, 0).where["neighbour"] == 1
-    assert of_token(pack, Layout(), 0, 0).lies_at == ()  # nothing lies before the first document
+    assert of_token(pack, Layout(), 0, 0).lies_at == ()  # nothing is before the first document
     assert of_token(pack, Layout(), 2, 6).lies_at == ()  # nor after the last
     assert of_token(pack, Layout(), 2, 3) == boundaries.NOTHING
 
 
-def test_padding_beside_a_token_is_told() -> None:
+def test_padding_beside_a_token_is_named() -> None:
     layout = Layout(tp=4, sp=True)  # documents are padded to multiples of 4
     [pack] = packs([5, 3, 8], layout)
     assert PADDING in of_token(pack, layout, 0, 4).lies_at
-    assert "3 padding slots right after it" in of_token(pack, layout, 0, 4).text
-    assert "1 padding slot right before it" in of_token(pack, layout, 2, 0).text
+    assert "3 padding slots right after the token" in of_token(pack, layout, 0, 4).text
+    assert "1 padding slot right before the token" in of_token(pack, layout, 2, 0).text
     assert PADDING not in of_token(pack, layout, 2, 7).lies_at
 
 
@@ -61,7 +61,7 @@ def test_a_chunk_edge_names_the_rank_that_holds_the_token() -> None:
     assert "chunk 1 of 4, held by cp rank 1, beside cp rank 0" in of_token(pack, layout, 0, 4).text
 
 
-def test_a_document_that_is_not_there_has_no_landmarks() -> None:
+def test_a_document_of_another_micro_batch_has_no_boundaries() -> None:
     [pack] = packs([5], Layout(cp=2))
     assert of_token(pack, Layout(cp=2), 3, 0) == boundaries.NOTHING
     assert of_token(pack, Layout(cp=2), 0, 9) == boundaries.NOTHING
@@ -79,7 +79,7 @@ def layouts() -> list[Layout]:
 
 @pytest.mark.parametrize("layout", layouts(), ids=str)
 def test_every_token_is_where_the_plan_puts_it(layout: Layout) -> None:
-    """Against the plan's own slots: the holder, and each landmark from the neighbouring slots."""
+    """Compared with the plan's own slots: the holder, and each boundary from the neighbouring slots."""
     generator = random.Random(3)
     for _ in range(6):
         lengths = [generator.randint(1, 40) for _ in range(generator.randint(1, 6))]
@@ -124,7 +124,7 @@ def test_a_share_of_sequence_parallelism_has_edges() -> None:
         (Layout(tp=2), 4, ()),
     ],
 )
-def test_layers_lie_behind_hops(layout: Layout, layer: int, names: tuple[str, ...]) -> None:
+def test_a_layer_after_a_hop_is_at_a_stage_boundary(layout: Layout, layer: int, names: tuple[str, ...]) -> None:
     assert of_layer(layout, 6, layer).lies_at == names
 
 
@@ -139,7 +139,7 @@ def test_layers_lie_behind_hops(layout: Layout, layer: int, names: tuple[str, ..
         ("mtp.layers.3.eh_proj.weight", None, ()),
     ],
 )
-def test_parameters_lie_somewhere(name: str, shards: list[int] | None, names: tuple[str, ...]) -> None:
+def test_boundaries_of_parameters(name: str, shards: list[int] | None, names: tuple[str, ...]) -> None:
     found = of_parameter(Layout(tp=2, pp=2), 6, name, shards)
     assert found.lies_at == names
     assert found.where.get("tp") == (1 if "tp shard" in names else None)

@@ -1,4 +1,4 @@
-"""The page of failures has every fault class."""
+"""docs/failures.md has every fault class."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_other_releases_do_not_have_it(release: str) -> None:
 
 
 @pytest.mark.parametrize(("stage", "tp", "path"), [(0, 1, "sft"), (3, 1, "sft"), (1, 0, "sft"), (1, 1, "reference")])
-def test_other_places_and_data_paths_are_another_matter(stage: int, tp: int, path: str) -> None:
+def test_other_places_and_data_paths_are_not_named(stage: int, tp: int, path: str) -> None:
     evidence = evidence_for(config_of(path, tp=2, pp=4))
     ran(evidence, "0.17.1")
     garbled(evidence, stage, tp)
@@ -71,7 +71,7 @@ def without_params(evidence: CellEvidence, *stages: int) -> None:
 
 
 def numbers(found: list[str]) -> list[str]:
-    """The numbers that the issues have upstream."""
+    """Upstream numbers of the issues."""
     return [re.findall(r"(\d+)\)$", text)[0] for text in found]
 
 
@@ -107,7 +107,7 @@ def test_a_matrix_of_offsets_is_named() -> None:
         ("megatron.core", "0.4.2", (1, 2), []),
     ],
 )
-def test_an_issue_of_megatron_bridge_goes_by_its_own_release(
+def test_an_issue_of_megatron_bridge_depends_on_the_release_of_megatron_bridge(
     module: str, release: str, stages: tuple[int, ...], named: list[str]
 ) -> None:
     evidence = evidence_for(config_of("bridge_offline", pp=4))
@@ -119,7 +119,7 @@ def test_an_issue_of_megatron_bridge_goes_by_its_own_release(
 
 
 def aux_weight(evidence: CellEvidence, release: str, factor: float, *, per_token: bool = True) -> list[str]:
-    """What is named where gradients of the auxiliary loss are off by a factor; its wording is that of either mode."""
+    """Numbers of the issues named when gradients of the auxiliary loss are wrong by a factor, in either mode."""
     for record in evidence.records.values():
         record.aux_scale = factor
     [row] = [check for check in CHECKS if check.name == "aux_loss"]

@@ -20,8 +20,8 @@ def names(findings: list[Finding]) -> list[str]:
     return [finding.check for finding in findings]
 
 
-def test_the_first_place_is_that_of_the_pipeline_not_that_of_the_checks() -> None:
-    """As a release that loses the metadata of the last stage and garbles that of the middle ones."""
+def test_findings_are_in_order_of_the_pipeline_not_of_the_checks() -> None:
+    """Like a release that loses the metadata of the last stage and garbles that of the middle stages."""
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
     for record in at(evidence, pp=3, tp=1):
         drop_params(record)

@@ -20,7 +20,7 @@ FACTORS = {"cp": 2.0, "micro-batches": 3.0}
         (3.05, "x micro-batches"),
         (6.0, "x (cp micro-batches)"),
         (1 / 6, "x 1/(cp micro-batches)"),
-        (6.06, None),  # a product must be met ten times as closely
+        (6.06, None),  # a product must match ten times as closely
         (1.0, None),
         (1.3, None),
     ],

@@ -55,7 +55,7 @@ def ending(rank: int, ended: str, **facts: object) -> Ending:
 
 
 def late_rank(rank: int, hang: str | None, *frames: str) -> Ending:
-    """A rank that had not moved for long when the deadline came."""
+    """A rank that had made no progress for long at the deadline."""
     stack = ("harness/node/rank.py:70 in _run", *(frames or (IN_CODE,)))
     return ending(rank, "deadline", hang=hang, stack=stack, stalled=True, exit_code=-9)
 
@@ -80,7 +80,7 @@ def test_a_real_text_gets_its_class_and_no_other_root(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: path.stem)
 def test_no_row_but_its_own_matches_a_text_by_a_looser_expression(path: Path) -> None:
-    """Also the rows that the order of the table hides."""
+    """Includes rows that the order of the table hides."""
     name, kind, text = snippet(path)
     roots = [pattern for pattern in PATTERNS if pattern.role == Role.ROOT and pattern.name != name]
     if kind == "log":
@@ -96,7 +96,7 @@ def test_every_expression_of_a_row_has_a_text(pattern: Pattern) -> None:
     assert kinds == {kind for kind, used in (("exception", pattern.exception), ("log", pattern.log)) if used}
 
 
-def test_rows_are_unique_and_speak_the_words_of_the_table() -> None:
+def test_rows_are_unique_and_use_the_enums() -> None:
     assert len(BY_NAME) == len(CLASSES)
     for row in CLASSES:
         assert isinstance(row.domain, Domain)
@@ -167,7 +167,7 @@ def test_advice_on_cuda_errors_is_no_cause() -> None:
     assert classed(raised(0, f"CUDA error: no kernel image\n{advice}", 1.0)).name == "python-exception"
 
 
-def test_noise_of_the_tear_down_cannot_replace_what_failed() -> None:
+def test_tear_down_noise_cannot_replace_the_cause() -> None:
     noise = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2021-10-27T19:35:36 ***\nsrun: Job step aborted"
     found = classed(ending(0, "killed", exit_code=-9), job_log=f"{text_of('host-out-of-memory.slurm.log')}{noise}")
     assert found.name == "host-out-of-memory"
@@ -190,7 +190,7 @@ def test_ranks_that_lost_a_failed_node_are_its_consequence() -> None:
     assert classed(raised(0, LOST, 1.0), ending(1, "missing"), state="NODE_FAIL").name == "node-failure"
 
 
-def test_a_hang_is_named_with_collective_ranks_and_step_though_the_job_timed_out_over_it() -> None:
+def test_a_hang_is_named_with_collective_ranks_and_step_although_the_job_timed_out() -> None:
     late = [late_rank(0, "all_reduce"), late_rank(1, "barrier")]
     found = classed(*late, state="TIMEOUT")
     assert (found.name, found.domain, found.retry) == ("hang", "code", "never")
@@ -200,7 +200,7 @@ def test_a_hang_is_named_with_collective_ranks_and_step_though_the_job_timed_out
 def test_a_deadline_without_a_wait_and_silence_are_unknown() -> None:
     assert classed(late_rank(0, None)).name == "deadline"
     found = classed(ending(0, "missing"), ending(1, "missing"))
-    assert (found.name, found.evidence, found.retry) == ("unknown", "ranks 0, 1 left no word", "unknown")
+    assert (found.name, found.evidence, found.retry) == ("unknown", "ranks 0, 1 left no message", "unknown")
 
 
 def test_a_text_alone_never_allows_a_retry() -> None:
@@ -228,7 +228,7 @@ def test_numbers_that_went_wrong_are_never_retried(state: str | None) -> None:
     assert classed(ending(0, "killed", exit_code=-9), rank0=text_of("non-finite.log"), state=state).retry == "never"
 
 
-def test_a_native_crash_goes_before_the_peers_that_it_cost() -> None:
+def test_a_native_crash_comes_before_its_lost_peers() -> None:
     found = classed(raised(0, LOST, 1.0), ending(1, "crashed", exit_code=-11))
     assert (found.name, found.rank, found.evidence) == ("native-crash", 1, "signal 11")
     assert classed(ending(0, "crashed", exit_code=3)).evidence == "exit code 3"
@@ -248,7 +248,7 @@ def test_the_class_of_a_cell_is_that_of_its_ranks() -> None:
     assert broken.cause.ending.rank == 1
 
 
-def test_a_fault_of_the_code_in_the_log_of_a_killed_rank_goes_before_the_state_of_the_job() -> None:
+def test_a_fault_of_the_code_in_the_log_of_a_killed_rank_comes_before_the_job_state() -> None:
     text = text_of("gpu-memory-access.xid31.log")
     found = classed(ending(0, "killed", exit_code=-9), rank0=text, state="NODE_FAIL")
     assert (found.name, found.retry) == ("gpu-memory-access", "never")
@@ -264,12 +264,12 @@ def test_the_log_of_a_rank_that_raised_only_a_cascade_may_name_the_root() -> Non
     assert (found.name, found.retry) == ("gpu-hardware", "unknown")
 
 
-def test_the_output_of_the_job_counts_for_ranks_that_could_not_speak() -> None:
+def test_the_output_of_the_job_counts_for_ranks_without_an_exception() -> None:
     lost_node = text_of("node-failure.log")
     hung, aborted = ending(0, "deadline", hang="all_reduce"), ending(0, "crashed", exit_code=-6)
     assert classed(hung, job_log=lost_node).name == "node-failure"
     assert classed(aborted, job_log=lost_node, rank0=text_of("nccl-timeout.log")).name == "node-failure"
-    # Another cell of the same job may have lost it.
+    # Another cell of the same job may have lost the node.
     assert classed(raised(0, LOST, 1.0), job_log=lost_node).name == "lost-peer"
 
 

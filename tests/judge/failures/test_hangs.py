@@ -65,7 +65,7 @@ def flown(size: str, *, number: int = 5, ranks: str = "[0, 1]") -> tuple[str, ..
     ],
 )
 def test_calls_that_nccl_saw_differ_within_a_group_are_a_hang(first: tuple[str, ...], second: tuple[str, ...]) -> None:
-    """The frames say nothing on a GPU, where the host goes on."""
+    """Frames prove nothing on a GPU, where the host continues."""
     found = stall(late(0, "all_reduce", GRADS, flight=first), late(1, "all_reduce", STEP, flight=second))
     assert found.pattern is table.HANG
 
@@ -85,7 +85,7 @@ def test_ranks_that_all_wait_in_the_very_same_call_prove_nothing_against_the_cod
 def test_a_rank_without_a_stack_is_frozen() -> None:
     found = stall(late(0, "all_reduce", GRADS), late(1, None, stack=None))
     assert (found.pattern, found.rank) == (table.FROZEN, 1)
-    assert "all_reduce (rank 0) waited for it" in found.text
+    assert "waiting for it: all_reduce (rank 0)" in found.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ran out of memory, from the texts of torch."""
+"""Out-of-memory figures, from messages of torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure(name: str) -> Failure:
         ("host-out-of-memory.exception", 4_000_000_000_000_000),
     ],
 )
-def test_texts_of_torch_tell_what_was_tried(name: str, tried: int | None) -> None:
+def test_messages_of_torch_contain_the_size_that_was_tried(name: str, tried: int | None) -> None:
     seen = failure(name)
     assert out_of_memory(seen)
     assert tried_bytes(seen.message) == tried
@@ -36,7 +36,7 @@ def test_other_exceptions_are_not_about_memory() -> None:
     assert not out_of_memory(failure("gpu-memory-access.exception"))
 
 
-def test_the_peak_stands_beside_what_was_tried_and_what_there_is() -> None:
+def test_the_text_has_the_size_tried_the_peak_and_the_limit() -> None:
     record = RankRecord(cell="c", rank=0, place=Coordinates(tp=0, cp=0, dp=0, pp=0))
     record.failure = failure("gpu-out-of-memory.older.exception")
     record.peak_memory_bytes, record.peak_reserved_bytes = 100 * 2**30, 103 * 2**30
@@ -47,7 +47,7 @@ def test_the_peak_stands_beside_what_was_tried_and_what_there_is() -> None:
     assert memory_text(record) == "peak 100 GiB, of 139 GiB"
 
 
-def test_sizes_are_told_in_the_largest_unit_of_which_there_is_one() -> None:
+def test_sizes_are_in_the_largest_unit_that_they_reach() -> None:
     assert [size_text(count) for count in (512, 1536, 3 * 2**20, 1.5 * 2**30)] == [
         "512 bytes",
         "1.5 KiB",

@@ -51,7 +51,7 @@ def test_metrics_are_named_with_their_units_and_absent_ones_are_left_out() -> No
     assert [finding.check for finding in crashed.findings] == ["params_present", "params_agree_ranks", "ended"]
 
 
-def test_drift_is_the_largest_relative_difference_and_keeps_what_is_not_a_number() -> None:
+def test_drift_is_the_largest_relative_difference_and_keeps_nan() -> None:
     assert drift([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
     assert drift([0.5], [0.0]) == 0.5
     assert math.isnan(drift([1.0, math.nan], [1.0, 1.0]) or 0.0)
@@ -78,7 +78,7 @@ def _on(stack: str) -> ReportCell:
     return replace(cell, axes={**cell.axes, "stack": stack})
 
 
-def test_the_version_of_a_stack_is_its_checkouts_or_its_most_telling_distribution() -> None:
+def test_the_version_of_a_stack_is_its_checkouts_or_its_most_specific_distribution() -> None:
     commit = "0123456789abcdef" * 2 + "01234567"
     checkout = CheckedOut(
         project="megatron-lm",
@@ -104,9 +104,9 @@ def test_the_version_of_a_stack_is_its_checkouts_or_its_most_telling_distributio
     ]
 
 
-def test_the_start_is_taken_from_the_run_id_when_provenance_does_not_say_it() -> None:
+def test_the_start_is_taken_from_the_run_id_if_provenance_lacks_it() -> None:
     assert run_row(replace(sample_report(), provenance={})).started == "2026-08-22T10:15:30Z"
-    with pytest.raises(ValueError, match="nothing says when run old started"):
+    with pytest.raises(ValueError, match="run old has no start time"):
         run_row(replace(sample_report(), provenance={}, run_id="old"))
 
 

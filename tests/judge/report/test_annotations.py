@@ -13,7 +13,7 @@ from tests.two_runs import changed
 COMMAND = re.compile(r"::(error|notice) ((?:[a-z]+=[^:,\r\n]*,)*[a-z]+=[^:,\r\n]*)::([^\r\n]*)")
 
 
-def test_failures_come_first_and_lead_to_the_row_of_the_matrix() -> None:
+def test_failures_come_first_and_point_to_the_line_of_the_matrix() -> None:
     report = changed(sample_report(), "tp2-pp4-cp1-sft", line=21)
     lines = annotation_lines(report, "matrices/smoke.yaml")
     assert [line.split("title=")[1].split("::")[0] for line in lines] == [
@@ -29,13 +29,13 @@ def test_failures_come_first_and_lead_to_the_row_of_the_matrix() -> None:
     assert "node n17 was lost" in lines[2]
 
 
-def test_at_most_ten_errors_and_a_line_of_how_many_more() -> None:
+def test_at_most_ten_errors_and_a_line_that_counts_the_rest() -> None:
     lines = annotation_lines(big_report(100), "big.yaml")
     assert [line.startswith("::error ") for line in lines] == [True] * MOST + [False]
     assert lines[-1] == "::notice file=big.yaml::4 more cells failed or are undecided"
 
 
-def test_a_green_run_has_nothing_to_say() -> None:
+def test_a_green_run_has_no_annotations() -> None:
     assert annotation_lines(passing_report(), "smoke.yaml") == []
 
 

@@ -9,7 +9,7 @@ from harness.judge.report.model import CellSince, Since
 from tests.sample_report import big_report, hostile_report, passing_report, sample_report
 
 
-def test_a_red_run_tells_the_first_findings_and_what_changed() -> None:
+def test_a_red_run_has_the_first_findings_and_what_changed() -> None:
     cell = CellSince(
         id="tp2-pp4-cp1-sft-74e8308c", change="newly failing", since="tonight", since_run="b", good="", good_run=""
     )

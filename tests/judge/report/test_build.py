@@ -112,7 +112,7 @@ def test_the_first_failure_comes_with_its_log(broken_report: Report) -> None:
     assert "must match b (32)" in failure.message
 
 
-def test_curves_stand_beside_those_of_the_reference(broken_report: Report) -> None:
+def test_curves_come_with_those_of_the_control(broken_report: Report) -> None:
     curve = _cell(broken_report, "tp1-pp1-cp2-sft").curve
     assert curve.grad_norm == [4.0, 3.0]
     assert curve.reference_grad_norm == [2.0, 3.0]
@@ -162,7 +162,7 @@ def test_evidence_that_cannot_be_read_still_gives_a_cell() -> None:
     assert shown.ranks == [] and shown.failure is None
 
 
-def test_a_failure_says_its_class_its_domain_and_what_to_do_next(broken_report: Report) -> None:
+def test_a_failure_has_its_class_its_domain_and_what_to_do_next(broken_report: Report) -> None:
     failure = _cell(broken_report, "tp2-pp1-cp1-sft").failure
     assert failure is not None
     assert (failure.failure_class, failure.domain, failure.role) == ("python-exception", "code", "root")

@@ -1,4 +1,4 @@
-"""junit.xml as others read it: a library that CI tools use, and the little of it that GitLab shows."""
+"""junit.xml as others read it: a library that CI tools use, and the parts that GitLab shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = {
 
 @pytest.fixture
 def report(broken_report: Report) -> Report:
-    """As it is after a real run: with what is known of where and when it was."""
+    """With provenance as after a real run: host, start and commit."""
     facts = {"started": "2026-08-21T10:15:30+00:00", "host": "login-1", "harness_commit": "0123456789ab"}
     return replace(broken_report, provenance=broken_report.provenance | facts)
 
@@ -41,7 +41,7 @@ def outcomes(report: Report) -> dict[str, Outcome]:
     return {cell.id: cell.outcome for cell in report.cells} | {item.id: Outcome.REJECTED for item in report.rejected}
 
 
-def test_the_counts_that_are_written_are_those_that_a_reader_counts(suite: TestSuite) -> None:
+def test_the_counts_are_those_that_a_reader_computes(suite: TestSuite) -> None:
     written = (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time)
     suite.update_statistics()
     assert written[:4] == (suite.tests, suite.failures, suite.errors, suite.skipped) == (9, 3, 1, 3)
@@ -64,14 +64,14 @@ def test_results_have_a_message_in_one_line_a_type_and_details(suite: TestSuite,
                 assert f"reproduce: {cells[str(case.name)].reproduce}" in result.text
 
 
-def test_the_suite_says_which_run_it_was_and_when(suite: TestSuite, report: Report) -> None:
+def test_the_suite_identifies_the_run_and_its_start(suite: TestSuite, report: Report) -> None:
     read = {item.name: item.value for item in suite.properties()}
     commit = {"harness_commit": "0123456789ab", "host": "login-1"}
     assert read == {"run_id": report.run_id, "verdict": "fail", **commit}
     assert suite.timestamp == "2026-08-21T10:15:30+00:00"
 
 
-def test_a_run_of_which_nothing_is_known_is_read_too(broken_report: Report) -> None:
+def test_a_run_without_provenance_is_read_too(broken_report: Report) -> None:
     bare = replace(broken_report, provenance={}, cells=[], rejected=[])
     (suite,) = JUnitXml.fromstring(render_junit(bare).encode())
     assert (suite.tests, list(suite)) == (0, [])
@@ -79,9 +79,9 @@ def test_a_run_of_which_nothing_is_known_is_read_too(broken_report: Report) -> N
 
 
 def shown_by_gitlab(case: Element) -> tuple[str, str]:
-    """Status and details as its parser (lib/gitlab/ci/parsers/test/junit.rb) takes them from a test case.
+    """Status and details as GitLab's parser (lib/gitlab/ci/parsers/test/junit.rb) takes them from a test case.
 
-    The first of these elements decides, and of an element with text its attributes are dropped.
+    The first of these elements decides; attributes of an element with text are dropped.
     """
     for tag in ("failure", "error", "skipped"):
         found = case.find(tag)
@@ -90,11 +90,11 @@ def shown_by_gitlab(case: Element) -> tuple[str, str]:
     return "success", ""
 
 
-def test_gitlab_has_a_name_of_its_own_a_file_and_details_of_every_cell(report: Report) -> None:
+def test_gitlab_has_a_unique_name_a_file_and_details_of_every_cell(report: Report) -> None:
     cases = list(ElementTree.fromstring(render_junit(report).encode()).iter("testcase"))
     names = [(case.get("classname"), case.get("name")) for case in cases]
     assert all(classname and name for classname, name in names)
-    assert len(set(names)) == len(names)  # of two with one name the second is left out
+    assert len(set(names)) == len(names)  # GitLab drops the second of two with one name
     lines = {item.id: item.line for item in [*report.cells, *report.rejected]}
     known = outcomes(report)
     for case in cases:
@@ -114,7 +114,7 @@ def test_gitlab_has_a_name_of_its_own_a_file_and_details_of_every_cell(report: R
     ]
 
 
-def test_a_class_of_tests_is_a_data_path(suite: TestSuite) -> None:
+def test_the_classname_is_the_data_path(suite: TestSuite) -> None:
     def path(case: TestCase) -> str:
         return str(case.classname).removeprefix("smoke.")
 

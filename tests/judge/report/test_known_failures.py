@@ -1,4 +1,4 @@
-"""A known failure that expired, passes or fails otherwise is told by every report."""
+"""Every report shows a known failure that expired, passes or fails otherwise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATES = {
 
 
 def report_of(state: str) -> tuple[Report, Outcome, str]:
-    """A report with one cell in a state of STATES, as the verdict on it came out; and what must be said of it."""
+    """A report with one cell in a state of STATES, its expected outcome, and words that every rendering must have."""
     entry, broken, outcome, words = STATES[state]
     evidence = evidence_for(config_of("sft"), xfail=entry)
     if broken:
@@ -51,14 +51,14 @@ def console(report: Report) -> str:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("render", [render_html, render_json, render_junit, render_markdown, console])
-def test_every_report_tells_it(state: str, render: Callable[[Report], str]) -> None:
+def test_every_report_shows_it(state: str, render: Callable[[Report], str]) -> None:
     report, outcome, words = report_of(state)
     assert report.cells[0].outcome is outcome
     assert words in " ".join(render(report).split())
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_the_history_keeps_in_which_state_it_is(state: str) -> None:
+def test_the_history_keeps_its_state(state: str) -> None:
     report, outcome, _ = report_of(state)
     (row,) = run_row(report).cells
     assert (row.outcome, row.known) == (outcome.value, "passes" if state == "strict" else state)

@@ -32,7 +32,7 @@ ENVIRONMENT = f"{HOME}/.cache/venv/lib/python3.12/site-packages"
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_of_the_machine_stays(place: str) -> None:
+def test_nothing_of_the_machine_is_kept(place: str) -> None:
     for text in (place, f"before {place} after", f"{place}:12: error", f"a\n{place}\nb"):
         assert "melinda" not in public(text), public(text)
         assert public(public(text)) == public(text)
@@ -55,11 +55,11 @@ def test_nothing_of_the_machine_stays(place: str) -> None:
         ("tp2-pp1/x 0.17.0.1 PATH/TO/Megatron-LM", "tp2-pp1/x 0.17.0.1 PATH/TO/Megatron-LM"),
     ],
 )
-def test_what_tells_something_stays(before: str, after: str) -> None:
+def test_public_information_is_kept(before: str, after: str) -> None:
     assert public(before) == after
 
 
-def test_hosts_are_named_by_nobody() -> None:
+def test_hosts_are_replaced() -> None:
     value = {"where": [f"lost {HOST}", "lost gpu-node-17, not gpu-node-170"], "rank": 3}
     assert publish(value, [HOST]) == {"where": ["lost HOST", "lost HOST, not gpu-node-170"], "rank": 3}
     assert publish("unknown host", ["unknown"]) == "unknown host"

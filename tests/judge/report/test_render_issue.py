@@ -86,7 +86,7 @@ FOUND = Change(
 
 @pytest.fixture
 def failed(broken_report: Report) -> ReportCell:
-    """A cell with the findings of all that failed, and paths of a machine in them and in its traceback."""
+    """A cell with the findings of all failed cells, and paths of a machine in them and in its traceback."""
     cells = [cell for cell in broken_report.cells if cell.outcome is Outcome.FAIL]
     findings = [finding for cell in cells for finding in cell.findings]
     crash = f'File "{ENVIRONMENT}/megatron/core/utils.py", line 3'
@@ -141,7 +141,7 @@ def test_the_whole_file_of_a_run_alone(issue: Issue, golden: Callable[[str, str]
     golden("issue-run.md", render_issue(replace(issue, bisection=None, confirmation="", needs=(), remotes={})))
 
 
-def test_no_path_of_the_machine_stands_in_it(issue: Issue) -> None:
+def test_it_has_no_path_of_the_machine(issue: Issue) -> None:
     shown = render_issue(issue)
     assert HOME not in shown
     assert "site-packages" not in shown
@@ -149,7 +149,7 @@ def test_no_path_of_the_machine_stands_in_it(issue: Issue) -> None:
     assert "PATH/TO/rank-3.log" in shown
 
 
-def test_a_release_and_what_fixed_it_are_told(issue: Issue) -> None:
+def test_the_last_bad_and_first_good_release_are_named(issue: Issue) -> None:
     fixed = Change(name="0.18.0", date="2026-07-01", parents=(Parent(name="0.17.1", state=PointState.BAD),))
     found = bisection(
         find=Find.FIXED, kind=PointKind.RELEASE, project="megatron-core", found=fixed, candidates=(fixed,)
@@ -164,10 +164,10 @@ def test_commits_that_cannot_be_told_apart_are_all_named(issue: Issue) -> None:
     assert len([line for line in lines if line.startswith("| new bad, one of | [5e4fc931ba00](https://")]) == 2
 
 
-def test_the_change_inside_what_a_commit_pins_is_named(issue: Issue) -> None:
+def test_the_change_in_the_dependency_that_a_commit_pins_is_named(issue: Issue) -> None:
     inside = bisection(project="megatron-bridge", candidates=(Change(name="c" * 40, subject="Inner"),))
     lines = render_issue(replace(issue, bisection=bisection(nested=inside))).splitlines()
-    assert "| inside, in megatron-bridge | cccccccccccc Inner |" in lines
+    assert "| change in megatron-bridge | cccccccccccc Inner |" in lines
 
 
 def test_a_commit_elsewhere_than_on_github_has_no_link(issue: Issue) -> None:
@@ -175,11 +175,11 @@ def test_a_commit_elsewhere_than_on_github_has_no_link(issue: Issue) -> None:
     assert "| previous good | `1a2b3c4d5e00` |" in shown
 
 
-def test_the_title_names_the_class_of_fault_and_the_sizes(issue: Issue) -> None:
+def test_the_title_names_the_fault_class_and_the_sizes(issue: Issue) -> None:
     assert title(issue).startswith("Sequence packing (sft): middle stages without cu")
     assert title(issue).endswith("with tp 2 x pp 3, since 5e4fc931ba00")
-    alone = replace(issue, config=replace(CONFIG, layout=Layout()), bisection=None)
-    assert title(alone).endswith("with one rank")
+    minimal = replace(issue, config=replace(CONFIG, layout=Layout()), bisection=None)
+    assert title(minimal).endswith("with one rank")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_title_names_the_class_of_fault_and_the_sizes(issue: Issue) -> None:
         "ssh://git@github.com/NVIDIA/Megatron-LM",
     ],
 )
-def test_github_is_known_by_any_of_its_urls(remote: str) -> None:
+def test_github_is_recognised_by_any_of_its_urls(remote: str) -> None:
     assert github(remote) == "https://github.com/NVIDIA/Megatron-LM"
     assert public_repository("megatron-lm", remote) == "https://github.com/NVIDIA/Megatron-LM"
 

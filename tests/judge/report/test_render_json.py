@@ -69,7 +69,7 @@ def test_nan_and_infinity_survive(broken_report: Report) -> None:
         ('{"schema_version": 2, "cells": 3}', "does not hold a report"),
     ],
 )
-def test_what_is_no_report_is_refused(text: str, words: str) -> None:
+def test_anything_but_a_report_is_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_report(text)
 

@@ -18,7 +18,7 @@ def test_verdict_and_counts_come_first(broken_report: Report) -> None:
     assert lines[2].startswith("2 PASS, 3 FAIL, 1 XFAIL, 2 REJECTED, 1 ERROR in 12.2 s.")
 
 
-def test_failures_of_one_class_stand_together(broken_report: Report) -> None:
+def test_failures_of_one_class_are_grouped(broken_report: Report) -> None:
     failing = next(cell for cell in broken_report.cells if cell.outcome.value == "FAIL")
     report = replace(broken_report, cells=[failing, broken_report.cells[0], replace(failing, id="second")])
     shown = render_markdown(report)

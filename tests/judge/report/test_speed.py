@@ -1,4 +1,4 @@
-"""Figures of speed in a report: rates of loads, MFU, packed rows beside full ones, fused beside unfused."""
+"""Speed figures of a report: rates of loads, MFU, packed over full rows, unfused over fused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ H200 = "NVIDIA H200"
 
 
 def on(device: str, seconds: dict[Load, float], **layout: int) -> CellEvidence:
-    """Every rank on such a device, every round alike."""
+    """Every rank on this device, all rounds equal."""
     evidence = timed(seconds, jitter=0.0, **layout)
     for record in evidence.records.values():
         record.environment["device"] = device
@@ -67,7 +67,7 @@ def ratio_named(evidence: CellEvidence, what: str) -> TimedRatio:
     return ratio
 
 
-def test_packed_rows_are_held_against_full_ones_per_token_and_slot() -> None:
+def test_packed_rows_are_compared_with_full_ones_per_token_and_slot() -> None:
     """Twice the time for each token: the ratio is 2, however many slots and tokens there are."""
     config = timed({("packed", 0): 1.0}).cell.config
     real, slots = work_of(config).real_tokens, work_of(full_config(config)).slots

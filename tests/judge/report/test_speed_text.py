@@ -1,4 +1,4 @@
-"""Words for figures of speed."""
+"""Texts for speed figures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_the_state_of_a_gpu_in_one_line() -> None:
         temperature_c=45,
         slowed_by=["software power cap"],
     )
-    told = "after: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, slowed by software power cap"
-    assert state_text(state) == told
+    expected = "after: SM 1980 MHz, memory 3201 MHz, 412 of 700 W, 45 C, slowed by software power cap"
+    assert state_text(state) == expected
 
 
-def test_what_the_driver_did_not_tell_is_left_out_with_the_reason() -> None:
+def test_what_the_driver_did_not_report_is_left_out_with_the_reason() -> None:
     state = GpuState(when="before", power_w=90.0, slowed_by=[], missing="temperature: Not Supported")
     assert state_text(state) == "before: 90 W, not slowed, unknown: temperature: Not Supported"

@@ -6,9 +6,9 @@ from harness.judge.report.model import Report
 from harness.judge.report.summaries import CanaryCount, canary_counts
 
 
-def test_the_matrix_gives_the_order_of_canaries_and_their_number_that_of_ways(broken_report: Report) -> None:
-    ways = [{"padding": "did not end", "order": "ran"}, {"padding": "ran"}, {"padding": "ran", "order": "ran"}]
-    cells = [replace(broken_report.cells[0], canaries=way) for way in ways]
+def test_canaries_are_in_matrix_order_and_results_by_frequency(broken_report: Report) -> None:
+    results = [{"padding": "did not end", "order": "ran"}, {"padding": "ran"}, {"padding": "ran", "order": "ran"}]
+    cells = [replace(broken_report.cells[0], canaries=result) for result in results]
     assert canary_counts(replace(broken_report, cells=cells)) == [
         CanaryCount("padding", "ran", 2),
         CanaryCount("padding", "did not end", 1),
@@ -16,6 +16,6 @@ def test_the_matrix_gives_the_order_of_canaries_and_their_number_that_of_ways(br
     ]
 
 
-def test_no_canaries_no_lines(broken_report: Report) -> None:
+def test_without_canaries_there_are_no_counts(broken_report: Report) -> None:
     cells = [replace(cell, canaries={}) for cell in broken_report.cells]
     assert canary_counts(replace(broken_report, cells=cells)) == []

@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_without_a_word_is_a_crash() -> None:
     assert evidence.result is not None
     evidence.result.ranks[0].exit_code = 3
     evidence.result.first_failure_rank = 0
-    assert "left with exit code 3" in the_only_finding(evidence, "ended").message
+    assert "exited with code 3" in the_only_finding(evidence, "ended").message
 
 
 def test_what_a_cut_off_rank_could_not_record_is_no_finding() -> None:

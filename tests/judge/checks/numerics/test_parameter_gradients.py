@@ -20,7 +20,7 @@ def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
     finding = the_only_finding(evidence, "parameter_gradients")
     assert place_of(finding, "parameter", "layer", "stage", "tp") == (seen.name, 3, 1, 1)
     assert finding.where["lies_at"] == ["stage boundary", "tp shard"]
-    assert "only the shard of tp rank 1 is off" in finding.message
+    assert "tp shard, wrong only on tp rank 1" in finding.message
     assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
 
 
