@@ -20,7 +20,7 @@ FORBIDDEN = tuple(case for path in DATA_PATHS.values() for case in path.validate
 
 
 def names(paths: Iterable[DataPath]) -> str:
-    """E.g. "a, b and c"."""
+    """The names of data paths as text, e.g. "a, b and c"."""
     *first, last = [path.name for path in paths]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -28,7 +28,7 @@ def names(paths: Iterable[DataPath]) -> str:
 def packing_style(
     data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
 ) -> PackingStyle:
-    """How a data path lays documents into rows; ValueError for an unknown one."""
+    """How a data path lays documents into rows; ValueError if the data path is unknown."""
     if data_path not in DATA_PATHS:
         raise ValueError(f"unknown data path {data_path!r}")
     return DATA_PATHS[data_path].style(layout, seq_length, options)
