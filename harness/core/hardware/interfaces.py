@@ -24,7 +24,7 @@ def candidates(interfaces: Mapping[str, Sequence[str]], named: Iterable[str], wa
     """Addresses under which other nodes may reach this one, the most likely first; loopback only if there is no other.
 
     `interfaces`: addresses by interface; `named`: what the host's name resolves to, often 127.0.1.1 on Debian;
-    `wanted`: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME; interfaces that match it come first.
+    `wanted`: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME; if interfaces match it, only their addresses are returned.
     """
     chosen = [name for name in interfaces if wanted and matches(name, wanted) and not name.startswith("lo")]
     chosen = chosen or [name for name in interfaces if not name.startswith(_VIRTUAL)]

@@ -56,7 +56,7 @@ def heads(hidden: int, number: int) -> ModelConfig:
             "queries of 8 + 4 = 12 and values of 8",
             cell("te"),
         ),
-        ("kernel-cp", cell("varlen", cp=2), "cp 2: torch's varlen_attn sees the 1/2", cell("te", cp=2)),
+        ("kernel-cp", cell("varlen", cp=2), "cp 2: torch's varlen_attn sees only the 1/2", cell("te", cp=2)),
         ("kernel-cp", cell("te", cp=2, dtype="fp32"), "cp 2 with dtype fp32", cell("te", dtype="fp32")),
         (
             "kernel-cp",
