@@ -35,7 +35,7 @@ def safe_name(name: str) -> str:
     """The name itself; InputError if it cannot be one path component inside the run directory."""
     if not _SAFE.fullmatch(name) or len(name) > 200:
         raise InputError(
-            f"{name!r} cannot name a file: use at most 200 letters, digits, '.', '_', '-', a letter or digit first"
+            f"{name!r} cannot name a file: use 1 to 200 letters, digits, '.', '_', '-', a letter or digit first"
         )
     return name
 
