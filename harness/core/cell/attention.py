@@ -55,7 +55,7 @@ def kernel_head_size(config: CellConfig) -> str | None:
 
 
 def _head_size(config: CellConfig) -> str | None:
-    """Why neither FlashAttention nor cuDNN takes heads of this size."""
+    """Why neither FlashAttention nor cuDNN supports heads of this size; None if they do."""
     if config.model.mla:
         return None
     size = config.model.hidden // config.model.heads
@@ -66,7 +66,7 @@ def _head_size(config: CellConfig) -> str | None:
 
 
 def _unfused(config: CellConfig) -> str | None:
-    """Why Transformer Engine is left with UnfusedDotProductAttention, which takes any dtype and size."""
+    """Why Transformer Engine must use UnfusedDotProductAttention, which supports any dtype and size; None if not."""
     if config.attention != "te":
         return None
     return "dtype fp32" if config.dtype == "fp32" else _head_size(config)
@@ -151,8 +151,8 @@ MOST_SCORES = 2**30
 def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
     """Why Transformer Engine, limited to deterministic kernels, has no cuDNN kernel for a packed micro-batch.
 
-    `te` would use another kernel for that micro-batch alone, so it is refused like `te-fused`. Counted as B, H and Smax
-    in cuDNN's back end: documents of the micro-batch, heads of the rank, longest document in slots.
+    `te` would use another kernel for that micro-batch alone, so it is refused like `te-fused`. The factors are B, H and
+    Smax of cuDNN's back end: documents of the micro-batch, heads of the rank, longest document in slots.
     """
     if config.attention not in ("te", "te-fused") or capability != (9, 0) or not config.style.packed:
         return None

@@ -19,7 +19,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.setting import Key, Setting, keys_of
 
 LAYOUT = tuple(keys_of(Layout))
-SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # whose keys are axes with dotted names
+SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # their keys are axes with dotted names
 
 
 @dataclass(frozen=True, kw_only=True)

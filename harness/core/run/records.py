@@ -53,7 +53,7 @@ class TensorSeen:
 
 @dataclass(kw_only=True)
 class BatchSeen:
-    """One micro-batch as the data path handed it to one model chunk, before the model (metadata leg)."""
+    """One micro-batch as the data path passed it to one model chunk, before the model (metadata leg)."""
 
     chunk: int
     micro_batch: int
