@@ -1,4 +1,4 @@
-"""The exception tree and the problems an input can have.
+"""The exception tree, and the problems reported for an input.
 
 HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with the user's input, with what is needed to fix it."""
+    """One thing that is wrong with the user's input, with what the user needs to fix it."""
 
     message: str
     file: str | None = None
@@ -31,12 +31,12 @@ class Problem:
     hint: str | None = None  # what to do, e.g. "did you mean 'packing'?"
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        location = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         text = f"{self.key}: {self.message}" if self.key else self.message
         details = [f"found {self.found}" if self.found is not None else None]
         details += [f"allowed: {self.allowed}" if self.allowed else None, self.hint]
         tail = "; ".join(part for part in details if part)
-        return f"{place + ': ' if place else ''}{text}{' (' + tail + ')' if tail else ''}"
+        return f"{location + ': ' if location else ''}{text}{' (' + tail + ')' if tail else ''}"
 
 
 class HarnessError(Exception):
@@ -46,7 +46,7 @@ class HarnessError(Exception):
 
 
 class InputError(HarnessError):
-    """The user's input is wrong; `problems` holds all that was found, not only the first."""
+    """The user's input is wrong; `problems` holds every problem found, not only the first."""
 
     exit_code = 2
 
@@ -58,21 +58,21 @@ class InputError(HarnessError):
 
 
 class InfrastructureError(HarnessError):
-    """Something outside the code under test broke, so nothing can be concluded about it."""
+    """Something other than the code under test broke, so nothing can be concluded about that code."""
 
 
 class DiskFullError(InfrastructureError):
     """The run directory's disk, or the user's quota on it, has no space; files that were complete stay complete."""
 
-    process_exit_code = 28  # ENOSPC, of ranks and agents: their parent learns the cause without a file
+    process_exit_code = 28  # ENOSPC; of ranks and agents, so that their parent learns the cause without a file
 
 
-STORAGE_EXIT = 74  # EX_IOERR of sysexits.h: a rank could not write its own files for another reason than their size
+STORAGE_EXIT = 74  # EX_IOERR of sysexits.h: a rank could not write its own files, though the disk was not full
 STORAGE_EXITS = (DiskFullError.process_exit_code, STORAGE_EXIT)
 
 
 class NotBuildableError(InfrastructureError):
-    """What a stack needs cannot be compiled on this machine; that says nothing about the code under test."""
+    """What a stack needs cannot be compiled on this machine; this says nothing about the code under test."""
 
 
 class NotRevertibleError(InfrastructureError):
@@ -80,10 +80,10 @@ class NotRevertibleError(InfrastructureError):
 
 
 class InternalError(HarnessError):
-    """The harness itself failed: its message names the file that holds the traceback."""
+    """The harness itself failed; the message names the file that holds the traceback."""
 
 
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run
-    """The user interrupted the run; what was finished is kept."""
+    """The user interrupted the run; results of finished cells are kept."""
 
     exit_code = 130

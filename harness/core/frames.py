@@ -1,7 +1,7 @@
-"""Frames of a stack as text, and who owns the code in them: the one fact that blame rests on.
+"""Stack frames as text, and the owner of the code in them, which alone decides what an error is blamed on.
 
 A frame is "megatron/core/utils.py:12 in name": the file relative to the folder of its package, so that records of two
-machines can be compared and contain no path of a machine.
+machines can be compared and contain no local paths.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from harness.core.upstream import HEADS
 
 CODE = "code"  # the code under test
 HARNESS = "harness"
-KERNEL = "kernel"  # a replacement of a kernel that the harness brings: it may refuse what the real one accepts
-UNOWNED = "unowned"  # torch, the standard library, other packages: they raise what their callers made them raise
+KERNEL = "kernel"  # the harness's replacement of a kernel: it may refuse what the real one accepts
+UNOWNED = "unowned"  # torch, the standard library, other packages: what they raise is blamed on their caller
 
 # Top-level modules of the code under test.
 CODE_PACKAGES = (
@@ -21,27 +21,27 @@ CODE_PACKAGES = (
     "gpt_builders",  # further modules of Megatron-LM
     "model_provider",
 )
-_FAULTS = "harness/node/faults/"  # injected faults play the part of upstream code
+_FAULTS = "harness/node/faults/"  # injected faults count as upstream code
 _KERNELS = (
     "harness/node/device/cpu_stubs.py:",
     "harness/node/probe/model/attention.py:",
     "harness/node/probe/model/core_attention.py:",
     "harness/node/probe/model/varlen.py:",
 )
-# Wheels hold no pretrain_gpt: these follow the release's own get_batch line by line, with its assertions.
+# Wheels contain no pretrain_gpt: these functions copy the release's get_batch line by line, with its assertions.
 _FOLLOWS_UPSTREAM = "harness/node/data_paths/sft/wheel.py:"
 _FOLLOWERS = (" in _of_iterator", " in _of_batch", " in _params")
-_ON_EVERY_CALL = " in __torch_function__"  # a mode that hands every call of torch on
+_ON_EVERY_CALL = " in __torch_function__"  # a TorchFunctionMode that forwards every torch call
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def frame_text(file: str, line: int, function: str, paths: Sequence[str]) -> str:
-    """`file` absolute; `paths`: the folders of the module search path."""
+    """The frame as text. `file` is absolute; `paths`: the folders of the module search path."""
     return f"{_relative(file, paths)}:{line} in {function}"
 
 
 def owner_of(frame: str) -> str:
-    """CODE, HARNESS, KERNEL or UNOWNED."""
+    """The owner of a frame's code: CODE, HARNESS, KERNEL or UNOWNED."""
     if frame.endswith(_ON_EVERY_CALL):
         return UNOWNED
     follows = frame.startswith(_FOLLOWS_UPSTREAM) and frame.endswith(_FOLLOWERS)
@@ -54,7 +54,7 @@ def owner_of(frame: str) -> str:
 
 
 def deciding(frames: Iterable[str]) -> tuple[str, str]:
-    """(owner, frame) of the innermost frame that has an owner; (UNOWNED, "") when there is none.
+    """(owner, frame) of the innermost frame that has an owner; (UNOWNED, "") if none has.
 
     `frames`: innermost last.
     """

@@ -1,4 +1,4 @@
-"""Lanes, findings, outcomes, and the exit code they fold into."""
+"""Lanes, findings and outcomes, and the exit code that follows from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.core.str_enum import StrEnum
 
 
 class Lane(StrEnum):
-    """Three independent verdicts: timing noise can never hide or fake a numeric result."""
+    """The groups of checks; each has its own verdict, so timing noise can neither hide nor fake a numeric result."""
 
     METADATA = "metadata"
     NUMERICS = "numerics"
@@ -32,7 +32,7 @@ class LaneVerdict(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a cell."""
+    """The outcome of a cell."""
 
     PASS = "PASS"
     FAIL = "FAIL"  # the code under test is wrong
@@ -44,9 +44,9 @@ class Outcome(StrEnum):
 
 
 class KnownFailure(StrEnum):
-    """How a cell with an xfail entry came out."""
+    """How a cell's result compares with its xfail entry."""
 
-    NONE = ""  # it has no entry, or ended undecided
+    NONE = ""  # no entry, or an undecided cell
     EXPECTED = "expected"  # failed as the entry says
     EXPIRED = "expired"  # failed after the entry's last day
     ELSEWHERE = "elsewhere"  # failed, but not as the entry says
@@ -58,18 +58,17 @@ class Finding:
     """One thing that a check found.
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
-    field, leg, ratio (the factor a number is off by), lies_at (the boundary there, see
-    judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values; `fault_class` is the probable class of
-    fault.
+    field, leg, ratio (the factor a number is off by), lies_at (the boundaries at that place, see
+    judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values.
     """
 
     lane: Lane
     check: str
     message: str
     severity: Severity = Severity.ERROR
-    fault_class: str | None = None
-    follows_from: str = ""  # the check whose finding explains this one; empty: it is a cause itself
-    known: str = ""  # the upstream issue that this is, with the release that fixes it
+    fault_class: str | None = None  # the probable one
+    follows_from: str = ""  # the check whose finding explains this one; empty: this one is a cause
+    known: str = ""  # the matching upstream issue, with the release that fixes it
     where: dict[str, Any] = field(default_factory=dict)
     measured: Any = None
     bound: Any = None
@@ -86,7 +85,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What a cell needs could not be imported, built or found here: an ERROR, since it says nothing about the code."""
+    """Something a cell needs cannot be imported, built or found here: an ERROR, as it says nothing about the code."""
 
     reason: str  # what is missing, and how to get it
 
@@ -95,8 +94,8 @@ EXIT_PASS = 0
 EXIT_FAIL = 1
 EXIT_INPUT = 2
 EXIT_UNDECIDED = 3
-EXIT_SKIP = 125  # of git bisect run: this commit cannot be judged
-EXIT_ABORT = 128  # of git bisect run: end it, no commit can be judged
+EXIT_SKIP = 125  # for git bisect run: this commit cannot be judged
+EXIT_ABORT = 128  # for git bisect run: stop, no commit can be judged
 EXIT_INTERRUPTED = 130
 
 
@@ -106,10 +105,10 @@ _EXIT_CODES: Mapping[RunVerdict, int] = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "
 
 
 def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVerdict:
-    """pass, fail or error. A failure is certain, so it outranks what could not be decided.
+    """The verdict of a run: pass, fail or error. A failure is certain, so it outranks what could not be decided.
 
-    `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS does not fail by itself: a bug
-    that went away is good news that the report shows.
+    `problems`: why the run as a whole proves nothing, e.g. that it tested nothing. XPASS alone does not fail a run:
+    the report shows that a known bug is gone.
     """
     if counts.get(Outcome.FAIL):
         return "fail"
@@ -117,17 +116,17 @@ def verdict_of(counts: Mapping[Outcome, int], problems: Sequence[str]) -> RunVer
 
 
 def nothing_tested(under_test: Iterable[Outcome]) -> str:
-    """Why a run in which no cell under test was judged cannot be green; empty when one was.
+    """Why the run cannot pass when no cell under test was judged; empty when one was.
 
-    `under_test`: outcomes of the cells of the matrix, without controls that the harness added.
+    `under_test`: outcomes of the matrix's cells, without the controls that the harness added.
     """
     counts = Counter(under_test)
     if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):
         return ""
     found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items(), key=lambda item: item[0]))
-    return f"nothing was tested: of the cells under test none was judged ({found or 'there are none'})"
+    return f"nothing was tested: no cell under test was judged ({found or 'there are none'})"
 
 
 def exit_code(verdict: RunVerdict) -> int:
-    """0 at least one cell under test passed and none failed, 1 a check failed, 3 undecided."""
+    """The exit code: 0 if at least one cell under test passed and none failed, 1 if a check failed, 3 if undecided."""
     return _EXIT_CODES[verdict]

@@ -40,7 +40,7 @@ def to_jsonable(value: Any) -> Any:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """Of a dataclass, the names of its fields; empty for another class."""
+    """The names of a dataclass's fields; empty for other classes."""
     return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
@@ -51,8 +51,8 @@ def _key_text(key: Any) -> str:
 def from_jsonable(kind: type[T], value: Any, *, whole: bool = False) -> T:
     """The dataclass `kind` from JSON values. TypeError with the field's name when the shape differs.
 
-    `whole`: every field must be present, also one that has a default. Files of evidence are read so: their writers
-    write all fields, so a field that is not there was removed.
+    `whole`: every field must be present, even one with a default. Evidence files are read this way: their writers
+    write all fields, so a missing field was removed.
     """
     any_kind: Any = kind
     try:
@@ -87,9 +87,9 @@ _Reader = Callable[[Any], Any]
 
 @cache
 def _reader(kind: Any, whole: bool) -> _Reader:
-    """A function that reads a `kind` from a JSON value, made once; any exception means another shape.
+    """A cached function that reads a `kind` from a JSON value; any exception means that the shape differs.
 
-    A run of a thousand cells has millions of values, so that this decides how long a report takes.
+    A run of a thousand cells has millions of values, so its speed decides how long a report takes.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -156,7 +156,7 @@ def _sequence_reader(origin: type, part: Any, whole: bool) -> _Reader:
 
 
 def _dataclass_reader(kind: type, whole: bool) -> _Reader:
-    fields: dict[str, _Reader] = {}  # filled at the first use: a class may hold itself
+    fields: dict[str, _Reader] = {}  # filled on first use: a class may contain itself
     plain = not hasattr(kind, "__post_init__")
 
     def read(value: Any) -> Any:
@@ -164,7 +164,7 @@ def _dataclass_reader(kind: type, whole: bool) -> _Reader:
             hints = get_type_hints(kind)
             fields.update({item.name: _reader(hints[item.name], whole) for item in dataclasses.fields(kind)})
         values = {name: fields[name](one) for name, one in value.items()}
-        if plain and len(values) == len(fields):  # all are there: nothing is left for __init__ to do
+        if plain and len(values) == len(fields):  # no default is missing, so __init__ has nothing to do
             made: Any = object.__new__(kind)
             made.__dict__.update(values)
             return made
@@ -175,7 +175,7 @@ def _dataclass_reader(kind: type, whole: bool) -> _Reader:
     return read
 
 
-_HINTS: dict[type, dict[str, Any]] = {}  # kept, since working them out costs more than reading a value
+_HINTS: dict[type, dict[str, Any]] = {}  # cached, since resolving them costs more than reading a value
 
 
 def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:

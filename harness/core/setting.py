@@ -1,7 +1,7 @@
-"""How the key of a section or an axis is declared: once, at its field of a dataclass.
+"""Declares the key of a section or an axis once, at its field of a dataclass.
 
-Plain metadata, so that ranks need no pydantic. harness/plan/schema/section.py makes the validating model of it; the
-axes, the JSON Schema, the name and id of a cell, its reductions and the tables of the pages follow from it too.
+Plain metadata, so that ranks need no pydantic. harness/plan/schema/section.py makes the validating model from it; the
+axes, the JSON Schema, names and ids of cells, their reductions and the tables of the pages follow from it too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = "setting"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a value may be, in addition to its type; in `Annotated` for the items of a list or mapping."""
+    """Limits on a value, in addition to its type; in `Annotated` for the items of a list or mapping."""
 
     ge: float | None = None
     gt: float | None = None
@@ -25,37 +25,35 @@ class Limits:
     min_length: int | None = None  # of a text or a list
     max_length: int | None = None
     choices: tuple[str, ...] = ()
-    read: Callable[[Any], Any] | None = (
-        None  # converts what a file has before it is checked; ValueError says what is wrong
-    )
-    check: Callable[[Any], Any] | None = None  # a value of the right type, which it returns; ValueError too
+    read: Callable[[Any], Any] | None = None  # converts the file's value before validation; may raise ValueError
+    check: Callable[[Any], Any] | None = None  # returns the value after validation; may raise ValueError
     pattern: str = ""  # for the JSON Schema; `check` enforces it
-    written: Mapping[str, Any] | None = None  # JSON Schema, where it does not follow from the rest
+    written: Mapping[str, Any] | None = None  # the JSON Schema, if it does not follow from the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Limits):
-    """Everything about a key but its type and default, which the field has."""
+    """Everything about a key except its type and default, which the field itself has."""
 
     doc: str  # one sentence; pages show it with its links, the JSON Schema without
-    upstream: str = ""  # field of Megatron's TransformerConfig that it becomes; a file may write that name too
-    aliases: tuple[str, ...] = ()  # further names that a file may write
+    upstream: str = ""  # the field of Megatron's TransformerConfig that it sets; a file may use that name too
+    aliases: tuple[str, ...] = ()  # further names that a file may use
     required: bool = False  # in a file, although the dataclass has a default
-    optional: bool = False  # a file may say null, or leave it to be worked out from the rest
-    auto: bool = False  # a file may say `auto`, which is None; so is the default of an axis
-    values: str = ""  # column of the page, where it does not follow from the rest
-    shown_default: str = ""  # likewise
-    axis: str = ""  # of a field of CellConfig: name of the axis that sets it
-    always: bool = False  # part of a cell's name also at its default
-    label: str = ""  # that part, "{}" being the value; empty: the name and the value
-    shape: bool = False  # part of a plan.rules.rule.Shape: what decides the rows and the model of a cell
-    in_control: bool = False  # the control of a cell has the cell's value, not the default
+    optional: bool = False  # a file may say null or leave it out; the value is then derived
+    auto: bool = False  # a file may say `auto`, which is stored as None and is the default of the axis
+    values: str = ""  # the page's column of values, if it does not follow from the rest
+    shown_default: str = ""  # likewise, the column of defaults
+    axis: str = ""  # for a field of CellConfig: the axis that sets it
+    always: bool = False  # part of a cell's name even at its default
+    label: str = ""  # that part of the name, with "{}" for the value; empty: the name and the value
+    shape: bool = False  # part of plan.rules.rule.Shape, which decides the rows and the model of a cell
+    in_control: bool = False  # a cell's control takes the cell's value, not the default
     shrink: bool = True  # a smaller cell may have the default
-    later: bool = False  # added after ids were first kept: at its default it leaves no trace in an id
+    later: bool = False  # added after ids were first stored: at its default it does not change an id
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a file may write instead of the key, Megatron's name first."""
+        """The names that a file may use instead of the key, Megatron's first."""
         return ((self.upstream,) if self.upstream else ()) + self.aliases
 
     def labelled(self, name: str, value: Any) -> str:
@@ -65,7 +63,7 @@ class Setting(Limits):
 
 
 def setting(default: Any = MISSING, /, *, default_factory: Any = MISSING, **facts: Any) -> Any:
-    """The field of a dataclass that is declared with the facts of a Setting."""
+    """A dataclass field, declared with the arguments of Setting."""
     metadata = {_KEY: Setting(**facts)}
     if default_factory is not MISSING:
         return field(default_factory=default_factory, metadata=metadata)
@@ -83,7 +81,7 @@ class Key:
 
 
 def keys_of(kind: type[Any]) -> dict[str, Key]:
-    """The declared fields of a dataclass, by name, in their order."""
+    """The declared fields of a dataclass by name, in order."""
     any_kind: Any = kind
     return _keys_of(any_kind)
 
@@ -103,12 +101,12 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def aliases_of(kind: type[Any]) -> dict[str, str]:
-    """Further name -> key, of all keys of a section."""
+    """Alias -> key, for all keys of a section."""
     return {alias: name for name, key in keys_of(kind).items() for alias in key.setting.names if alias != name}
 
 
 def labels(part: Any) -> list[str]:
-    """Parts of a cell's name: what differs from its default, in the order of declaration."""
+    """Parts of a cell's name: the values that differ from their defaults, in the order of declaration."""
     return [text for name, key in keys_of(type(part)).items() if (text := label_of(key, getattr(part, name)))]
 
 
@@ -118,7 +116,7 @@ def label_of(key: Key, value: Any) -> str:
 
 
 def upstream_of(part: Any) -> dict[str, Any]:
-    """Fields of Megatron's configuration that a section's keys become."""
+    """Field of Megatron's configuration -> value, for the keys of a section."""
     return {
         key.setting.upstream: getattr(part, name) for name, key in keys_of(type(part)).items() if key.setting.upstream
     }

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from harness.core.serialization import dumps
 
 DEFAULT = "default"  # the environment that the harness itself runs in; no matrix defines it
-SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of files and in commands
+SAFE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # for file names and commands
 _HASH_DIGITS = 40  # of a full commit hash
 
 
 def safe_name(value: str) -> str:
-    """The name; ValueError when it cannot be used in a file name or a command."""
+    """The name itself; ValueError if it cannot be used in a file name or a command."""
     if not re.fullmatch(SAFE_NAME, value):
-        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
 
 
@@ -27,7 +27,7 @@ class Checkout:
     package: str  # a key of harness.plan.stacks.projects.PROJECTS
     repository: str  # absolute path, or URL
     ref: str  # commit, tag or branch; empty: the repository's working tree, with its changes
-    revert: tuple[str, ...] = ()  # commits to revert there, in this order
+    revert: tuple[str, ...] = ()  # commits to revert on it, in this order
     setup: str = ""  # command to run once in the worktree, e.g. to build an extension
 
 
@@ -37,8 +37,8 @@ class Stack:
 
     name: str
     packages: tuple[str, ...] = ()  # requirements, e.g. "megatron-core==0.17.1"
-    no_deps: tuple[str, ...] = ()  # requirements installed without what they depend on
-    python: str = ""  # version of the environment made of packages, e.g. "3.12"; empty: chosen by rule
+    no_deps: tuple[str, ...] = ()  # requirements installed without their dependencies
+    python: str = ""  # Python version of the environment for `packages`, e.g. "3.12"; empty: chosen by rule
     interpreter: str = ""  # of an existing environment
     container: str = ""  # image
     checkouts: tuple[Checkout, ...] = ()  # in the order of the module search path
@@ -46,12 +46,12 @@ class Stack:
 
 
 def content_of(stack: Stack) -> str:
-    """The definition as text: stacks with equal texts are equal, whatever their names."""
+    """The definition as text; stacks with the same text are the same, whatever their names."""
     return dumps(replace(stack, name=""))
 
 
 def digest(stack: Stack) -> str:
-    """Sixteen hex digits of the definition: requirements, repositories, refs, interpreter, variables ..."""
+    """Sixteen hex digits that identify the definition, whatever the stack's name."""
     return hashlib.sha256(content_of(stack).encode()).hexdigest()[:16]
 
 
@@ -65,7 +65,7 @@ class ModuleHome:
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A distribution or a module, and its version."""
+    """The version of a distribution or a module."""
 
     name: str
     version: str
@@ -78,43 +78,43 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedOut:
-    """What a checkout was in a run."""
+    """The state of a checkout in a run."""
 
     project: str
     ref: str  # empty: the repository's working tree
-    commit: str  # as in ReadyStack.commits; empty: not known
-    reverted: tuple[str, ...]  # full hashes, or as the matrix names them where the stack could not be made
+    commit: str  # as in ReadyStack.commits; empty: unknown
+    reverted: tuple[str, ...]  # full hashes; the matrix's names if the stack could not be made
     repository: str
 
     def text(self, digits: int = _HASH_DIGITS) -> str:
-        """E.g. "megatron-lm main = 1a2b without 3c4d, 5e6f". `digits`: of each full hash."""
+        """E.g. "megatron-lm main = 1a2b without 3c4d, 5e6f"; full hashes are cut to `digits`."""
         ref, commit, *reverted = (_cut(name, digits) for name in (self.ref, self.commit, *self.reverted))
         without = f" without {', '.join(reverted)}" if reverted else ""
         return f"{self.project} {ref or 'working tree'} = {commit or 'unknown'}{without}"
 
 
 def _cut(name: str, digits: int) -> str:
-    """The name, of a full hash at its start no more than `digits`."""
+    """The name, with a full hash at its start cut to `digits`."""
     return name[:digits] + name[_HASH_DIGITS:] if re.match(rf"[0-9a-f]{{{_HASH_DIGITS}}}\b", name) else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackFacts:
-    """A stack in the provenance of a report: what the matrix asked for, and what was installed."""
+    """A stack in the provenance of a report: what the matrix requests, and what was installed."""
 
     asked: tuple[str, ...] = ()  # requirements
     checkouts: tuple[CheckedOut, ...] = ()
     container: str = ""  # image
     interpreter: str = ""
-    python: str = ""  # version; empty: not known
-    # Not a mapping: redaction would take the name google-auth for that of a secret, and hide its version.
-    packages: tuple[Version, ...] = ()  # every distribution installed; none: a container
+    python: str = ""  # version; empty: unknown
+    # Not a mapping: redaction would take a key like google-auth for the name of a secret, and hide the version.
+    packages: tuple[Version, ...] = ()  # every installed distribution; empty for a container
     env: dict[str, str] = field(default_factory=dict)  # a mapping: redaction hides values by their names
     error: str = ""  # why the stack cannot be used
 
     @property
     def commits(self) -> dict[str, str]:
-        """Project -> commit, where it is known."""
+        """Project -> commit, if known."""
         return {item.project: item.commit for item in self.checkouts if item.commit}
 
     @property
@@ -128,17 +128,15 @@ class ReadyStack:
     """A stack on this machine: how agents are started in it, and what is installed."""
 
     asked: Stack
-    python: str = ""  # interpreter that agents are started with
-    paths: tuple[str, ...] = ()  # first on the module search path
+    python: str = ""  # interpreter that runs the agents
+    paths: tuple[str, ...] = ()  # put first on the module search path
     homes: tuple[ModuleHome, ...] = ()
     python_version: str = ""
-    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of everything installed
-    commits: dict[str, str] = field(
-        default_factory=dict
-    )  # project -> full hash of its commit; of a working tree with changes, "+changes." and a digest of them
-    reverted: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # project -> full hashes of the commits reverted there
+    packages: dict[str, str] = field(default_factory=dict)  # every installed distribution -> version
+    # project -> full hash of its commit, followed by "+changes." and a digest if the working tree has changes
+    commits: dict[str, str] = field(default_factory=dict)
+    # project -> full hashes of the commits reverted on it
+    reverted: dict[str, tuple[str, ...]] = field(default_factory=dict)
     error: str = ""  # why it could not be made, or why the probe cannot run in it: its cells are ERROR
 
     @property
@@ -147,7 +145,7 @@ class ReadyStack:
         return not self.error
 
     def facts(self) -> StackFacts:
-        """For reports: the definition, and what was installed."""
+        """The definition and what was installed, for reports."""
         asked = self.asked
         return StackFacts(
             asked=(*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)),

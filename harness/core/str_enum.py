@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class StrEnum(str, Enum):
-    """The node side runs on Python 3.10, which has none."""
+    """Stands in for `enum.StrEnum` on Python 3.10, on which the node side also runs."""
 
     def __str__(self) -> str:
         return str(self.value)

@@ -1,4 +1,4 @@
-"""Tolerances as data: every bound has a unit, a direction and an origin, which reports print with it."""
+"""Tolerances as data: every bound has a unit, a direction and an origin, which reports show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from harness.core.setting import setting
 
-DistanceUnit = Literal["relative", "absolute"]  # |a - b| / |b|, |a - b|: of the numerics lane
-Unit = Literal["relative", "absolute", "factor"]  # factor: a / b, of times
+DistanceUnit = Literal["relative", "absolute"]  # |a - b| / |b| and |a - b|, in the numerics lane
+Unit = Literal["relative", "absolute", "factor"]  # factor: a / b, for times
 Direction = Literal["either", "above", "below"]
 UNITS: tuple[str, ...] = get_args(DistanceUnit)
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
@@ -18,7 +18,7 @@ MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every numb
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """`measured` is within the bound when it is <= value; measured is always a distance >= 0."""
+    """A measured distance, which is never negative, is within the bound if it is at most `value`."""
 
     value: float
     unit: Unit = "relative"
@@ -37,18 +37,19 @@ class Tolerances:
     activation: Bound  # likewise, per layer and document
     repeated_document: Bound
     aux_loss: Bound  # of routers, against the harness's own arithmetic
-    segment_slope: Bound  # of a factor of time: most documents in a pack over fewest, at the same tokens; whole step
-    rotary_slope: Bound  # likewise, of the stack's rotary function alone
-    packed_slower: Bound  # likewise: packed over unpacked, for the same documents
-    slower_than: Bound  # likewise: in this stack over the base stack
-    slower_than_history: Bound  # likewise: over the median of earlier green runs
-    ratio_screen: float = 0.02  # a ratio this near a layout factor is named after it
+    # Ratios of times:
+    segment_slope: Bound  # packs of the most documents over packs of the fewest, same tokens; whole step
+    rotary_slope: Bound  # likewise, the stack's rotary function alone
+    packed_slower: Bound  # packed over unpacked, same documents
+    slower_than: Bound  # this stack over the base stack
+    slower_than_history: Bound  # this run over the median of earlier green runs
+    ratio_screen: float = 0.02  # a ratio this close to a layout factor is reported as that factor
 
 
 _SLOPE = Bound(value=1.25, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 at most 1.1")
 _ROTARY = Bound(value=2.0, unit="factor", origin="256 documents over 4 on CPU: megatron-core 0.16 to 0.18 about 1.3")
-_PACKED = Bound(value=1.25, unit="factor", origin="packing is there to save time; a quarter for noise")
-_SLOWER = Bound(value=1.1, unit="factor", origin="a tenth: throughput tests upstream allow 5 to 15 %")
+_PACKED = Bound(value=1.25, unit="factor", origin="packing should save time; 25 % for noise")
+_SLOWER = Bound(value=1.1, unit="factor", origin="10 %: throughput tests upstream allow 5 to 15 %")
 _HISTORY = Bound(value=1.15, unit="factor", origin="throughput tests upstream allow 5 to 15 %")
 _MEASURED = "fp32 layouts of megatron-core 0.16 to 0.19 on CPU agree to about 1e-7"
 _FP32 = Tolerances(
@@ -98,13 +99,13 @@ FACTOR_NAMES = (
     "slower_than_history",
 )  # of the throughput lane
 RATIO_SCREEN = "ratio_screen"
-UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints: there is no above and below
-NOISE_FACTOR = 3.0  # a bound is so many times the noise that was measured; packing practice accepts up to 3
+UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints, which have no above or below
+NOISE_FACTOR = 3.0  # a bound is this many times the measured noise; packing practice accepts up to 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """The largest allowed distance from the control. None: as in the default bound."""
+    """The largest allowed distance from the control; None: as in the default bound."""
 
     value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
     unit: DistanceUnit | None = setting(
@@ -115,9 +116,9 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class ToleranceOverrides:
-    """What a matrix's `checks:` section sets, by the name of a bound.
+    """The bounds that a matrix's `checks:` section sets, by name.
 
-    `throughput` names the checks that are asked for, each with its bound, also where that is the default.
+    `throughput` holds every requested check with its bound, even if that is the default.
     """
 
     numerics: dict[str, Override] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class NoiseFloor:
     """How far the control differs from itself in one quantity, in the unit of that quantity's bound."""
 
     value: float
-    by: str  # what was varied in the run that differed most
+    by: str  # what was varied in the leg that differed most
 
 
 def tolerances_for(
@@ -137,8 +138,8 @@ def tolerances_for(
 ) -> Tolerances:
     """The bounds for a compute dtype ("fp32" or "bf16").
 
-    Values of the matrix go before the measured noise of the control, and that before the defaults. A bound is
-    never tighter than that of fp32.
+    Values of the matrix take precedence over the measured noise of the control, and that over the defaults. A bound
+    from noise is never tighter than that of fp32.
     """
     base = DEFAULTS[dtype]
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
@@ -167,5 +168,5 @@ def _measured(floor: NoiseFloor, least: Bound) -> Bound:
 
 
 def looser(one: Bound, other: Bound) -> Bound:
-    """The bound that allows more; the first, which the user set, when their units differ."""
+    """The bound that allows more; `one`, which the user set, if their units differ."""
     return other if one.unit == other.unit and other.value > one.value else one

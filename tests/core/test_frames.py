@@ -47,5 +47,5 @@ def test_the_innermost_owned_frame_decides() -> None:
         ("<frozen runpy>", "<frozen runpy>:3 in f"),
     ],
 )
-def test_frames_are_relative_to_where_their_package_lies(file: str, text: str) -> None:
+def test_frames_are_relative_to_the_folder_of_their_package(file: str, text: str) -> None:
     assert frame_text(file, 3, "f", ["", "/checkouts/abc", "/checkouts/abc/nested/"]) == text

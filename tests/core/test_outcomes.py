@@ -12,7 +12,7 @@ JUDGED = {Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS, Outcome.FAI
 
 
 @pytest.mark.parametrize("outcomes", [*itertools.combinations(Outcome, 1), *itertools.combinations(Outcome, 2), ()])
-def test_a_run_is_green_only_when_a_cell_under_test_was_judged(outcomes: tuple[Outcome, ...]) -> None:
+def test_a_run_passes_only_if_a_cell_under_test_was_judged(outcomes: tuple[Outcome, ...]) -> None:
     untested = nothing_tested(outcomes)
     assert bool(untested) is not bool(JUDGED.intersection(outcomes))
     code = exit_code(verdict_of(dict.fromkeys(outcomes, 1), [untested] if untested else []))
@@ -24,7 +24,7 @@ def test_a_run_is_green_only_when_a_cell_under_test_was_judged(outcomes: tuple[O
         assert code == 0
 
 
-def test_the_sentence_counts_what_there_was() -> None:
+def test_the_message_counts_the_outcomes() -> None:
     assert "2 REJECTED" in nothing_tested([Outcome.REJECTED, Outcome.REJECTED])
     assert "there are none" in nothing_tested([])
 

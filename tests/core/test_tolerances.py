@@ -34,7 +34,7 @@ def test_no_noise_at_all_does_not_make_a_bound_of_zero() -> None:
     assert "below the bound of fp32" in bound.origin
 
 
-def test_the_matrix_goes_before_what_was_measured() -> None:
+def test_the_matrix_takes_precedence_over_measured_noise() -> None:
     numerics = {"step_loss": Override(value=0.5, direction="above"), "activation": Override(value=9.0, unit="absolute")}
     floors = {"step_loss": NoiseFloor(value=1e-3, by="x")}
     bounds = tolerances_for("bf16", ToleranceOverrides(numerics=numerics), floors)

@@ -1,11 +1,11 @@
-"""Attention kernels that a cell may ask for, and what each of them cannot compute. Pure.
+"""The attention kernels that a cell may request, and their limits. Pure.
 
 | kind | kernel | needs |
 |---|---|---|
 | reference | the harness's own, exact, any dtype (harness/node/probe/model/attention.py) | nothing |
 | varlen | torch.nn.attention.varlen.varlen_attn: FlashAttention or cuDNN inside torch | CUDA, torch 2.10, bf16 |
 | te | Transformer Engine, which chooses among its back ends | CUDA, transformer-engine |
-| te-flash | Transformer Engine with FlashAttention alone | that, flash-attn, bf16 |
+| te-flash | Transformer Engine with FlashAttention alone | CUDA, transformer-engine, flash-attn, bf16 |
 | te-fused | Transformer Engine with cuDNN alone | CUDA, transformer-engine, bf16 |
 | auto | te-fused and te-flash by Transformer Engine's choice, else varlen, else reference | nothing |
 
@@ -26,12 +26,12 @@ __all__ = ["ATTENTIONS", "KERNELS", "TE_KINDS"]
 
 HALF_ONLY = ("te-flash", "te-fused", "varlen")
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # elements of one head
-IGNORED_TAIL = (2, 16)  # the last Transformer Engine that does not detect padding behind the last document
+IGNORED_TAIL = (2, 16)  # the last Transformer Engine that does not detect padding after the last document
 
 
 @dataclass(frozen=True)
 class Limit:
-    """`predicate` returns why a cell with an attention of KERNELS cannot be computed, or None."""
+    """A limit of kernels; `predicate` returns why a cell with an attention in KERNELS cannot be computed, or None."""
 
     id: str
     source: str
@@ -55,7 +55,7 @@ def kernel_head_size(config: CellConfig) -> str | None:
 
 
 def _head_size(config: CellConfig) -> str | None:
-    """Why neither FlashAttention nor cuDNN takes heads of this size."""
+    """Why neither FlashAttention nor cuDNN supports heads of this size; None if they do."""
     if config.model.mla:
         return None
     size = config.model.hidden // config.model.heads
@@ -66,7 +66,7 @@ def _head_size(config: CellConfig) -> str | None:
 
 
 def _unfused(config: CellConfig) -> str | None:
-    """Why Transformer Engine is left with UnfusedDotProductAttention, which takes any dtype and size."""
+    """Why Transformer Engine must use UnfusedDotProductAttention, which supports any dtype and size; None if not."""
     if config.attention != "te":
         return None
     return "dtype fp32" if config.dtype == "fp32" else _head_size(config)
@@ -88,20 +88,20 @@ def kernel_context_parallel(config: CellConfig) -> str | None:
     if cp == 1:
         return None
     if config.attention == "varlen":
-        return f"cp {cp}: torch's varlen_attn sees the 1/{cp} of each document that is on its rank, and no more"
+        return f"cp {cp}: torch's varlen_attn sees only the 1/{cp} of each document that is on its rank"
     if why := _unfused(config):
-        return f"cp {cp} with {why}: Transformer Engine computes that unfused, which has no context parallelism"
+        return f"cp {cp} with {why}: Transformer Engine computes that unfused, which supports no context parallelism"
     return None
 
 
 def kernel_padding(config: CellConfig) -> str | None:
     if not (why := _unfused(config)) or not (found := first_padded(config)):
         return None
-    return f"{found}, and {why}: Transformer Engine computes that unfused, which takes no padding between documents"
+    return f"{found}, and {why}: Transformer Engine computes that unfused, which supports no padding between documents"
 
 
 def first_padded(config: CellConfig) -> str:
-    """The first micro-batch whose metadata have offsets of real tokens that differ from those of slots; empty: none."""
+    """The first micro-batch whose offsets of real tokens differ from its offsets of slots, as text; empty: none."""
     if not config.style.real_lengths:
         return ""
     for step, number, params in _packed_micro_batches(config):
@@ -114,7 +114,7 @@ def first_padded(config: CellConfig) -> str:
 def _packed_micro_batches(config: CellConfig) -> Iterator[tuple[int, int, PackedParams]]:
     """(step, number in the step, metadata) of every packed micro-batch.
 
-    Ends at a step without rows for this layout, which another rule rejects.
+    Ends at a step whose documents make no rows for this layout: another rule rejects that.
     """
     for step in range(config.train.steps if config.style.packed else 0):
         try:
@@ -127,9 +127,9 @@ def _packed_micro_batches(config: CellConfig) -> Iterator[tuple[int, int, Packed
 
 
 def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool) -> str | None:
-    """Why a Transformer Engine of this version would compute padded documents wrongly.
+    """Why a Transformer Engine of this version would compute padded documents wrongly; None if it would not.
 
-    `explicit`: metadata set pad_between_seqs, so that Transformer Engine does not guess it.
+    `explicit`: the metadata sets pad_between_seqs, so Transformer Engine does not guess it.
     """
     if (
         config.attention not in TE_KINDS
@@ -140,19 +140,19 @@ def te_auto_padding(version: tuple[int, ...], config: CellConfig, explicit: bool
         return None
     return (
         f"{found} without pad_between_seqs, and Transformer Engine {'.'.join(map(str, version))} <= "
-        f"{'.'.join(map(str, IGNORED_TAIL))} overlooks padding behind the last document (issue 3331)"
+        f"{'.'.join(map(str, IGNORED_TAIL))} overlooks padding after the last document (issue 3331)"
     )
 
 
-# Documents x heads x longest^2 of packed rows, from which cuDNN on sm90 has no kernel that repeats bit by bit.
+# From this many documents x heads x longest^2 of packed rows, cuDNN on sm90 has no deterministic kernel.
 MOST_SCORES = 2**30
 
 
 def te_deterministic(config: CellConfig, capability: tuple[int, int]) -> str | None:
-    """Why Transformer Engine, bound to kernels that repeat bit by bit, has no cuDNN kernel for a packed micro-batch.
+    """Why Transformer Engine, limited to deterministic kernels, has no cuDNN kernel for a packed micro-batch.
 
-    `te` would take another kernel for that micro-batch alone, so both kinds are refused. B, H and Smax as cuDNN's
-    back end counts them: documents of the micro-batch, heads of the rank, longest document in slots.
+    `te` would use another kernel for that micro-batch alone, so it is refused like `te-fused`. The factors are B, H and
+    Smax of cuDNN's back end: documents of the micro-batch, heads of the rank, longest document in slots.
     """
     if config.attention not in ("te", "te-fused") or capability != (9, 0) or not config.style.packed:
         return None
@@ -197,7 +197,7 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def limits(config: CellConfig) -> list[tuple[Limit, str]]:
-    """Every limit that the cell's attention meets, with the reason; none for `auto` and `reference`."""
+    """Every limit that the cell violates, with the reason; none for `auto` and `reference`."""
     if config.attention not in KERNELS:
         return []
     return [(limit, reason) for limit in LIMITS if (reason := limit.predicate(config)) is not None]

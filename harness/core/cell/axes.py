@@ -1,6 +1,7 @@
-"""The axes of a matrix: the declared fields of a cell that an axis sets, each under the axis's name.
+"""The axes of a matrix, each with the field of a cell that it sets.
 
-Fields of CellConfig, of its layout and of its options; the axes of its model and training run have dotted names.
+They set fields of CellConfig, of its layout and of its options; axes of the model and the training run have dotted
+names.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from harness.core.packing.options import PackingOptions
 from harness.core.setting import Key, Setting, keys_of
 
 LAYOUT = tuple(keys_of(Layout))
-SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # whose keys are axes with dotted names
+SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "train": TrainConfig}  # their keys are axes with dotted names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis(Key):
-    """An axis, with its name; the default is that of combinations that leave it out."""
+    """An axis; its default applies to combinations that leave it out."""
 
-    path: str  # where a CellConfig has its value
+    path: str  # attributes that lead from a CellConfig to its value
 
     def of(self, config: CellConfig) -> Any:
         """The cell's value, resolved."""
@@ -33,7 +34,7 @@ class Axis(Key):
 
     @property
     def field(self) -> str:
-        """The field of CellConfig itself; empty for a key of its layout or its options."""
+        """The field of CellConfig that it sets; empty for a key of the layout or the options."""
         return "" if "." in self.path else self.path
 
     @property
@@ -41,7 +42,7 @@ class Axis(Key):
         return tuple(name for name in self.setting.names if name != self.name)
 
 
-# They select among what a section defines.
+# Axes that act on a section of the matrix.
 _OF_SECTIONS = (
     Axis(
         name="documents",
@@ -49,7 +50,7 @@ _OF_SECTIONS = (
         type=str,
         default=MIXES[0],
         setting=Setting(
-            doc="A built-in mix instead of what the section `documents` says.",
+            doc="A built-in mix instead of the section `documents`.",
             choices=MIXES,
             shown_default="that of the section",
         ),
@@ -66,7 +67,7 @@ _OF_SECTIONS = (
 
 @cache
 def axes() -> dict[str, Axis]:
-    """The axes with plain names, in the order of the page."""
+    """The axes with plain names, in the order of docs/matrix.md."""
     found = [_axis(key, f"layout.{key.name}") for key in keys_of(Layout).values()]
     own = [_axis(key, key.name) for key in keys_of(CellConfig).values() if key.setting.axis]
     found += [*own, *_OF_SECTIONS]
@@ -95,7 +96,7 @@ def _axis(key: Key, path: str) -> Axis:
 
 @cache
 def upstream_names() -> dict[str, str]:
-    """Field of Megatron's configuration -> the axis or key that becomes it, e.g. "model.moe.topk"."""
+    """Field of Megatron's configuration -> the axis or key that sets it, e.g. "model.moe.topk"."""
     found = {axis.setting.upstream: name for name, axis in (dotted() | axes()).items()}
     for part, kind in (("moe", MoeConfig), ("mtp", MtpConfig), ("mla", MlaConfig)):
         found |= {key.setting.upstream: f"model.{part}.{name}" for name, key in keys_of(kind).items()}
@@ -103,13 +104,13 @@ def upstream_names() -> dict[str, str]:
 
 
 def with_value(config: CellConfig, axis: Axis, value: Any) -> CellConfig:
-    """The cell with another value of an axis; what depends on that value is not adjusted."""
+    """The cell with another value of an axis; dependent values are not adjusted."""
     part, _, key = axis.path.rpartition(".")
     changed = replace(getattr(config, part), **{key: value}) if part else value
     return replace(config, **{part or key: changed})
 
 
 def labelled(name: str, value: Any) -> str:
-    """An axis with its value in a table's row: "bf16" where the value speaks for itself, else "metadata=True"."""
+    """An axis with its value for tables: "bf16" where the value speaks for itself, else "metadata=True"."""
     axis = axes().get(name)
     return str(value) if axis and axis.setting.label == "{}" and not axis.setting.shape else f"{name}={value}"

@@ -1,4 +1,4 @@
-"""The cells that the workloads of a timing leg run: the same model and layout over other documents."""
+"""Configurations for the workloads of a timing leg: the model and layout of the cell, with other documents."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from harness.core.packing.options import DEFAULT_OPTIONS
 
 
 def load_config(config: CellConfig, load: str, documents: int) -> CellConfig | None:
-    """The cell whose step 0 a load runs; None for a load that is not a pass of the model.
+    """The configuration whose step 0 a workload runs; None if the workload is not a pass of the model.
 
-    ValueError where the layout cannot run it.
+    ValueError if the layout cannot run it.
     """
     if load == "step":
         return slope_config(config, documents)
@@ -29,7 +29,7 @@ def load_config(config: CellConfig, load: str, documents: int) -> CellConfig | N
 
 
 def slope_config(config: CellConfig, documents: int) -> CellConfig:
-    """The cell with other documents: packs of `documents` equal ones, as few packs as the layout allows."""
+    """The cell with packs of `documents` equally long documents, and as few packs as the layout allows."""
     tokens = step_tokens(config.timing, config.layout)
     packs = row_multiple(config.layout, 1)
     return replace(
@@ -49,7 +49,7 @@ def unpacked_config(config: CellConfig) -> CellConfig:
 
 
 def full_config(config: CellConfig) -> CellConfig:
-    """As many rows as the cell packs, each one document that fills it: every slot but its last is a real token."""
+    """As many rows as the cell has, each filled by one document: every slot but the last is a real token."""
     rows = sum(len(batch.rows) for replica in config.micro_batches(0) for batch in replica)
     length = config.train.seq_length
     return replace(
@@ -62,7 +62,7 @@ def full_config(config: CellConfig) -> CellConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one pass does, over all replicas."""
+    """The amount of work in one pass, over all replicas."""
 
     real_tokens: int
     slots: int

@@ -1,7 +1,7 @@
 """Canary legs: passes beyond the training leg, over varied documents of step 0 with the initial weights.
 
-Pure, so that ranks and the judge derive the same legs from a cell's configuration. What a leg varies is chosen so that
-the right answer is known without a control: most often that nothing may change.
+Pure, so that ranks and the judge derive the same legs from a cell's configuration. Each leg varies something whose
+effect is known without a control: usually none.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Leg:
     canary: str  # one of CANARIES, or NOISE: why it runs
     documents: tuple[Document, ...]
     changed: frozenset[int] = frozenset()  # indices of documents with other tokens than in step 0
-    model: bool = True  # False: batches are only fetched and compared with the truth
+    model: bool = True  # False: batches are only fetched and compared with the plan
     backward: bool = False
-    moved_weights: bool = False  # every weight by one machine epsilon of its dtype, up or down
+    moved_weights: bool = False  # every weight is moved by one machine epsilon of its dtype, up or down
     other_padding: bool = False  # padding slots hold another token id
-    rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten by a right one
+    rewrites: bool = False  # every layer's input, and the gradient of its output, is overwritten with a known value
 
     def micro_batches(self, config: CellConfig) -> list[list[MicroBatch]]:
         """Micro-batches of the pass, indexed [dp][i]."""
@@ -45,18 +45,18 @@ def legs_of(config: CellConfig) -> list[Leg]:
 
 
 def why_not(config: CellConfig, canary: str) -> str:
-    """Why a requested canary does not apply to this cell; empty when it does."""
+    """Why a requested canary does not apply to this cell; empty if it does."""
     if canary not in (*CANARIES, NOISE):
         raise ValueError(f"unknown canary {canary!r}")
     if config.path.validates:
-        return "the cell asks a validator; what it trains is the control"
+        return "the cell tests a validator; its training is that of the control"
     if canary == "rewriting" and config.model.mtp is not None:
-        return "multi-token prediction goes on from the hidden states that the output layer gets"
+        return "multi-token prediction continues from the hidden states that the output layer gets"
     if fixed := config.path.canaries_without_effect.get(canary):
         return fixed
     try:
         legs = _LEGS[canary](config)
-    except ValueError as error:  # documents chosen for it do not make rows for this layout
+    except ValueError as error:  # the documents chosen for it do not make rows for this layout
         return f"canary {canary}: {error}"
     largest = max((config.style.size(document) for leg in legs for document in leg.documents), default=0)
     if largest > config.train.seq_length:
@@ -70,9 +70,9 @@ def why_not(config: CellConfig, canary: str) -> str:
 
 
 def _isolation(config: CellConfig) -> list[Leg]:
-    """In each micro-batch one document gets other tokens: first the one that leads, then one in the middle.
+    """In each micro-batch one document gets other tokens: the first one, and in a second leg one in the middle.
 
-    One per micro-batch, so that the culprit is known by name. Attention is causal: what leaks, leaks into later ones.
+    One per micro-batch, so that it is known which document leaks. Attention is causal, so it leaks into later ones.
     """
     documents = _few(config, lambda batch: len(batch.placed) > 2)
     batches = [batch.placed for replica in config.packed(documents) for batch in replica]
@@ -88,9 +88,9 @@ def _isolation(config: CellConfig) -> list[Leg]:
 
 
 def _repetition(config: CellConfig) -> list[Leg]:
-    """All documents are copies of one, so short that they fit into one row, or into as many as the layout wants.
+    """All documents are copies of one, so short that all fit into one row, which is then split as the layout needs.
 
-    For a data path that does not split rows, or not the first one, the lengths make that many rows.
+    If the data path does not split rows, or not the first one, the length is such that they fill as many rows.
     """
     count, seq_length = config.train.global_batch, config.train.seq_length
     if not config.style.packed or count < 2:
@@ -130,7 +130,7 @@ def _padding(config: CellConfig) -> list[Leg]:
 
 
 def _truncation(config: CellConfig) -> list[Leg]:
-    """Every other document is too long; not needed where step 0 has such a document, which the metadata leg saw."""
+    """Every other document is too long; not needed if the metadata leg saw such a document in step 0."""
     given = config.documents_of(0)
     if any(document.original_length > document.length for document in given):
         return []
@@ -143,12 +143,12 @@ def _truncation(config: CellConfig) -> list[Leg]:
 
 
 def _few(config: CellConfig, wanted: Callable[[MicroBatch], bool]) -> tuple[Document, ...]:
-    """Documents of the first micro-batches of every replica, up to one that is `wanted`: a leg need not be long.
+    """Documents of every replica's first micro-batches, up to one that is `wanted`, which keeps the leg short.
 
-    All of step 0 when no micro-batch is, or when fewer would not be packed as they are in step 0.
+    All documents of step 0 if no micro-batch is `wanted`, or if fewer documents would be packed differently.
     """
     step, given = config.micro_batches(0), tuple(config.documents_of(0))
-    together = config.layout.pp if config.layout.vpp > 1 else 1  # interleaving wants micro-batches in such groups
+    together = config.layout.pp if config.layout.vpp > 1 else 1  # interleaving needs a multiple of pp micro-batches
     for count in range(together, len(step[0]), together):
         first = [replica[:count] for replica in step]
         if any(wanted(batch) for replica in first for batch in replica):
@@ -162,7 +162,9 @@ def _noise(config: CellConfig) -> list[Leg]:
     documents = tuple(config.documents_of(0))
     order = Leg(name="noise-order", canary=NOISE, documents=documents[::-1], backward=True)
     epsilon = Leg(name="noise-epsilon", canary=NOISE, documents=documents, backward=True, moved_weights=True)
-    return [epsilon] if config.style.packed else [order, epsilon]  # in another order they would share other rows
+    return (
+        [epsilon] if config.style.packed else [order, epsilon]
+    )  # in another order packed documents would share other rows
 
 
 _LEGS: dict[str, Callable[[CellConfig], list[Leg]]] = {

@@ -1,4 +1,4 @@
-"""The resolved configuration of one cell: everything that a rank needs."""
+"""The resolved configuration of one cell: everything a rank needs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,10 @@ from harness.core.stack import DEFAULT, SAFE_NAME, safe_name
 
 __all__ = ["CellConfig", "ModelConfig", "TrainConfig", "cell_id", "cell_name", "same_rows"]
 
-CANARIES = (
-    "isolation",
-    "repetition",
-    "order",
-    "determinism",
-    "padding",
-    "truncation",
-    "rewriting",
-)  # core/cell/canary_legs.py
-NOISE = "noise"  # of controls only: measures how far rounding alone moves the numbers of a dtype
-DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward
+# Their legs: core/cell/canary_legs.py.
+CANARIES = ("isolation", "repetition", "order", "determinism", "padding", "truncation", "rewriting")
+NOISE = "noise"  # for controls only: measures how far rounding alone moves the numbers of a dtype
+DEFAULT_CANARIES = ("isolation", "repetition", "order", "padding", "truncation")  # those without a backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +79,7 @@ class CellConfig:
         label="{}",
         in_control=True,
     )
-    # resolved on the node, by what is installed
+    # The node resolves `auto`, by what is installed.
     attention: str = setting(
         "auto",
         doc="[Attention kernel](models.md#attention-kernels); auto: the best one available.",
@@ -117,7 +110,7 @@ class CellConfig:
     )
     recompute: str = setting(
         "none",
-        doc="What backward computes again: `selective` core attention, `full` whole layers, one at a time.",
+        doc="What backward recomputes: `selective` core attention, `full` whole layers, one at a time.",
         axis="recompute",
         choices=RECOMPUTE,
         aliases=("recompute_granularity",),
@@ -134,17 +127,17 @@ class CellConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     documents: DocumentsConfig = field(default_factory=DocumentsConfig)
     options: PackingOptions = DEFAULT_OPTIONS
-    variant: str = ""  # what differs from the matrix's model, train and documents: "seq_length128"; part of the name
+    variant: str = ""  # how it differs from the matrix's model, train and documents: "seq_length128"; part of the name
     deadline_s: float = 120.0
-    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline not part of the cell's identity
-    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries not part of the identity
+    canaries: tuple[str, ...] = ()  # of CANARIES; like the deadline, not part of the cell's identity
+    fingerprints: bool = True  # of gradients and activations in step 0; like the canaries, not part of the identity
     timing: TimingConfig = NOT_TIMED
     fault: str | None = None  # name of an injected fault (selftest only)
-    rows_of: Layout | None = None  # of a control: it has the rows of a cell in this layout
+    rows_of: Layout | None = None  # for a control: it has the rows of a cell in this layout
 
     @property
     def row_layout(self) -> Layout:
-        """The layout that documents are padded and rows are split for."""
+        """The layout for which documents are padded and rows are split."""
         return self.rows_of or self.layout
 
     @property
@@ -190,7 +183,10 @@ class CellConfig:
 
 
 def same_rows(config: CellConfig, control: CellConfig) -> bool:
-    """Whether gradients of a cell and of its control may be compared: their micro-batches hold the same slots."""
+    """Whether the gradients of a cell and its control are comparable.
+
+    They are if micro-batches do not matter, or if both have the same ones.
+    """
     if not config.by_rows:
         return True
     ours, its = ((item.data_path, item.micro_batch_size, item.style) for item in (config, control))
@@ -249,16 +245,16 @@ class ShapeIdentity(NamedTuple):
         return cls(_shape_name(config), "".join([f"{_text(part)}\n" for part in shared]))
 
 
-# What is hashed, in this order. An axis that was added later leaves no trace at its default, so that cells keep their
-# ids, and their history.
+# Hashed in this order. An axis that was added later is left out at its default, so that cells keep their ids and with
+# them their history.
 _HASHED = ("data_path", "micro_batch_size", "dtype", "attention", "stack", "fault")
 
 
 def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
-    """Stable id: the readable name plus eight hex digits of the resolved configuration and of the stack's definition.
+    """Stable id: the readable name plus an eight-digit hash of the resolved configuration and the stack's definition.
 
     The default stack is the environment that the harness runs in; its contents are not part of the id. `shape`: that
-    of the configuration, for callers that make the ids of many cells of one shape.
+    of the configuration, given by callers that make many ids for one shape.
     """
     shape = shape or ShapeIdentity.of(config)
     rest: tuple[Any, ...] = tuple([getattr(config, name) for name in _HASHED])
@@ -267,9 +263,7 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
         [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
     )
     if config.timing != NOT_TIMED:
-        timed = replace(
-            config.timing, turns="", first=False
-        )  # the cell that it takes turns with is not part of its identity
+        timed = replace(config.timing, turns="", first=False)  # the other cell of the pair is not part of the identity
         rest += (timed,) if timed.asked else ()
     rest += (config.rows_of,) if config.rows_of else ()
     rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
@@ -279,12 +273,12 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
 
 @lru_cache(maxsize=4096)
 def _text(part: Any) -> str:
-    """JSON of a part that cells share; cached, since a matrix of 100,000 cells has only a few different ones."""
+    """JSON of a part of a configuration; cached, since a matrix of 100,000 cells has only a few different ones."""
     return dumps([_plain(item) for item in part] if isinstance(part, tuple) else _plain(part))
 
 
 def _plain(part: Any) -> Any:
-    """A dataclass as its fields, without those that were added after ids were kept and have their defaults."""
+    """A dataclass as its fields, without `later` fields that have their defaults."""
     if not is_dataclass(part):
         return part
     later = {name: key.default for name, key in keys_of(type(part)).items() if key.setting.later}

@@ -1,4 +1,4 @@
-"""Arithmetic of training on documents of different lengths."""
+"""Floating-point operations of training on documents of different lengths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from harness.core.cell.config import ModelConfig
 
 
 def weights_per_token(model: ModelConfig) -> int:
-    """Weights that every token is multiplied with: attention projections, SwiGLU or its experts, output layer.
+    """Weights that every token is multiplied by: attention projections, SwiGLU or its experts, output layer.
 
-    Prediction layers are layers with a projection of 2 * hidden to hidden before and the output layer after them.
+    Each depth of multi-token prediction adds a layer, a projection of 2 * hidden to hidden and the output layer.
     """
     depths = model.mtp.layers if model.mtp else 0
     block = _attention_weights(model) + _feed_forward_weights(model)
@@ -38,7 +38,7 @@ def _feed_forward_weights(model: ModelConfig) -> int:
 
 
 def _attended(model: ModelConfig) -> float:
-    """Mean of the sizes of all queries and of all values of a token: `hidden` without latent attention."""
+    """Mean of the total query size and the total value size of a token: `hidden` without latent attention."""
     mla = model.mla
     if mla is None:
         return model.hidden
@@ -52,8 +52,8 @@ def train_flops(model: ModelConfig, lengths: Iterable[int]) -> float:
     attention  6 x layers x hidden x sum(L^2): scores and weighted sum are 4 x L^2 x hidden, halved because a token
                attends to earlier ones only (causal), times 3
 
-    So two documents of L/2 cost less than one of L. The formula is that of Megatron-LM,
-    megatron/training/training.py: num_floating_point_operations, with its sum of lengths and of squared lengths.
+    So two documents of L/2 cost less than one of L. The formula is that of num_floating_point_operations in
+    Megatron-LM's megatron/training/training.py, with its sums of lengths and of squared lengths.
     """
     lengths = list(lengths)
     dense = 6.0 * weights_per_token(model) * sum(lengths)

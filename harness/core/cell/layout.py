@@ -1,4 +1,4 @@
-"""Parallel layout of a cell: sizes, and which rank has which coordinates.
+"""Parallel layout of a cell: sizes, and the coordinates of ranks.
 
 Rank order is Megatron's default `tp-cp-ep-dp-pp`
 (megatron.core.parallel_state.initialize_model_parallel): tp varies fastest, pp slowest.
@@ -46,7 +46,7 @@ class Layout:
     )
 
     def name_parts(self) -> list[str]:
-        """Parts of a cell's name: sizes, and `nosp` where sequence parallel could be on."""
+        """Parts of a cell's name: sizes, and `nosp` where sequence parallel could be on but is off."""
         sizes = labels(replace(self, sp=False))
         return [*sizes, "nosp"] if self.tp > 1 and not self.sp else sizes
 
@@ -83,10 +83,10 @@ class Layout:
 
     @property
     def alignment(self) -> int:
-        """Number of tokens each packed document is padded to a multiple of.
+        """The multiple, in tokens, that packed documents are padded to.
 
         lcm(2 * cp if cp > 1, cp * tp if sequence parallel): zigzag needs 2 * cp equal chunks, and the
-        local length must split over the tp ranks (Megatron-Bridge ConfigContainer.validate, rule B9).
+        local length must split over the tp ranks (Megatron-Bridge ConfigContainer.validate).
         """
         zigzag = 2 * self.cp if self.cp > 1 else 1
         sequence = self.cp * self.tp if self.sp and self.tp > 1 else 1

@@ -1,4 +1,4 @@
-"""The model under the probe: a small GPT, dense or with experts, extra prediction heads or latent attention."""
+"""The model of a cell: a small GPT, dense or with experts, multi-token prediction or latent attention."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _factor(default: float, doc: str, **facts: Any) -> Any:
 class MoeConfig:
     """Experts in place of every feed-forward block; no token is dropped."""
 
-    experts: int = _count(4, "Experts of a layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
-    topk: int = _count(2, "Experts that a token goes to.", le=4_096, upstream="moe_router_topk")
+    experts: int = _count(4, "Experts per layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
+    topk: int = _count(2, "Experts per token.", le=4_096, upstream="moe_router_topk")
     ffn: int = _count(64, "Hidden size of one expert.", le=2**20, upstream="moe_ffn_hidden_size")
     aux_loss: str = setting(
         "none",
@@ -33,13 +33,18 @@ class MoeConfig:
         choices=AUX_LOSSES,
         upstream="moe_router_load_balancing_type",
     )
-    aux_loss_coeff: float = _factor(0.01, "Its weight relative to the loss.", upstream="moe_aux_loss_coeff")
+    aux_loss_coeff: float = _factor(
+        0.01, "Weight of the auxiliary loss relative to the loss.", upstream="moe_aux_loss_coeff"
+    )
     dispatcher: str = setting(
-        "alltoall", doc="How tokens travel to their experts.", choices=DISPATCHERS, upstream="moe_token_dispatcher_type"
+        "alltoall",
+        doc="How tokens are sent to their experts.",
+        choices=DISPATCHERS,
+        upstream="moe_token_dispatcher_type",
     )
     padding_mask: bool = setting(
         False,
-        doc="Routers get a mask of padding slots, which they do not count (only on the harness's own data paths).",
+        doc="Mask padding slots, so that routers do not count them (only on the harness's own data paths).",
     )
 
     @property
@@ -57,11 +62,11 @@ class MoeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MtpConfig:
-    """Multi-token prediction: layers after the last that predict tokens further ahead."""
+    """Multi-token prediction: layers after the last one that predict tokens further ahead."""
 
     layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
     loss_factor: float = _factor(
-        0.1, "Weight of their mean loss relative to the loss.", upstream="mtp_loss_scaling_factor"
+        0.1, "Weight of the layers' mean loss relative to the loss.", upstream="mtp_loss_scaling_factor"
     )
 
     def __str__(self) -> str:
@@ -70,7 +75,7 @@ class MtpConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MlaConfig:
-    """Multi-latent attention: queries, keys and values are projected up from low rank. Sizes per head."""
+    """Multi-latent attention: queries, keys and values are projected up from low rank. Head sizes in elements."""
 
     q_lora_rank: int | None = _count(
         16,
@@ -81,7 +86,7 @@ class MlaConfig:
     kv_lora_rank: int = _count(16, "Rank of the key and value projection.", le=2**17, upstream="kv_lora_rank")
     qk_head_dim: int = _count(8, "Head size of queries and keys without positions.", le=2**14, upstream="qk_head_dim")
     qk_pos_emb_head_dim: int = _count(
-        4, "Head size that rotary positions turn; even.", le=2**14, upstream="qk_pos_emb_head_dim"
+        4, "Head size of queries and keys with rotary positions; even.", le=2**14, upstream="qk_pos_emb_head_dim"
     )
     v_head_dim: int = _count(8, "Head size of values.", le=2**14, upstream="v_head_dim")
     rope: str = setting("rope", doc="Kind of rotary positions.", choices=MLA_ROPES, upstream="rope_type")

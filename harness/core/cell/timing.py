@@ -13,29 +13,29 @@ from typing import Literal
 from harness.core.cell.layout import Layout
 from harness.core.setting import setting
 
-DOCUMENTS = (4, 16, 64, 256)  # per pack, of the segment slope
+DOCUMENTS = (4, 16, 64, 256)  # documents per pack in the workloads of the segment slope
 ROUNDS = 7  # the fewest in which a one-sided sign test can reach 1 %: 1 / 2^7
 # Rounds that are not recorded: on a GPU several pass until kernels are loaded and tuned and the allocator has grown.
 WARMUP: Mapping[str, int] = {"cpu": 1, "cuda": 3}
-ROTARY_TOKENS = 4096  # about, of one call of the rotary function, over all context ranks
-STEP_TOKENS = 1024  # about, of one pack that goes through the model
+ROTARY_TOKENS = 4096  # approximate size of one call of the rotary function, over all context parallel ranks
+STEP_TOKENS = 1024  # approximate size of one pack that goes through the model
 ROTARY_HEADS, ROTARY_SIZE = 4, 64  # heads, and elements of a head
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingConfig:
-    """What is timed. The default is nothing, and costs nothing."""
+    """What the timing leg measures; nothing by default."""
 
     documents: tuple[int, ...] = ()  # per pack, ascending: the workloads of the segment slope
-    unpacked: bool = False  # time the step's documents as packed by the data path, and one per row
+    unpacked: bool = False  # time step 0 as packed by the data path, and with one document per row
     full_rows: bool = setting(
         False, doc="Time rows of one document of full length, to compare packed rows with.", later=True
     )
     rounds: int = ROUNDS
-    warmup: int = setting(0, doc="Rounds before those that are recorded; 0: as WARMUP says.", later=True)
-    tokens: int = setting(0, doc="About, of a pack of the slope; 0: ROTARY_TOKENS and STEP_TOKENS.", later=True)
+    warmup: int = setting(0, doc="Rounds before those that are recorded; 0: as in WARMUP.", later=True)
+    tokens: int = setting(0, doc="Approximate size of a pack; 0: ROTARY_TOKENS and STEP_TOKENS.", later=True)
     turns: str = ""  # name of the pair of cells whose steps are interleaved, one in each of two stacks
-    first: bool = False  # of that pair, the one that starts
+    first: bool = False  # this cell of the pair starts
 
     @property
     def asked(self) -> bool:
@@ -43,11 +43,11 @@ class TimingConfig:
 
     @property
     def alone(self) -> bool:
-        """Whether anything is timed without another cell."""
+        """Whether anything is timed that needs no other cell."""
         return bool(self.documents) or self.unpacked or self.full_rows
 
     def warmup_on(self, device: str) -> int:
-        """Rounds that warm up on a kind of device, "cpu" or "cuda"; at least one."""
+        """Warm-up rounds on a kind of device, "cpu" or "cuda"; at least one."""
         return self.warmup or WARMUP[device]
 
 
@@ -65,13 +65,13 @@ class Timed:
     | step | forward and backward of the whole model, over packs of `documents` |
     | packed, unpacked | forward and backward over the documents of step 0; `documents` is 0 |
     | full | the same over as many rows of one document of full length |
-    | turn | the step as the data path passes it, while the other stack waits |
+    | turn | the step as the data path runs it, while the other stack waits |
     """
 
     load: str
     documents: int
     round: int
-    seconds: float  # of the processor on a CPU, where other processes share it; between two CUDA events on a GPU
+    seconds: float  # on a CPU processor time, since other processes share it; on a GPU between two CUDA events
 
 
 Moment = Literal["before", "under load", "after"]  # of the timing leg
@@ -79,7 +79,7 @@ Moment = Literal["before", "under load", "after"]  # of the timing leg
 
 @dataclass(kw_only=True)
 class GpuState:
-    """What the driver reported about a rank's GPU at one moment; a value that it did not report is None."""
+    """What the driver reported about a rank's GPU at one moment; values that it did not report are None."""
 
     when: Moment
     sm_clock_mhz: int | None = None
@@ -92,15 +92,15 @@ class GpuState:
 
 
 def step_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a pack in the `step` loads."""
+    """Tokens of a pack in the `step` workloads."""
     return _near(timing.tokens or STEP_TOKENS, timing.documents[-1] * layout.alignment)
 
 
 def rotary_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a call in the `rotary` loads."""
+    """Tokens of a call in the `rotary` workloads."""
     return _near(timing.tokens or ROTARY_TOKENS, timing.documents[-1] * layout.alignment)
 
 
 def _near(tokens: int, unit: int) -> int:
-    """The multiple of `unit` next to `tokens`: `documents` of equal, aligned lengths fill it."""
+    """The multiple of `unit` nearest to `tokens`; documents of equal, aligned lengths fill it."""
     return unit * max(round(tokens / unit), 1)

@@ -1,4 +1,4 @@
-"""What the plan, the judge and the node must know of a data path, declared once. Pure: neither torch nor upstream code.
+"""Descriptors: what plan, judge and node must know about a data path, declared once. Pure: no torch, no upstream code.
 
 One file per upstream project holds its descriptors; table.py lists them. The adapters, which call upstream, are in
 harness/node/data_paths.
@@ -15,8 +15,8 @@ from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
 
-class Request(Protocol):
-    """What of a cell a limit reads."""
+class LimitedCell(Protocol):
+    """The part of a cell that a limit reads."""
 
     @property
     def layout(self) -> Layout: ...
@@ -30,19 +30,19 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Limit:
-    """A combination that the data path cannot run, as a rule of the plan: `reason` has the arithmetic, or is None."""
+    """A combination that the data path cannot run; a rule of the plan. `reason` returns the arithmetic, or None."""
 
     rule: str  # its id
     source: str
-    reason: Callable[[Request], str | None]
+    reason: Callable[[LimitedCell], str | None]
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """What documents are padded to a multiple of, in tokens, where `pad_seq_to_mult` does not say it."""
+    """The multiple, in tokens, that documents are padded to unless `pad_seq_to_mult` sets another."""
 
     multiple: Callable[[Layout], int]
-    text: Callable[[Layout], str]  # the same as arithmetic, for reasons
+    text: Callable[[Layout], str]  # its arithmetic, for reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class DataPath:
     """One value of the axis `packing`."""
 
     name: str
-    code: str  # under test, in the words of a report for its project
-    functions: str  # of that code which the adapter calls; Markdown, for docs/data_paths.md
-    releases: str  # that have them, for the same page
-    style: Callable[[Layout, int, PackingOptions], PackingStyle]  # of a layout, seq_length and options
+    code: str  # the code under test, as a report to its project names it
+    functions: str  # upstream functions that the adapter calls; Markdown, for docs/data_paths.md
+    releases: str  # releases that have these functions, for the same page
+    style: Callable[[Layout, int, PackingOptions], PackingStyle]  # from layout, seq_length and options
     packs: bool = True  # False: every row holds one document, whatever the options
     own: bool = False  # the harness's own code: a control can have the same rows
     alignment: Alignment
     options: tuple[str, ...] = ()  # keys of PackingOptions that change its rows or its metadata
     limits: tuple[Limit, ...] = ()
-    validates: tuple[str, ...] = ()  # combinations that it puts to upstream's validators: values of axis `forbidden`
+    validates: tuple[str, ...] = ()  # combinations it passes to upstream's validators: values of axis `forbidden`
     canaries_without_effect: Mapping[str, str] = field(default_factory=dict)  # canary -> why the path cannot vary it
     counts_work: bool = False  # records the number of micro-batches and the lengths of a step
     returns_log_probs: bool = False  # maps log-probabilities of packed slots back to documents
-    hands_padding_mask: bool = False  # to routers
-    tokens_on_last_stage: bool = False  # as multi-token prediction needs them
-    sets_pad_between_seqs: bool = False  # in PackedSeqParams, where the release has that field
+    hands_padding_mask: bool = False  # passes routers a mask of padding slots
+    tokens_on_last_stage: bool = False  # passes tokens to the last stage, as multi-token prediction needs
+    sets_pad_between_seqs: bool = False  # in PackedSeqParams, if the release has that field
 
 
 def _zigzag(layout: Layout) -> int:
@@ -83,15 +83,15 @@ def _layout_text(layout: Layout) -> str:
     return f"lcm({zigzag}, cp * tp = {layout.cp * layout.tp})"
 
 
-ZIGZAG = Alignment(_zigzag, _zigzag_text)  # 2 * cp equal chunks of each document
-LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # and, with sp, equal parts for the tp ranks
+ZIGZAG = Alignment(_zigzag, _zigzag_text)  # each document splits into 2 * cp equal chunks
+LAYOUT = Alignment(lambda layout: layout.alignment, _layout_text)  # likewise, and with sp equally over the tp ranks
 NONE = Alignment(lambda layout: 1, lambda layout: "1")
 
 
-def padding_is_fixed(how: str) -> Callable[[Request], str | None]:
-    """The reason against padding options on a data path that pads as `how` says."""
+def padding_is_fixed(how: str) -> Callable[[LimitedCell], str | None]:
+    """The reason of a limit that forbids padding options; `how`: how the data path pads instead."""
 
-    def reason(cell: Request) -> str | None:
+    def reason(cell: LimitedCell) -> str | None:
         options = cell.options
         if options.pad_seq_to_mult is None and not options.pad_to_max_length:
             return None

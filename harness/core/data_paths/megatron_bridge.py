@@ -9,7 +9,7 @@ from harness.core.data_paths.descriptor import (
     ZIGZAG,
     DataPath,
     Limit,
-    Request,
+    LimitedCell,
     one_document_per_row,
     padding_is_fixed,
 )
@@ -22,8 +22,8 @@ _RELEASES = "megatron-bridge wheels 0.4 to 0.6"
 def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """first_fit_decreasing and GPTSFTPackedDataset.collate_fn (0.4 .. 0.6).
 
-    With a multiple of 1 upstream passes physical offsets only, otherwise real and physical ones. 16 is the dataset's
-    own default of what rows are padded to.
+    With a multiple of 1, upstream passes only physical offsets, otherwise real and physical ones. 16 is the dataset's
+    default multiple for the padding of rows.
     """
     multiple = options.pad_seq_to_mult or ZIGZAG.multiple(layout)
     return PackingStyle(
@@ -42,8 +42,8 @@ def _offline_style(layout: Layout, seq_length: int, options: PackingOptions) -> 
 def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """data.packing.in_batch.build_mcore_thd_sequence_batch_from_rows (0.6).
 
-    Real offsets are passed beside padded ones only where documents are padded. Up to 0.5 vlm_step passes padded ones
-    alone, which attention reads alike: padding follows the tokens of its own segment.
+    Real offsets accompany padded ones only if documents are padded. Up to 0.5, vlm_step passes padded ones alone; the
+    result of attention is the same, since padding follows the tokens of its own segment.
     """
     return PackingStyle(
         packed=True,
@@ -56,15 +56,15 @@ def _in_batch_style(layout: Layout, seq_length: int, options: PackingOptions) ->
     )
 
 
-def _offline_row_alone(cell: Request) -> str | None:
+def _offline_row_alone(cell: LimitedCell) -> str | None:
     size = cell.micro_batch_size
     if size == 1:
         return None
     return f"micro_batch_size {size}: each row packed offline is one micro-batch; set micro_batch_size 1"
 
 
-def _offline_rows_split(cell: Request) -> str | None:
-    """Rows of free length end at a multiple of 16, GPTSFTDataset's default; every rank needs an equal share."""
+def _offline_rows_split(cell: LimitedCell) -> str | None:
+    """Without pad_to_max_length rows end at a multiple of 16, GPTSFTDataset's default; ranks need equal shares."""
     needed, multiple = cell.layout.alignment, cell.style.tail_multiple
     if cell.options.pad_to_max_length or multiple % needed == 0:
         return None
@@ -74,7 +74,7 @@ def _offline_rows_split(cell: Request) -> str | None:
     )
 
 
-def _in_batch_merges_rows(cell: Request) -> str | None:
+def _in_batch_merges_rows(cell: LimitedCell) -> str | None:
     if cell.micro_batch_size > 1:
         return None
     return "micro_batch_size 1: in-batch packing merges the rows of a micro-batch; set micro_batch_size above 1"
@@ -101,8 +101,8 @@ OFFLINE = DataPath(
         ),
     ),
     canaries_without_effect={
-        "padding": "upstream pads with the end-of-sentence id, by which it also tells documents apart",
-        "truncation": "documents are handed to upstream already cut",
+        "padding": "upstream pads with the end-of-sentence id, which it also uses to separate documents",
+        "truncation": "upstream is given documents that are already truncated",
     },
 )
 IN_BATCH = DataPath(
@@ -117,7 +117,7 @@ IN_BATCH = DataPath(
         Limit(
             "packing.in-batch-alignment",
             "Megatron-Bridge ConfigContainer.validate: in_batch_packing_pad_to_multiple_of from TP, CP and SP",
-            padding_is_fixed("in-batch packing pads documents to the alignment of the layout, and rows not at all"),
+            padding_is_fixed("in-batch packing pads documents to the alignment of the layout, and does not pad rows"),
         ),
         Limit(
             "packing.in-batch-micro-batch",
@@ -129,7 +129,7 @@ IN_BATCH = DataPath(
 LONG = DataPath(
     name="bridge_long",
     code="Megatron-Bridge long context",
-    functions="Megatron-Bridge without packing: `gpt_step.forward_step`, split over context ranks",
+    functions="Megatron-Bridge without packing: `gpt_step.forward_step`, split over context parallel ranks",
     releases=_RELEASES,
     style=one_document_per_row,
     packs=False,

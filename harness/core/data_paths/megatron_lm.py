@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, Request
+from harness.core.data_paths.descriptor import LAYOUT, ZIGZAG, DataPath, Limit, LimitedCell
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -13,8 +13,8 @@ _SCHEDULER = "Megatron-LM DpBalancedScheduler"
 def _sft_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
     """megatron.training.datasets.sft_dataset.SFTDataset.__getitem__ (0.17 .. 0.19).
 
-    All length + 1 tokens of a document are in the row, and the last one's label, the next document's first target, is
-    masked out. Rows are always padded to seq_length; the last segment takes the tail.
+    All length + 1 tokens of a document are in the row; the label of the last one, which is the next document's first
+    token, is masked out. Rows are always padded to seq_length; the last segment takes the tail.
     """
     return PackingStyle(
         packed=True,
@@ -26,7 +26,7 @@ def _sft_style(layout: Layout, seq_length: int, options: PackingOptions) -> Pack
 
 
 def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
-    """megatron.core.datasets.data_schedule.DpBalancedScheduler, which is given documents that are already padded."""
+    """megatron.core.datasets.data_schedule.DpBalancedScheduler, which expects padded documents."""
     return PackingStyle(
         packed=True,
         document_multiple=options.pad_seq_to_mult or LAYOUT.multiple(layout),
@@ -36,14 +36,14 @@ def _scheduler_style(layout: Layout, seq_length: int, options: PackingOptions) -
     )
 
 
-def _one_row(cell: Request) -> str | None:
+def _one_row(cell: LimitedCell) -> str | None:
     size = cell.micro_batch_size
     if size == 1:
         return None
     return f"micro_batch_size is {size}, and the scheduler packs all documents of a micro-batch into one row"
 
 
-def _no_row_padding(cell: Request) -> str | None:
+def _no_row_padding(cell: LimitedCell) -> str | None:
     return "pad_to_max_length is true, and the scheduler does not pad rows" if cell.options.pad_to_max_length else None
 
 

@@ -1,9 +1,9 @@
-"""Data paths of the harness itself: the two that controls run, and the one that asks upstream's validators."""
+"""Data paths of the harness itself: the two that controls use, and the one that calls upstream's validators."""
 
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import LAYOUT, NONE, DataPath, Limit, Request, one_document_per_row
+from harness.core.data_paths.descriptor import LAYOUT, NONE, DataPath, Limit, LimitedCell, one_document_per_row
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -17,10 +17,13 @@ def _reference_style(layout: Layout, seq_length: int, options: PackingOptions) -
     )
 
 
-def _one_rank(cell: Request) -> str | None:
+def _one_rank(cell: LimitedCell) -> str | None:
     if cell.layout.world_size == 1 and cell.micro_batch_size == 1:
         return None
-    return "packing rules calls validators on one rank, and each case has its own layout: leave the layout at 1"
+    return (
+        "packing rules calls validators on one rank, and each case brings its own layout: set the layout and "
+        "micro_batch_size to 1"
+    )
 
 
 UNPACKED = DataPath(

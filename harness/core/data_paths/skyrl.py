@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, Request, padding_is_fixed
+from harness.core.data_paths.descriptor import ZIGZAG, Alignment, DataPath, Limit, LimitedCell, padding_is_fixed
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -13,12 +13,12 @@ def _text(layout: Layout) -> str:
     return f"2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else f"tp = {tp}"
 
 
-# With or without sp.
+# The same with and without sp.
 _ALIGNMENT = Alignment(lambda layout: layout.tp * ZIGZAG.multiple(layout), _text)
 
 
 def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingStyle:
-    """preprocess_packed_seqs; without packing remove_left_padding, which pads rows to the longest of a micro-batch."""
+    """preprocess_packed_seqs, or without packing remove_left_padding, which pads rows to a micro-batch's longest."""
     packed = options.remove_microbatch_padding
     return PackingStyle(
         packed=packed,
@@ -29,20 +29,20 @@ def _style(layout: Layout, seq_length: int, options: PackingOptions) -> PackingS
     )
 
 
-def _packs_for_cp(cell: Request) -> str | None:
+def _packs_for_cp(cell: LimitedCell) -> str | None:
     cp = cell.layout.cp
     if cp == 1 or cell.options.remove_microbatch_padding:
         return None
     return (
-        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context ranks only where it "
-        "packs them; set remove_microbatch_padding or cp 1"
+        f"cp {cp} and remove_microbatch_padding is false: SkyRL splits documents over context parallel ranks only "
+        "if it packs them; set remove_microbatch_padding or cp 1"
     )
 
 
 SKYRL = DataPath(
     name="skyrl",
     code="SkyRL Megatron backend",
-    functions="SkyRL `preprocess_packed_seqs` and its way back; without packing `remove_left_padding`",
+    functions="SkyRL `preprocess_packed_seqs` and its inverse; without packing `remove_left_padding`",
     releases="skyrl and skyrl-train wheels",
     style=_style,
     alignment=_ALIGNMENT,
@@ -51,7 +51,7 @@ SKYRL = DataPath(
         Limit(
             "packing.skyrl-alignment",
             "SkyRL preprocess_packed_seqs: align_size from TP and CP only",
-            padding_is_fixed("skyrl pads documents to tp, or to 2 * cp * tp when cp > 1, and rows not at all"),
+            padding_is_fixed("skyrl pads documents to tp, or to 2 * cp * tp when cp > 1, and does not pad rows"),
         ),
         Limit(
             "packing.skyrl-cp",

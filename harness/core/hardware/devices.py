@@ -1,12 +1,12 @@
 """The device and back end of each rank, from the axis `device` and the GPUs of the node. Pure.
 
-| asked | GPUs of the node | ranks compute | collectives |
+| `device` | GPUs of the node | ranks compute | collectives |
 |---|---|---|---|
 | cpu | any | on the CPU | gloo |
 | auto | none | on the CPU | gloo |
-| auto, cuda | at least one per rank of the node | on a GPU each | NCCL |
-| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors, where it has the collectives |
-| cuda | none | not at all: ERROR | |
+| auto, cuda | at least one per rank of the node | each on its own GPU | NCCL |
+| auto, cuda | fewer | several on one GPU | gloo with CUDA tensors, if it has the collectives |
+| cuda | none | nowhere: ERROR | |
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from harness.core.cell.attention import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing, Rejection
 
-# torch 2.15's ProcessGroupGloo has work on CUDA tensors for broadcast, all_reduce, all_gather, all_to_all, reduce,
-# gather and scatter; reduce_scatter is made of all_reduce. send and recv hand gloo the tensor's address, which it reads
-# as host memory.
+# torch 2.15's ProcessGroupGloo supports CUDA tensors in broadcast, all_reduce, all_gather, all_to_all, reduce, gather
+# and scatter; reduce_scatter is built on all_reduce. send and recv pass gloo the tensor's address, which it reads as
+# host memory.
 _NO_P2P = "gloo has no send and recv of CUDA tensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePlacement:
-    """Where one rank computes."""
+    """The device and back end of one rank."""
 
     kind: Literal["cuda", "cpu"]
     backend: Literal["nccl", "gloo"]
@@ -41,7 +41,7 @@ class DevicePlacement:
 
 
 def place(asked: str, gpus: int, local_rank: int, local_world_size: int) -> DevicePlacement:
-    """The place of one of `local_world_size` ranks of a node with `gpus` GPUs. ValueError where there is none."""
+    """The device of one of `local_world_size` ranks on a node with `gpus` GPUs. ValueError if there is none."""
     if asked == "cpu" or (asked == "auto" and gpus == 0):
         return DevicePlacement(kind="cpu", backend="gloo")
     if gpus == 0:
@@ -53,17 +53,17 @@ def place(asked: str, gpus: int, local_rank: int, local_world_size: int) -> Devi
 
 
 def shown_gpus(part: Sequence[int], shown: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES for processes that may use some of a node's GPUs only.
+    """CUDA_VISIBLE_DEVICES for processes that may use only some of a node's GPUs.
 
-    `part`: indices among the GPUs that are visible now; `shown`: CUDA_VISIBLE_DEVICES now, None when it is not set.
-    Names may be indices, GPU-<uuid> or MIG-<uuid>. IndexError when there are not so many.
+    `part`: indices among the GPUs visible now; `shown`: CUDA_VISIBLE_DEVICES now, None if it is not set. Its names may
+    be indices, GPU-<uuid> or MIG-<uuid>. IndexError if `part` exceeds them.
     """
     names = shown.split(",") if shown is not None else None
     return ",".join(str(index) if names is None else names[index].strip() for index in part)
 
 
 def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection | Missing | None:
-    """Why a cell's ranks cannot compute on a node as the cell asks; None when they can."""
+    """Why a cell's ranks cannot run on the device that the cell requests; None if they can."""
     try:
         found = place(config.device, gpus, 0, local_world_size)
     except ValueError as error:
@@ -74,14 +74,14 @@ def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection 
     reason = reason or ring_needs_p2p(config, found)
     if reason is None:
         return None
-    counted = f"{local_world_size} ranks on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, so not NCCL but gloo"
+    sharing = f"{local_world_size} ranks on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, so not NCCL but gloo"
     hint = "device: cpu runs the cell on the CPU"
     source = "torch ProcessGroupGloo: send and recv use host memory"
-    return Rejection(rule="device.shared-gpu", reason=f"{counted}; {reason}, and {_NO_P2P}; {hint}", source=source)
+    return Rejection(rule="device.shared-gpu", reason=f"{sharing}; {reason}, and {_NO_P2P}; {hint}", source=source)
 
 
 def ring_needs_p2p(config: CellConfig, where: DevicePlacement) -> str | None:
-    """Why gloo cannot serve the context parallelism of Transformer Engine; None when it need not, or NCCL does."""
+    """Why gloo cannot run Transformer Engine's context parallelism; None if it is not used or runs over NCCL."""
     cp = config.layout.cp
     if cp == 1 or config.attention not in TE_KINDS or where.backend == "nccl":
         return None

@@ -1,4 +1,4 @@
-"""Which GPUs of a node a cell gets while others run on the same node: two cells never share one. Pure."""
+"""Assigns the GPUs of a node to the cells that run on it at the same time; two cells never share one. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 def gpus_needed(device: str, ranks: int, total: int) -> int:
-    """GPUs that a cell with so many ranks on the node takes; `device` as in core/hardware/devices.py, `total` on the
-    node.
+    """Number of GPUs that a cell with `ranks` ranks on the node takes.
 
     One per rank. A cell with more ranks than the node has GPUs shares all of them among its own ranks.
+    `device`: as in core/hardware/devices.py; `total`: GPUs of the node.
     """
     return 0 if device == "cpu" else min(ranks, total)
 
 
 def assign(free: Sequence[int], needed: int) -> tuple[int, ...] | None:
-    """The GPUs of a cell out of the free ones; None while too few are free.
+    """The GPUs of a cell among the free ones; None while too few are free.
 
-    Neighbours where there are enough in a row, which are the best connected ones on most nodes.
+    Consecutive ones if possible, since they are the best connected on most nodes.
     """
     order = sorted(free)
     if len(order) < needed:
@@ -30,7 +30,7 @@ def assign(free: Sequence[int], needed: int) -> tuple[int, ...] | None:
 
 
 class GpuSlices:
-    """The GPUs of one node, and which cell holds which."""
+    """The GPUs of one node and the cells that hold them."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -41,9 +41,9 @@ class GpuSlices:
         return assign(self._free(), gpus_needed(device, ranks, self.total)) is not None
 
     def take(self, cell: str, device: str, ranks: int) -> tuple[int, ...] | None:
-        """The GPUs that the cell's ranks may use; None for a node without GPUs. Held until `release`.
+        """The GPUs that the cell's ranks may use, held until `release`; None for a node without GPUs.
 
-        ValueError when too few are free: ask `fits` first.
+        ValueError if too few are free: call `fits` first.
         """
         found = assign(self._free(), gpus_needed(device, ranks, self.total))
         if found is None:
@@ -52,7 +52,7 @@ class GpuSlices:
         return found if self.total else None
 
     def release(self, cell: str) -> None:
-        """The cell has ended."""
+        """Free the GPUs of a cell that has ended."""
         self.held.pop(cell, None)
 
     def _free(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which network interface and address other nodes should use to reach this one. Pure."""
+"""The network interface and address under which other nodes reach this one. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "cali", "flannel", "p
 
 
 def matches(interface: str, wanted: str) -> bool:
-    """Whether NCCL takes an interface for a value of NCCL_SOCKET_IFNAME.
+    """Whether NCCL uses an interface if NCCL_SOCKET_IFNAME is `wanted`.
 
-    Prefixes, comma separated; `=` before them: whole names; `^`: all but these; `^=`: both.
+    Comma-separated prefixes; after `=`: whole names; after `^`: all interfaces but these; after `^=`: both.
     """
     unwanted, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     names = [name for name in wanted.lstrip("^=").split(",") if name]
@@ -21,11 +21,10 @@ def matches(interface: str, wanted: str) -> bool:
 
 
 def candidates(interfaces: Mapping[str, Sequence[str]], named: Iterable[str], wanted: str = "") -> list[str]:
-    """Addresses under which other nodes may reach this one, the most likely first.
+    """Addresses under which other nodes may reach this one, the most likely first; loopback only if there is no other.
 
     `interfaces`: addresses by interface; `named`: what the host's name resolves to, often 127.0.1.1 on Debian;
-    `wanted`: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, which goes first where an interface matches. Loopback only where
-    there is nothing else.
+    `wanted`: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME; if interfaces match it, only their addresses are returned.
     """
     chosen = [name for name in interfaces if wanted and matches(name, wanted) and not name.startswith("lo")]
     chosen = chosen or [name for name in interfaces if not name.startswith(_VIRTUAL)]
@@ -41,5 +40,5 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """The interface that has an address; None when none has."""
+    """The interface that has an address; None if there is none."""
     return next((name for name, addresses in interfaces.items() if address in addresses), None)

@@ -1,7 +1,7 @@
-"""Peak rates of GPUs by device name and dtype, as their vendor states them, and the share of them that is used (MFU).
+"""Peak FLOP/s of GPUs by device name and dtype, from the vendor's data sheets, and the share of them in use (MFU).
 
-Dense rates: data sheets state rates of tensor cores with sparsity, twice as high, and halve them in a footnote. fp32 is
-that of the plain cores, since torch multiplies fp32 without TF32 by default.
+Dense rates: data sheets state tensor core rates with sparsity, twice as high, and halve them in a footnote. fp32 rates
+are those without tensor cores, since torch by default multiplies fp32 without TF32.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ DTYPES = ("bf16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """`pattern` is matched from the beginning of torch.cuda.get_device_name(), without its "NVIDIA "."""
+    """Peak rates of a device; `pattern` matches the start of torch.cuda.get_device_name() without "NVIDIA "."""
 
     pattern: str
     tflops: Mapping[str, float]  # dtype -> 1e12 operations per second
     origin: str
 
 
-# The first row that matches counts: narrower ones come first.
+# The first matching row counts, so narrower patterns come first.
 PEAKS: tuple[Peak, ...] = (
     Peak(pattern=r"GB200\b", tflops={"bf16": 2500, "fp32": 80}, origin="GB200 NVL72 data sheet, one GPU"),
     Peak(pattern=r"B200\b", tflops={"bf16": 2250, "fp32": 75}, origin="HGX B200 data sheet, one GPU"),
@@ -43,21 +43,21 @@ PEAKS: tuple[Peak, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class PeakFound:
-    """`tflops` is None where no peak is known; then `origin` says why."""
+    """The peak of a device; `tflops` is None if none is known, and `origin` says why."""
 
     tflops: float | None
     origin: str
 
 
 def peak_of(device: str, dtype: str, stated: Mapping[str, float] | None = None) -> PeakFound:
-    """The peak of a device, as torch names it, for a dtype. What the user stated goes before the table."""
+    """The peak for a dtype of a device, as torch names it. A value stated by the user overrides the table."""
     if stated and dtype in stated:
         return PeakFound(tflops=stated[dtype], origin="stated by the matrix or the cluster profile")
     if device in ("", "cpu"):
         return PeakFound(tflops=None, origin="ranks on a CPU have no peak in the table")
     name = device.removeprefix("NVIDIA ")
     row = next((row for row in PEAKS if re.match(row.pattern, name)), None)
-    if row is None or " MIG " in name:  # a slice does a share of what the whole GPU does
+    if row is None or " MIG " in name:  # a MIG slice reaches only a share of the GPU's peak
         where = "peak_tflops of checks.throughput or of the cluster profile"
         return PeakFound(tflops=None, origin=f"the peak of {device!r} is not in the table; state it as {where}")
     if dtype not in row.tflops:
@@ -66,5 +66,5 @@ def peak_of(device: str, dtype: str, stated: Mapping[str, float] | None = None) 
 
 
 def mfu(tflops_per_s: float | None, peak: PeakFound) -> float | None:
-    """Model FLOPs utilisation: operations that the model needs for its real tokens, over what the device could do."""
+    """Model FLOPs utilisation: FLOP/s that the model needs for its real tokens, over the device's peak."""
     return tflops_per_s / peak.tflops if tflops_per_s is not None and peak.tflops else None

@@ -1,7 +1,7 @@
 """Packing arithmetic: documents -> rows -> micro-batches -> what every rank must receive.
 
-Integers, no tensors: the judge recomputes the truth with these functions, the probe builds its batches with them, and
-property tests hold them. A slot is one token position of the physical (padded) stream.
+Integers, no tensors: the judge computes the expected values with these functions, the probe builds its batches with
+them, and property tests cover them. A slot is one token position of the physical (padded) stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAD = -1  # document index of a padding slot
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedDocument:
-    """A document in a row: it takes slots start .. start + padded_length, real tokens first."""
+    """A document in a row: it takes the slots [start, start + padded_length), real tokens first."""
 
     document: Document
     start: int
@@ -58,11 +58,11 @@ class PackedParams:
 
 @dataclass(frozen=True, kw_only=True)
 class PackMetadata:
-    """What Megatron-Bridge records about all rows of a packed file, so that their metadata can have one shape."""
+    """What Megatron-Bridge records about all rows of a packed file, so that the metadata of all rows has one shape."""
 
     most_documents: int  # in a row
-    longest: int  # document with its padding, slots
-    shortest_row: int  # documents with their padding, slots
+    longest: int  # slots of the longest document with its padding
+    shortest_row: int  # slots of the shortest row without its tail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,11 @@ class MicroBatch:
 
     @property
     def loss_tokens(self) -> int:
-        """Labels that count in the loss."""
+        """Number of labels that count in the loss."""
         return sum(item.document.length for item in self.placed if not item.document.masked)
 
     def params(self) -> PackedParams | None:
-        """The metadata truth; None for unpacked rows."""
+        """The expected metadata; None for unpacked rows."""
         if not self.style.packed:
             return None
         real, padded = [0], [0]
@@ -108,7 +108,7 @@ class MicroBatch:
             real.append(real[-1] + length)
             padded.append(padded[-1] + padded_length)
         longest = max(padded_length for _, padded_length in self._segments())
-        if self.metadata is not None:  # 0, each document, the tail: GPTSFTPackedDataset.collate_fn
+        if self.metadata is not None:  # offsets: 0, one per document, the tail; GPTSFTPackedDataset.collate_fn
             missing = self.metadata.most_documents + 2 - len(padded)
             real, padded = real + [real[-1]] * missing, padded + [padded[-1]] * missing
             longest = max(self.metadata.longest, self.slots - self.metadata.shortest_row)
@@ -125,7 +125,7 @@ class MicroBatch:
         )
 
     def _segments(self) -> list[tuple[int, int]]:
-        """(real, padded length) of every segment of the merged stream: documents, and rows' tails."""
+        """(real length, padded length) of every segment of the merged stream: documents and the tails of rows."""
         segments = []
         for row in self.rows:
             segments += [(item.document.length, item.padded_length) for item in row.placed]
@@ -155,11 +155,11 @@ class MicroBatch:
 
 
 def zigzag(bounds: Sequence[int], cp: int, cp_rank: int) -> list[int]:
-    """Slots of one context-parallel rank when every segment is cut in 2 * cp chunks.
+    """Slots of one context-parallel rank when every segment is cut into 2 * cp chunks.
 
-    Rank r takes chunk r, then chunk 2 * cp - 1 - r, segments in order: the meaning of
+    Of each segment in turn, rank r takes chunk r, then chunk 2 * cp - 1 - r, like
     transformer_engine_torch.thd_get_partitioned_indices for aligned segments.
-    ValueError when a segment does not divide.
+    ValueError if the length of a segment is not a multiple of 2 * cp.
     """
     if cp == 1:
         return list(range(bounds[0], bounds[-1]))
@@ -177,7 +177,7 @@ def pack(documents: Sequence[Document], style: PackingStyle, *, seq_length: int,
     """Rows of at most seq_length slots holding the documents in order (next fit), or by first fit with `longest_first`.
 
     The number of rows is made a multiple of `multiple` by splitting rows. ValueError if there are too few documents
-    for that, or if the data path packs beforehand (`longest_first`) and does not split rows.
+    for that, or if the data path packs offline (`longest_first`) and so does not split rows.
     """
     groups = (
         _first_fit(documents, style, seq_length) if style.longest_first else _next_fit(documents, style, seq_length)
@@ -208,16 +208,16 @@ def _next_fit(documents: Sequence[Document], style: PackingStyle, seq_length: in
 
 
 def _first_fit(documents: Sequence[Document], style: PackingStyle, seq_length: int) -> list[list[Document]]:
-    """Longest first into the first row with room; equally long documents keep their order."""
+    """First-fit decreasing; documents of equal length keep their order."""
     groups: list[list[Document]] = []
     free = _FreeSlots(len(documents), seq_length)
     sizes = [(style.size(document), document) for document in documents]
     for size, document in sorted(sizes, key=lambda item: -item[0]):
-        place = len(groups) if size > seq_length else free.first(size)
-        if place == len(groups):
+        row = len(groups) if size > seq_length else free.first(size)
+        if row == len(groups):
             groups.append([])
-        groups[place].append(document)
-        free.take(place, size)
+        groups[row].append(document)
+        free.take(row, size)
     return groups
 
 
@@ -229,7 +229,7 @@ class _FreeSlots:
         self._most = [room] * (2 * self._leaves)  # node n has the children 2 n and 2 n + 1; rows are the last level
 
     def first(self, size: int) -> int:
-        """The first row with at least `size` free slots; an empty row has them."""
+        """The first row with at least `size` free slots, which may be the first empty one."""
         node = 1
         while node < self._leaves:
             node *= 2
@@ -245,7 +245,7 @@ class _FreeSlots:
 
 
 def _split_widest(groups: list[list[Document]]) -> bool:
-    """Halve the row with most documents; False when every row has only one."""
+    """Halve the row with the most documents; False if every row has only one."""
     widest = max(range(len(groups)), key=lambda index: len(groups[index]))
     half = len(groups[widest]) // 2
     if half:
@@ -293,7 +293,7 @@ def _metadata(rows: Sequence[Row]) -> PackMetadata:
 
 
 def row_multiple(layout: Layout, micro_batch_size: int) -> int:
-    """The number of rows of a step must be a multiple of this; interleaving needs a multiple of pp micro-batches."""
+    """The number that a step's rows must be a multiple of; interleaving needs a multiple of pp micro-batches."""
     return layout.dp * micro_batch_size * (layout.pp if layout.vpp > 1 else 1)
 
 
@@ -308,7 +308,7 @@ def plan_step(
 ) -> list[list[MicroBatch]]:
     """Micro-batches of one step, indexed [dp][i]; replicas take rows in turn, micro_batch_size at a time.
 
-    `rows_of`: the layout that rows are split for, where it is not `layout`.
+    `rows_of`: the layout that rows are split for, if it is not `layout`.
     """
     multiple = row_multiple(rows_of or layout, micro_batch_size)
     rows = pack(documents, style, seq_length=seq_length, multiple=multiple)

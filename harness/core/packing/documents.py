@@ -1,8 +1,8 @@
 """Documents of a training step: lengths and masks, the same for every layout.
 
-The forms follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
-of lengths. They give upstream's lengths, before truncation, in upstream's order and for the same seed. There are
-also `adversarial`, a mix that exposes most known packing bugs, and `uncut`, that mix without the truncated document.
+Two modes follow Megatron-LM's mock SFT dataset (dev branch, MockSFTLowLevelDataset): a lognormal distribution or a file
+of lengths. For the same seed they give upstream's lengths, before truncation, in upstream's order. The other two are
+`adversarial`, a mix that exposes most known packing bugs, and `uncut`, the same mix short enough not to be truncated.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ DocumentsMode = Literal["adversarial", "uncut", "distribution", "file"]
 MIXES: tuple[DocumentsMode, ...] = ("adversarial", "uncut")  # modes that are the same in every step
 MOST_LENGTH = 2**31 - 1  # tokens of a document before it is truncated
 MOST_LENGTHS = 10_000  # of a list or file: a resolved matrix holds them all
-# Mode -> the other keys of the section that it takes.
+# Mode -> the other keys that the section may have.
 KEYS_OF_MODE: Mapping[DocumentsMode, tuple[str, ...]] = {
     **dict.fromkeys(MIXES, ()),
     "distribution": ("type", "min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma"),
     "file": ("path", "lengths"),
 }
-MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws; then it repeats them
+MOCK_SIZE = 1_000_000  # lengths that upstream's mock dataset draws before it repeats them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """One document of one step."""
 
-    index: int  # position in the step, the document's name in records and reports
-    length: int  # labels, and tokens before each, after truncation: with the last token a document fills seq_length
+    index: int  # position in the step; identifies the document in records and reports
+    length: int  # number of labels, after truncation; there is one token more, and both fit in seq_length
     original_length: int
     masked: bool = False  # every label is masked out of the loss
     copy_of: int | None = None  # index of the document whose content this one repeats
@@ -41,7 +41,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsConfig:
-    """How document lengths are made. `lengths` is resolved for all modes but `distribution`."""
+    """How document lengths are made. `lengths` is filled in for every mode except `distribution`."""
 
     mode: DocumentsMode = "adversarial"
     type: Literal["lognormal"] = setting("lognormal", doc="Family of the distribution.")
@@ -59,7 +59,7 @@ class DocumentsConfig:
     repeat: tuple[int, int] | None = None  # (original, copy), indices into `lengths`
 
     def section(self) -> dict[str, Any]:
-        """As a matrix file would write it; lengths that came from a file are written out."""
+        """The section of a matrix file that gives this configuration; lengths from a file are listed."""
         written = {name: getattr(self, name) for name in KEYS_OF_MODE[self.mode]}
         return {"mode": self.mode} | {
             name: list(value) if isinstance(value, tuple) else value
@@ -69,7 +69,7 @@ class DocumentsConfig:
 
 
 def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
-    """The built-in mix of a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
+    """The built-in mix for a mode in MIXES, for a matrix whose largest context-parallel size is `cp`."""
     whole = adversarial_mix(seq_length, cp)
     if mode == "adversarial":
         return whole
@@ -77,11 +77,11 @@ def mix(mode: DocumentsMode, seq_length: int, cp: int) -> DocumentsConfig:
 
 
 def adversarial_mix(seq_length: int, cp: int) -> DocumentsConfig:
-    """The built-in mix for a matrix whose largest context-parallel size is `cp`.
+    """The built-in mix `adversarial` for a matrix whose largest context-parallel size is `cp`.
 
-    Lengths 1, 2*cp - 1 (shorter than the alignment), an odd one above 8*cp, 2*cp, the odd one's copy, one long,
-    one fully masked, and one that overflows seq_length and is truncated. In order they fill a first row with many
-    short documents and a second with few long ones, so micro-batches differ in number and maximum.
+    Lengths 1, 2*cp - 1 (shorter than the alignment), an odd one above 8*cp, 2*cp, a copy of the odd one, a long one,
+    a fully masked one, and one that overflows seq_length and is truncated. In this order they fill a first row with
+    many short documents and a second with few long ones, so micro-batches differ in document count and longest length.
     """
     odd = min(8 * cp + 3, max(seq_length // 3, 1)) | 1
     long = max(seq_length - seq_length // 4 - 1, 1)
@@ -112,9 +112,9 @@ def documents_of_step(config: DocumentsConfig, *, seed: int, step: int, count: i
 
 
 def _lognormal(config: DocumentsConfig, *, seed: int, step: int, count: int, seq_length: int) -> list[Document]:
-    """mu = ln(mean) - sigma^2 / 2, cut to [min, max], then to whole tokens; the steps go on in one sequence.
+    """Documents with mu = ln(mean) - sigma^2 / 2, lengths clamped to [min, max] and truncated to whole tokens.
 
-    MockSFTLowLevelDataset.generate_lognormal_samples, whose seed is 0 unless it is changed.
+    Steps continue one sequence, that of MockSFTLowLevelDataset.generate_lognormal_samples, whose default seed is 0.
     """
     sigma = config.lognormal_sigma
     mu = math.log(config.mean_seq_len) - sigma**2 / 2

@@ -1,7 +1,7 @@
 """Lognormal numbers as numpy's legacy generator draws them, without numpy: numpy.random.seed, numpy.random.lognormal.
 
-numpy's Mersenne twister is also Python's; only its initial state is derived from the seed differently (Matsumoto and
-Nishimura, mt19937ar.c: init_genrand). Normal numbers come in pairs by Marsaglia's polar method, the second one first.
+numpy and Python use the same Mersenne twister, but derive its initial state from the seed differently (Matsumoto and
+Nishimura, mt19937ar.c: init_genrand). Marsaglia's polar method gives normal numbers in pairs, the second one first.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import math
 import random
 from functools import lru_cache
 
-_WORDS = 624  # of 32 bits: the state of the twister
-_LARGEST = 700.0  # exp of it is still finite; no length is near
+_WORDS = 624  # 32-bit words of the twister's state
+_LARGEST = 700.0  # its exponential is still finite, and far above any length
 
 
 def lognormal(seed: int, index: int, *, mu: float, sigma: float) -> float:
     """Element `index` of numpy.random.lognormal(mu, sigma, n) after numpy.random.seed(seed).
 
-    numpy refuses seeds above 2^32 - 1; here their low 32 bits count.
+    numpy rejects seeds above 2^32 - 1; here only their low 32 bits count.
     """
     return math.exp(min(mu + sigma * _normals(seed % 2**32).number(index), _LARGEST))
 
 
 class _Normals:
-    """The standard normal numbers of one seed; those already drawn are kept."""
+    """The standard normal numbers of one seed; numbers already drawn are kept."""
 
     def __init__(self, seed: int) -> None:
         self._twister = random.Random()

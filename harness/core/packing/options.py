@@ -11,8 +11,8 @@ from harness.core.setting import setting
 class PackingOptions:
     """Options of packing and of the loss; the rules say which of them a layout allows.
 
-    Names and meaning follow Megatron-Bridge; the loss switches are Megatron-LM's, one is SkyRL's. A rule rejects
-    what the probe does not implement (plan/rules).
+    Names and meanings are Megatron-Bridge's, those of the loss switches Megatron-LM's; `remove_microbatch_padding` is
+    SkyRL's. A rule rejects what the probe does not implement (plan/rules).
     """
 
     pad_seq_to_mult: int | None = setting(

@@ -1,4 +1,4 @@
-"""How each data path lays documents into rows."""
+"""The ways in which data paths lay documents into rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class PackingStyle:
     packed: bool
     document_multiple: int  # every document is padded to a multiple of this many tokens
     last_token_slots: int = 0  # 1: a document's last token, which has no label, takes a slot too
-    row_length: int | None  # fixed physical row length, the last document takes the tail; None: as long as needed
-    real_lengths: bool  # metadata have real lengths in addition to padded ones
+    row_length: int | None  # fixed row length in slots, the last document takes the tail; None: as long as needed
+    real_lengths: bool  # metadata has real lengths in addition to padded ones
     padded_only: bool = False  # with real_lengths: some releases pass padded offsets only, on all ranks
     one_per_row: bool = False  # one document per row; the rows of a micro-batch are merged
     even_rows: bool = False  # not packed: rows are as long as the longest of their micro-batch
     split_last: bool = False  # how rows are split: see arithmetic.pack
-    longest_first: bool = False  # documents go, longest first, into the first row with room; else in order, next fit
-    tail_segment: bool = False  # slots that fill a row up form a segment without a document
-    tail_multiple: int = 1  # with tail_segment: rows are filled up to a multiple of this, at most seq_length
+    longest_first: bool = False  # first-fit decreasing; otherwise next fit, in order
+    tail_segment: bool = False  # the slots after a row's last document form a segment without a document
+    tail_multiple: int = 1  # with tail_segment: rows are padded to a multiple of this, at most seq_length
     fixed_entries: bool = False  # the offsets of all rows of a step have the same number of entries
     longest_as_tensor: bool = False  # max_seqlen may also be a tensor of one element
 
     def size(self, document: Document) -> int:
-        """Slots of a document with its padding, unless it also takes the tail of its row."""
+        """Slots of a document with its padding, not counting a row's tail."""
         return align_up(document.length + self.last_token_slots, self.document_multiple)

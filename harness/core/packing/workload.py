@@ -11,7 +11,7 @@ from harness.core.packing.arithmetic import MicroBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Lengths are those of cu_seqlens_q, in tokens: real ones where padded ones are passed too."""
+    """The counts of one step. Lengths follow cu_seqlens_q, in tokens: real ones where padded ones are passed too."""
 
     micro_batches: int  # of one replica, whatever the number of model chunks
     tokens: float  # sum of lengths over all replicas
@@ -19,12 +19,12 @@ class Workload:
 
 
 def workload(step: Sequence[Sequence[MicroBatch]], dp: int) -> Workload:
-    """Of one replica; `step` is indexed [dp][micro-batch]."""
+    """The workload of replica `dp`; `step` is indexed [dp][micro-batch]."""
     return workloads(step)[dp]
 
 
 def workloads(step: Sequence[Sequence[MicroBatch]]) -> list[Workload]:
-    """Of every replica."""
+    """The workload of every replica."""
     tokens, squares = map(sum, zip(*(sums(replica) for replica in step)))
     return [Workload(micro_batches=len(replica), tokens=tokens, squares=squares) for replica in step]
 

@@ -64,7 +64,7 @@ class Gathered(Event):
     """The leader has seen the agents of all other nodes; they follow it from now on."""
 
     kind = EventKind.GATHERED
-    tokens: dict[str, str]  # node -> token of its agent's heartbeat
+    tokens: dict[str, str]  # node -> token in its agent's heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class CellStarted(Event):
     cell: str
     attempt: int
     ranks: int  # a leader's: all ranks of the cell; a follower's: those of its node
-    threads: list[str] = field(default_factory=list)  # of the agent at the fork, besides the main thread
+    threads: list[str] = field(default_factory=list)  # of the agent at the fork, except the main thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Failed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Event):
-    """The agent ends, and every cell of its work order has a result."""
+    """The agent ends; every cell of its work order has a result."""
 
     kind = EventKind.FINISHED
 
@@ -108,7 +108,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Submitting(Event):
-    """sbatch is about to be called: recorded in case the launcher is killed before it knows the job's number."""
+    """sbatch is about to be called: recorded in case the launcher is killed before it knows the job id."""
 
     kind = EventKind.SUBMITTING
     job: str  # the submission: submissions/<job>.sbatch
@@ -137,13 +137,13 @@ class Duplicate(Event):
 
     kind = EventKind.DUPLICATE
     name: str  # Slurm's name of both
-    job: str  # number of the cancelled one
-    kept: str | None  # number of the other one, where it is known
+    job: str  # id of the cancelled one
+    kept: str | None  # id of the other one, if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused(Event):
-    """An allocation without a job: its cells have ended as errors, and `resume` does not resubmit it."""
+    """An allocation that got no job: its cells are ERROR, and `resume` does not resubmit it."""
 
     kind = EventKind.REFUSED
     allocation: str
@@ -152,7 +152,7 @@ class Refused(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Retry(Event):
-    """An allocation that was added for cells that are to run again."""
+    """An allocation that was added to run cells again."""
 
     kind = EventKind.RETRY
     why: str
@@ -161,13 +161,13 @@ class Retry(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnded(Event):
-    """The job of an allocation has ended, and its cells without a result have got one."""
+    """The job of an allocation has ended; its cells without a result have been given one."""
 
     kind = EventKind.JOB_ENDED
     allocation: str
     array: str
     job: str  # Slurm's job id, "12" or "12_3"
-    state: str  # as Slurm names it; empty where Slurm was not asked or does not know it
+    state: str  # as Slurm names it; empty if Slurm was not asked or does not know it
     words: str = ""  # the state as a sentence
 
 

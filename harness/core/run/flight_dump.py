@@ -1,15 +1,15 @@
 """Finds the collectives that a rank was waiting for in a dump of torch's flight recorder. Pure.
 
-The recorder keeps the collectives that a process has enqueued. NCCL's return to the host at once, so a rank that hangs
-is found in float(loss) or torch.cuda.synchronize(), and its stack does not name the collective. The recorder does.
+The recorder keeps the collectives that a process has enqueued. NCCL collectives return to the host at once, so a rank
+hangs in float(loss) or torch.cuda.synchronize(), and its stack does not name the collective; the recorder does.
 
 | torch | dump | entry names its group by |
 |---|---|---|
 | 2.2 to 2.4 | pickle | pg_name (2.2: pg_id alone), then process_group |
 | 2.5 and newer | JSON or pickle | process_group: [name, description] |
 
-Numbers are collective_seq_id or, between two ranks, p2p_seq_id; up to 2.3 seq_id for both. In JSON a dump without
-entries lacks the key, and a time that is not known is 0 instead of None (FlightRecorderDetail.hpp, format 2.10).
+Numbers are collective_seq_id or, between two ranks, p2p_seq_id; up to 2.3 seq_id for both. In JSON, a dump without
+entries lacks the key, and an unknown time is 0 instead of None (FlightRecorderDetail.hpp, format 2.10).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ACTIVE = ("scheduled", "started")
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One entry. Equal on all ranks that wait in the same collective."""
+    """One entry of a dump; equal on all ranks that wait in the same collective."""
 
-    name: str  # like all_reduce, or "recv 1<-0" between two ranks
+    name: str  # e.g. all_reduce, or "recv 1<-0" between two ranks
     group: str
-    number: int  # counted by the group
+    number: int  # sequence number in the group
     sizes: tuple[tuple[int, ...], ...]  # of the inputs
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Collective:
 
 
 def waiting(trace: Mapping[str, Any]) -> list[Collective]:
-    """The oldest collective of every group that had not completed, oldest first; later ones queue behind it."""
+    """The oldest incomplete collective of every group, oldest first; later ones of a group queue behind it."""
     found: dict[str, Collective] = {}
     for entry in sorted(_active(trace), key=lambda entry: _int(entry.get("record_id", entry.get("id")))):
         made = _collective(entry, trace)
@@ -64,7 +64,7 @@ def _collective(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> Collectiv
 
 
 def _group(entry: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
-    """Description, or name where there is none, and ranks, e.g. "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
+    """The group's description, or its name if it has none, and its ranks: "TENSOR_MODEL_PARALLEL_GROUP [0, 1]"."""
     group = entry.get("process_group")
     name, described = (*group, "")[:2] if isinstance(group, list) and group else (entry.get("pg_name"), "")
     if name is None:

@@ -1,4 +1,4 @@
-"""Expands the short form of the imports that a rank record proves."""
+"""Expands the short form in which a rank record holds its imports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One start of a Slurm job, and the claim by which it alone runs an allocation.
+"""One start of a Slurm job, and the claim that lets it alone run an allocation.
 
-A requeued job keeps its number and counts its restarts. Processes of its earlier start may live on, and one submission
-may have become two jobs, so the number alone does not decide who may write.
+A requeued job keeps its id and counts its restarts. Processes of its earlier start may still be alive, and one
+submission may have become two jobs, so the job id alone does not decide who may write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.core.run.records import CellResult
 
 @dataclass(frozen=True, kw_only=True)
 class JobStart:
-    """A start of a job. `job` is the number that Slurm shows: "12", or "12_3" for a member of an array."""
+    """A start of a job. `job` is Slurm's job id: "12", or "12_3" for a member of an array."""
 
     job: str
     restart: int = 0
@@ -38,12 +38,12 @@ class Claim:
 
     job: str
     restart: int
-    order: str  # name of the work order that it runs; its journals and heartbeats have this name too
+    order: str  # name of its work order; its journals and heartbeats have this name too
     host: str = ""
     time: float = 0.0  # seconds since the epoch
 
     def refusal(self, start: JobStart) -> str | None:
-        """Why another start may not run after this one; None when it is a later start of the same job."""
+        """Why another start may not run after this one; None if it is a later start of the same job."""
         if start.job != self.job:
             return f"job {self.job} has claimed the allocation: job {start.job} is a duplicate of it"
         if start.restart <= self.restart:
@@ -52,5 +52,5 @@ class Claim:
 
 
 def was_cut_off(result: CellResult) -> bool:
-    """The attempt did not complete, and a rank of it left no record of its end: a lost node explains that."""
+    """Whether the attempt did not complete and a rank left no record of its end, as when its node is lost."""
     return result.status != "completed" and any(rank.ended in ("missing", "killed") for rank in result.ranks)

@@ -16,19 +16,19 @@ from harness.core.serialization import dumps, loads
 
 
 def note(path: Path, event: Event) -> None:
-    """Append an event with the current time. DiskFullError when there is no room for the line."""
+    """Append an event with the current time. DiskFullError if the line does not fit on the disk."""
     append_event(path, replace(event, time=time.time()))
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Append an event with its own time. DiskFullError when there is no room for the line."""
+    """Append an event with its own time. DiskFullError if the line does not fit on the disk."""
     append_line(path, to_line(event))
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line, whole or not at all; DiskFullError when there is no room for it.
+    """Append one JSON line, whole or not at all; DiskFullError if it does not fit on the disk.
 
-    A journal has one writer, so an incomplete last line was left by a writer that died, and is removed.
+    A journal has one writer, so an incomplete last line was left by a writer that died and is removed.
     """
     line = (dumps(value) + "\n").encode()
     with needs_room(path):
@@ -45,7 +45,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _end_of_lines(stream: FileIO) -> int:
-    """Size of a journal, after an incomplete last line has been cut off."""
+    """The size of a journal after removing an incomplete last line."""
     size = stream.seek(0, os.SEEK_END)
     if size:
         stream.seek(size - 1)
@@ -58,8 +58,7 @@ def _end_of_lines(stream: FileIO) -> int:
 class Journal:
     """Reads the whole lines that were added since the last call; a line still being written waits for the next.
 
-    A line that is not an event is skipped: journals drive displays and timings, the verdict rests on records and
-    results.
+    A line that is not an event is skipped: journals serve displays and timings; verdicts rest on records and results.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,10 +95,10 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a journal; none when there is no such file."""
+    """All events of a journal; none if there is no such file."""
     return list(Journal(path).new_events())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All JSON objects of a file of JSON lines; none when there is no such file."""
+    """All JSON objects in a file of JSON lines; none if there is no such file."""
     return list(Journal(path).new_lines())

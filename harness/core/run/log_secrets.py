@@ -1,4 +1,4 @@
-"""Removes secrets that the code under test printed from logs, once nothing writes to them any more."""
+"""Removes secrets that the code under test printed to a log, once nothing writes to the log any more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from harness.core.text.secrets import redacted
 
 
 def without_secrets_in(log: Path, values: Collection[str]) -> None:
-    """Replace each secret in a log by ***, line by line; a log without one, or a missing one, stays as it is.
+    """Replace each secret in a log by ***, line by line; a log without secrets is not touched, nor a missing one.
 
-    `values`: secrets known by value, see `secret_values`. Bytes that are not UTF-8 are kept. DiskFullError when the
-    new log has no room; the old one is kept then.
+    `values`: secrets known by value, see `secret_values`. Bytes that are not UTF-8 are kept. DiskFullError if there is
+    no space for the new log; the old one is then kept.
     """
     try:
         if not _has_secret(log, values):

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 PROJECTIONS = 2  # random projections in a fingerprint
-MOST_TOKEN_LOSSES = 8192  # per rank and pass, to the end of a micro-batch: more would make records larger than useful
+MOST_TOKEN_LOSSES = 8192  # per rank and pass, checked per micro-batch: more would make records larger than useful

@@ -22,7 +22,7 @@ class TensorForm:
     dtype: str  # "torch.int32" when right
     shape: list[int]  # [documents + 1] when right
     device: str  # that of the model when right
-    same_as: str | None = None  # the first field that holds the very same tensor object
+    same_as: str | None = None  # the first field that holds the same tensor object
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ class SeenParams:
     max_seqlen_q: int | None = None
     max_seqlen_kv: int | None = None
     qkv_format: str | None = None
-    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are there
+    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the cu_seqlens fields that are present
     pad_between_seqs: bool | None = None  # as passed to Transformer Engine; None: it guesses
     max_seqlen_type: str | None = None  # Python type name of max_seqlen_q, "int" when right
 
@@ -48,26 +48,26 @@ class TensorSeen:
     shape: list[int]
     dtype: str
     mismatches: int  # slots that differ from the plan (padding slots are not compared)
-    first: list[int] | None = None  # [document, position, expected, found] of the first that differs
+    first: list[int] | None = None  # [document, position, expected, found] of the first such slot
 
 
 @dataclass(kw_only=True)
 class BatchSeen:
-    """One micro-batch as the data path handed it to one model chunk, before the model (metadata leg)."""
+    """One micro-batch as the data path passed it to one model chunk, before the model (metadata leg)."""
 
     chunk: int
     micro_batch: int
-    params: int | None  # index into RankRecord.packed_params, None when there were none
+    params: int | None  # index into RankRecord.packed_params, None if there were none
     tokens: TensorSeen | None = None
     labels: TensorSeen | None = None
     loss_mask: TensorSeen | None = None
     position_ids: TensorSeen | None = None
-    log_probs: TensorSeen | None = None  # unpacked again; `first` names slots: node/probe/hooks/log_probs.py
+    log_probs: TensorSeen | None = None  # mapped back to documents; `first` names slots: node/probe/hooks/log_probs.py
 
 
 @dataclass(kw_only=True)
 class WorkloadSeen:
-    """The workload of a step as the data path counted it with the step's iterators (core/packing/workload.py)."""
+    """The workload of a step, as the data path counted it with the step's iterators (core/packing/workload.py)."""
 
     leg: LegName
     step: int
@@ -81,7 +81,7 @@ class Refusal:
     """The answer of an upstream validator to a forbidden combination, and to the nearest allowed one."""
 
     validator: str
-    wanted: str  # pattern of a message that names the broken rule
+    wanted: str  # pattern of a message that names the violated rule
     clear: bool  # the message matches
     type: str | None = None  # of the exception; None: upstream accepted the forbidden combination
     message: str | None = None
@@ -101,7 +101,7 @@ class LayerSeen:
 
 @dataclass(kw_only=True)
 class Fingerprint:
-    """Sum of squares and random projections; those of the shards of a tensor add up to those of the whole."""
+    """Sum of squares and random projections of a tensor; those of its shards add up to those of the whole."""
 
     norm_sq: float
     projections: list[float]
@@ -114,7 +114,7 @@ class ParameterSeen:
     name: str  # global name, layers numbered over the whole model
     sharded: bool  # False: every tp rank holds the whole tensor
     gradient: Fingerprint
-    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: the equal parts that tp would make
+    parts: list[Fingerprint] = field(default_factory=list)  # one-rank cells: of the equal parts that tp would make
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class ActivationSeen:
 
 @dataclass(kw_only=True)
 class ExpertShare:
-    """Routing of some of a rank's tokens: the number that went to each expert, and the sums of their scores."""
+    """Routing of some of a rank's tokens: how many went to each expert, and the sums of their scores."""
 
     tokens: int
     counts: list[int]
@@ -141,8 +141,8 @@ class RouterSeen:
     layer: int  # global, from 1
     micro_batch: int
     real: list[ExpertShare]  # per row of the micro-batch
-    padding: list[ExpertShare]  # likewise, tokens of no document
-    aux_loss: float | None = None  # this rank's share, as upstream computed it; None without one
+    padding: list[ExpertShare]  # likewise, of tokens that belong to no document
+    aux_loss: float | None = None  # this rank's share, as upstream computed it; None if there is none
     aux_weighted: float | None = None  # as upstream passes it to backward, before the schedule's scale
 
 
@@ -152,13 +152,13 @@ class MtpSeen:
 
     depth: int  # from 1: tokens predicted beyond the next one
     micro_batch: int
-    documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: those of no document
-    weighted: float  # sum that upstream passes to backward, before the schedule's scale
+    documents: dict[int, DocumentLoss]  # over the tokens that upstream counted; PAD: tokens of no document
+    weighted: float  # the sum that upstream passes to backward, before the schedule's scale
 
 
 @dataclass(kw_only=True)
 class DocumentLoss:
-    """Loss of one document on this rank's tokens: sum over unmasked labels, and how many."""
+    """Loss of one document on this rank's tokens: the sum over unmasked labels, and their number."""
 
     loss_sum: float
     tokens: int
@@ -183,7 +183,7 @@ class StepSeen:
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)  # step 0 only
     time_s: float = 0.0
-    busy_s: float = 0.0  # the same without waiting, on a CPU: processor time of this rank; on a GPU time_s
+    busy_s: float = 0.0  # time_s without waiting: on a CPU this rank's processor time, on a GPU the same as time_s
     real_tokens: int = 0  # this replica
     slots: int = 0  # this replica
 
@@ -192,18 +192,18 @@ class StepSeen:
 class LegSeen:
     """A canary leg: one pass over varied documents of step 0 with the initial weights (core/cell/canary_legs.py).
 
-    Losses are filled on the last stage only, and are of this rank's tokens; gradients as in step 0, after a backward.
+    Losses are those of this rank's tokens, on the last stage only; gradients as in step 0, if the leg runs backward.
     """
 
     leg: CanaryLeg
-    loss_sum: float = 0.0  # of all labels that the loss mask counts, also those of no document
+    loss_sum: float = 0.0  # of all labels that the loss mask counts, including those of no document
     token_count: int = 0
     documents: dict[int, DocumentLoss] = field(default_factory=dict)
     tokens: list[TokenLoss] = field(default_factory=list)
     batches: list[BatchSeen] = field(default_factory=list)  # of a leg without the model
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
-    input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting: by layer; the output has the last
+    input_gradients: list[ActivationSeen] = field(default_factory=list)  # rewriting; the output block is one layer more
     time_s: float = 0.0
 
 
@@ -223,12 +223,12 @@ class Failure:
     traceback: str
     time: float  # seconds since the epoch
     frames: list[str] = field(default_factory=list)  # innermost last, as core/frames.py renders them
-    errno: str = ""  # name of the system's error in the exception's chain, e.g. "ESTALE"
+    errno: str = ""  # name of the first system error in the exception's chain, e.g. "ESTALE"
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """The position of a rank: the last one that it recorded."""
+    """The last position that a rank recorded."""
 
     leg: LegName = "start"
     step: int = 0
@@ -245,7 +245,7 @@ class RankRecord:
     progress: Progress = field(default_factory=Progress)
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)  # submodules: import_proofs.py
+    modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of import_proofs.py
     stand_ins: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
@@ -254,9 +254,7 @@ class RankRecord:
     batches: list[BatchSeen] = field(default_factory=list)
     refusal: Refusal | None = None  # of the data path `rules`
     layers: list[LayerSeen] = field(default_factory=list)
-    recomputed: list[LayerSeen] = field(
-        default_factory=list
-    )  # arguments of the same attention when backward recomputes it
+    recomputed: list[LayerSeen] = field(default_factory=list)  # arguments of attention when backward recomputes it
     steps: list[StepSeen] = field(default_factory=list)
     parameters: list[ParameterSeen] = field(default_factory=list)
     activations: list[ActivationSeen] = field(default_factory=list)
@@ -265,10 +263,10 @@ class RankRecord:
     aux_scale: float | None = None  # the schedule's scale on auxiliary losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
-    untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
+    untimed: dict[str, str] = field(default_factory=dict)  # workload that the stack or the layout cannot run -> why
     warmup_rounds: int = 0  # of the timing leg, before those in `timings`
     gpu_states: list[GpuState] = field(default_factory=list)  # during the timing leg, on a GPU
-    peak_memory_bytes: int = 0  # before the timing leg, or until an exception; on a GPU the memory of torch's tensors
+    peak_memory_bytes: int = 0  # up to the timing leg or an exception; on a GPU the memory of torch's tensors
     peak_reserved_bytes: int | None = None  # on a GPU: memory that torch's allocator reserved for them
     setup_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
@@ -276,15 +274,15 @@ class RankRecord:
 
 @dataclass(kw_only=True)
 class RankEnding:
-    """How one rank process ended, as its parent saw it."""
+    """How a rank's process ended, as its parent saw it."""
 
     rank: int
     ended: ProcessEnd
     exit_code: int | None = None
-    hang: str | None = None  # collective found in the stack dump of a rank that hit the deadline
-    stack: list[str] | None = None  # frames of that dump, innermost last; None: the process left no dump
-    flight: list[str] = field(default_factory=list)  # collectives that NCCL's flight recorder had not seen complete
-    still_s: float | None = None  # seconds without progress of the rank before the deadline
+    hang: str | None = None  # collective in the stack dump of a rank that hit the deadline
+    stack: list[str] | None = None  # frames of that dump, innermost last; None: there is no dump
+    flight: list[str] = field(default_factory=list)  # collectives that had not completed, from torch's flight recorder
+    still_s: float | None = None  # seconds without progress before the deadline
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""The run directory: names, atomic writes, reads. Used on nodes and by the launcher; only the standard library.
+"""The run directory: file names, atomic writes, reads. Used on nodes and by the launcher; only the standard library.
 
 reports/<run_id>/
   matrix.resolved.yaml  plan.json  cluster.json  events.jsonl  launcher.lock  cancelled.json
@@ -32,20 +32,22 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def safe_name(name: str) -> str:
-    """The name itself if it is safe as one path component inside the run directory; InputError otherwise."""
+    """The name itself; InputError if it cannot be one path component inside the run directory."""
     if not _SAFE.fullmatch(name) or len(name) > 200:
-        raise InputError(f"{name!r} cannot name a file: letters, digits, '.', '_', '-' only")
+        raise InputError(
+            f"{name!r} cannot name a file: use 1 to 200 letters, digits, '.', '_', '-', a letter or digit first"
+        )
     return name
 
 
 def protect_new_files() -> None:
-    """New files of this process are not writable for the group and others, whatever umask it was started with."""
+    """Make new files of this process not writable by group and others, whatever umask it was started with."""
     os.umask(os.umask(0o022) | 0o022)
 
 
 @contextmanager
 def needs_room(path: Path) -> Iterator[None]:
-    """Turn the system's error for a full disk or quota into DiskFullError with the file's name."""
+    """Turn the OSError for a full disk or quota into a DiskFullError that names the file."""
     try:
         yield
     except OSError as error:
@@ -57,11 +59,11 @@ def needs_room(path: Path) -> Iterator[None]:
 
 
 class NotRegularError(OSError):
-    """A pipe, a socket or a device where a file should be."""
+    """A pipe, a socket or a device where a regular file should be."""
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, for reading; NotRegularError for a pipe or device, which could block or never end."""
+    """A regular file opened for reading; NotRegularError for a pipe or device, which could block or never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -72,15 +74,15 @@ def opened(path: Path) -> BinaryIO:
 
 
 def text_of(path: Path) -> str:
-    """The text of a regular file; NotRegularError as for `opened`."""
+    """The text of a regular file; errors as for `opened`."""
     with opened(path) as stream:
         return stream.read().decode("utf-8")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write by temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
+    """Write under a temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
 
-    DiskFullError when the disk is full; then no part of the new file is left.
+    DiskFullError if the disk is full; then no part of the new file is left.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with needs_room(path):
@@ -98,7 +100,7 @@ def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
 
 
 def write_new(path: Path, value: Any) -> bool:
-    """Create a JSON file; False when it exists. Of several writers exactly one gets True.
+    """Create a JSON file; False if it exists. Of several writers exactly one gets True.
 
     A hard link never replaces a file, on any node of a shared file system, and the file appears complete; where hard
     links are not supported the file is created exclusively.
@@ -144,7 +146,7 @@ class AttemptDir:
 
     @property
     def interrupted(self) -> Path:
-        """Marks an attempt that its launcher's end interrupted: the next attempt does not count as a retry."""
+        """Marks an attempt that was interrupted when its launcher ended: the next attempt does not count as a retry."""
         return self.root / "interrupted"
 
     def record(self, rank: int) -> Path:
@@ -168,7 +170,7 @@ class RunDir:
 
     @property
     def cluster(self) -> Path:
-        """The cluster profile; exists for a run of Slurm jobs alone."""
+        """The cluster profile; exists only for a run on Slurm."""
         return self.root / "cluster.json"
 
     @property
@@ -185,7 +187,7 @@ class RunDir:
 
     @property
     def cancelled(self) -> Path:
-        """Exists once the run was cancelled: nothing more is submitted, and no agent starts."""
+        """Exists once the run is cancelled: nothing more is submitted, and no agent starts."""
         return self.root / "cancelled.json"
 
     def claim(self, allocation: str, number: int) -> Path:
@@ -193,7 +195,7 @@ class RunDir:
         return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
 
     def refused(self, allocation: str, start: JobStart) -> Path:
-        """The file in which a refused job start leaves the reason."""
+        """The file in which a refused job start writes the reason."""
         return self.root / "agents" / f"{safe_name(allocation)}.refused-{start.job}-{start.restart}.json"
 
     def claims(self, allocation: str) -> list[Claim]:
@@ -211,12 +213,12 @@ class RunDir:
             return None
 
     def newest_order(self, allocation: str) -> str:
-        """Name of the work order of an allocation's newest start: the allocation's own until a second start."""
+        """Name of the work order of an allocation's newest start; until the second start the allocation's own name."""
         orders = [claim.order for claim in self.claims(allocation)]
         return next((order for order in reversed(orders) if self.submission(order).exists()), allocation)
 
     def new_attempt(self, cell: str, after: int) -> int:
-        """Create the folder of a cell's next attempt; returns its number, which no other process gets."""
+        """Create the folder of a cell's next attempt and return its number, which no other process gets."""
         number = after + 1
         while True:
             try:
@@ -229,7 +231,7 @@ class RunDir:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
 
     def turns(self, pair: str) -> Path:
-        """Folder in which two interleaved cells exchange whose turn it is; a subfolder per attempt."""
+        """Folder through which two interleaved cells take turns; a subfolder per attempt."""
         return self.root / "turns" / safe_name(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:

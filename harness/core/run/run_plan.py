@@ -1,4 +1,4 @@
-"""The plan of a run: written to plan.json before anything starts, enough to judge the run again later."""
+"""The plan of a run: written to plan.json before anything starts, and sufficient to judge the run again later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.core.tolerances import ToleranceOverrides
 
 
 def _iso_date(value: Any) -> str | None:
-    """YAML reads an unquoted date as a date; a quoted one is text."""
+    """The date as ISO text. YAML reads an unquoted date as a date, a quoted one as text."""
     if value is None:
         return None
     try:
@@ -35,7 +35,7 @@ def _iso_date(value: Any) -> str | None:
 class XFail:
     """A known failure."""
 
-    # over cell names: the id without its hash
+    # a cell name is the id without its hash
     pattern: str = setting(doc="Shell-style pattern over cell names, e.g. tp2-*-sft.", min_length=1)
     reason: str = setting(doc="Why it fails.", min_length=1)
     link: str = setting("", doc="Where it is tracked.")
@@ -51,7 +51,7 @@ class XFail:
         (), doc="Lanes that fail; any other set of lanes is a FAIL."
     )
     says: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
-        (), doc="Texts that must each occur in a finding; otherwise it fails elsewhere: FAIL."
+        (), doc="Texts that must each occur in a finding; otherwise the cell is a FAIL."
     )
     strict: bool = setting(False, doc="A cell that passes is a FAIL, not an XPASS.")
 
@@ -63,7 +63,7 @@ class PlannedCell:
     config: CellConfig
     group: str  # parity group: cells of one group must compute the same numbers
     reference: str | None  # id of the group's control; None for the control itself
-    base: str | None = None  # id of the same cell in the stack that this one is timed against, interleaved
+    base: str | None = None  # id of the same cell in the base stack, which this one is timed against, interleaved
     role: CellRole = "cell"
     xfail: XFail | None = None
     line: int | None = None  # of the matrix row it comes from, for annotations
@@ -82,11 +82,11 @@ class RejectedCell:
 class Selection:
     """The choice of `select: covering` among the cells that constraints and rules allow, without added controls."""
 
-    strength: int  # axes at a time
-    cells: int  # that run
-    allowed: int  # that it chose from
-    covered: int  # t-tuples of values in a cell that runs
-    possible: int  # in an allowed cell
+    strength: int  # t, the number of axes in a tuple
+    cells: int  # number of selected cells
+    allowed: int  # number of cells to select from
+    covered: int  # t-tuples of values that a selected cell has
+    possible: int  # t-tuples that an allowed cell has
     impossible: dict[str, int] = field(default_factory=dict)  # why -> t-tuples that no allowed cell has
     kept: dict[str, int] = field(default_factory=dict)  # why -> cells that are never left out
 
@@ -113,7 +113,7 @@ class Expansion:
 
     @property
     def circular(self) -> str | None:
-        """A cell that is its own control, directly or through others; None in a sound plan."""
+        """The id of a cell that is its own control, directly or through others; None in a sound plan."""
         reference = {cell.id: cell.reference for cell in self.cells}
         sound: set[str | None] = {None}
         for cell in self.cells:
@@ -129,7 +129,7 @@ class Expansion:
 
     @property
     def controls_first(self) -> list[PlannedCell]:
-        """Every cell after its control."""
+        """The cells, each after its control."""
         known = {cell.id: cell for cell in self.cells}
         ordered: dict[str, PlannedCell] = {}
         for cell in self.cells:
@@ -157,7 +157,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryAsked:
-    """Times are compared with those of earlier green runs."""
+    """The earlier green runs whose times are compared with those of this run."""
 
     runs: int  # at most, the newest
     since: str = ""  # ISO date: only runs from this date on
@@ -175,7 +175,7 @@ class RunPlan:
     history: HistoryAsked | None = None
     peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user gives it
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
-    max_attempts: int = 3  # of one cell, when the cluster ends it
+    max_attempts: int = 3  # of one cell, if the cluster ends its attempts
     provenance: dict[str, Any] = field(default_factory=dict)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
     seal: str = ""  # `seal_of` everything else in plan.json
@@ -185,7 +185,7 @@ class RunPlan:
 def seal_of(plan: RunPlan) -> str:
     """Count of the cells and a digest of everything in the plan but its seal: "12 cells, 1f0c...".
 
-    Without it a cell that was removed from plan.json would go unnoticed: what is not planned is not judged.
+    Without it, removing a cell from plan.json would go unnoticed, since only planned cells are judged.
     """
     text = json.dumps(to_jsonable(replace(plan, seal="")), sort_keys=True)
     return f"{len(plan.expansion.cells)} cells, {hashlib.sha256(text.encode()).hexdigest()}"

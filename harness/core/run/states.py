@@ -1,11 +1,11 @@
-"""The values in run files for how ranks and cells ended, and for the position of a rank."""
+"""Values in run files: how ranks and cells ended, and the position of a rank."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
-ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: it left no record
+ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: left no record
 CellStatus = Literal["completed", "failed", "rejected", "error"]
 Phase = Literal["setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done"]  # start: of a step
 # In the order in which they run; the leg that moves the weights is the last.

@@ -1,4 +1,4 @@
-"""The cells that an agent has to run: written by a launcher, or by the agent of a job that Slurm restarted."""
+"""The cells that an agent must run: written by a launcher, or by the agent of a job that Slurm restarted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class CellAttempt:
 class WorkOrder:
     """The file submissions/<name>.json. Fields that are None are not written."""
 
-    cells: tuple[CellAttempt, ...]  # in the order in which they start
-    parallel_ranks: int  # that may run at once on a node
+    cells: tuple[CellAttempt, ...]  # in starting order
+    parallel_ranks: int  # ranks that may run at once on a node
     nodes: int | None = None  # None: one
     ranks_per_node: int | None = None  # of each cell that spans nodes; None: not checked
-    silence_s: float | None = None  # without a heartbeat until a node counts as lost; None: rendezvous.SILENCE_S
+    silence_s: float | None = None  # a node counts as lost so long after a heartbeat; None: rendezvous.SILENCE_S
 
     @property
     def attempts(self) -> dict[str, int]:
@@ -36,13 +36,16 @@ def cell_attempts(attempts: Iterable[tuple[str, int]]) -> tuple[CellAttempt, ...
 
 
 def write_work_order(run: RunDir, name: str, order: WorkOrder) -> None:
-    """`name`: the allocation's, or of a later start of its job (core/run/job_start.py)."""
+    """Write submissions/<name>.json; `name`: the allocation, or a later start of its job (core/run/job_start.py)."""
     values = {key: value for key, value in to_jsonable(order).items() if value is not None}
     write_json(run.submission(name), values)
 
 
 def read_work_order(run: RunDir, name: str) -> WorkOrder:
-    """FileNotFoundError; ValueError or TypeError, which name the field, when the file is damaged."""
+    """The work order in submissions/<name>.json.
+
+    FileNotFoundError if there is none; ValueError or TypeError, naming the field, if the file is damaged.
+    """
     return from_jsonable(WorkOrder, loads(text_of(run.submission(name))))
 
 

@@ -1,8 +1,8 @@
-"""Counts with their noun."""
+"""Counts with nouns in singular or plural."""
 
 from __future__ import annotations
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """E.g. "1 cell", "3 cells", "2 rank processes"."""
+    """The number with its noun, e.g. "1 cell", "3 cells", "2 rank processes"."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"

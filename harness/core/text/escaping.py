@@ -1,8 +1,8 @@
 """Untrusted text, escaped for each output format. Pure; every output of the harness uses these functions.
 
-A text may come from a matrix, a log, an exception, a commit or a damaged file. It must be readable and must have no
-effect: no markup, link, mention, formula, control sequence or command of a CI system is interpreted. Characters that a
-format cannot hold are shown as escapes such as \\x1b. Templates of pages are escaped by jinja2, on top of `visible`.
+A text may come from a matrix, a log, an exception, a commit or a damaged file. It must stay readable and must not be
+interpreted as markup, a link, a mention, a formula, a control sequence or a CI command. Characters that a format cannot
+hold are shown as escapes such as \\x1b. In page templates, jinja2 escapes markup on top of `visible`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import html
 import re
 
-# C0 without tab and line feed, DEL, C1; invisible characters and those that change the direction of text; lone
-# surrogates and the two characters that XML cannot hold.
+# C0 except tab and line feed, DEL, C1; invisible characters and those that change the direction of text; lone
+# surrogates and the two noncharacters that XML cannot hold.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-# Live in plain text on GitHub, with a backslash too: @org/team, a@b.c, #123, GH-1, URLs, :tada:
+# GitHub interprets these in plain text, even after a backslash: @org/team, a@b.c, #123, GH-1, URLs, :tada:
 _LIVE = re.compile(r"@\w|#\d|\bGH-\d|://|\bwww\.|\bmailto:|\bxmpp:|:[a-z+-][\w+-]*:", re.IGNORECASE)
-# An underscore between letters or digits marks nothing up, and names like cu_seqlens stay readable in the source.
+# An underscore between letters or digits is not markup; unescaped, names like cu_seqlens stay readable in the source.
 _PUNCTUATION = re.compile(r"([\\`*~\[\]|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _AROUND = re.compile(r"([(\[\"'<]*)(.*?)([)\]\"'>.,;]*)", re.DOTALL)
 _LINE_START = re.compile(r"^(?:([#+=:-])(?!\d)|(\d+)([.)])(?= |$))")
@@ -33,31 +33,31 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  #
 def visible(text: str) -> str:
     """The text with every invisible character as `\\xNN` or `\\uNNNN`; tabs and line feeds stay.
 
-    Safe for a terminal, for the text of an XML document, and, escaped as such, for HTML.
+    Safe for a terminal; for XML and HTML, markup must be escaped on top.
     """
     return _UNSEEN.sub(_escape, text)
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """The text on one line, each run of white space as one space, `visible`, and of at most about `most` characters."""
+    """The `visible` text on one line, runs of white space as one space, clipped to `most` characters."""
     line = visible(" ".join(text.replace("\r", " ").split()))
     return line if most is None else clip(line, most)
 
 
 def html_text(text: str) -> str:
-    """For HTML and SVG that is written without a template, between tags or in an attribute."""
+    """The text escaped for HTML or SVG written without a template, between tags or in an attribute."""
     return html.escape(visible(text))
 
 
 def clip(text: str, most: int) -> str:
-    """At most `most` characters, with a note of how many are left out."""
+    """The first `most` characters, with a note of how many were left out."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 
 
 def markdown_text(text: str, most: int | None = None) -> str:
     """One line that GitHub-flavoured Markdown renders as the text itself, in a paragraph, list item or table cell.
 
-    Words that would become a mention, a reference or a link are shown as code, where they are only text.
+    Words that would become a mention, a reference or a link are put into code spans, where GitHub leaves them alone.
     """
     words = one_line(text, most).split(" ")
     line = " ".join(_as_code(word) if _LIVE.search(word) else _escaped(word) for word in words)
@@ -65,12 +65,12 @@ def markdown_text(text: str, most: int | None = None) -> str:
 
 
 def markdown_code(text: str, most: int | None = None) -> str:
-    """A code span of one line. A pipe would end a table cell even in code, so it goes between two spans."""
+    """A one-line code span. A pipe would end a table cell even in code, so it is escaped between two spans."""
     return "\\|".join(_span(part) for part in one_line(text, most).split("|"))
 
 
 def markdown_fence(text: str, language: str = "") -> list[str]:
-    """The lines of a fenced block that no text can close."""
+    """The lines of a fenced block; the fence is longer than any run of backticks in the text, so nothing closes it."""
     lines = visible(text.replace("\r\n", "\n")).split("\n")
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -78,13 +78,13 @@ def markdown_fence(text: str, language: str = "") -> list[str]:
 
 
 def ci_log(text: str) -> str:
-    """Lines that no CI system interprets as a command."""
+    """The text, changed so that no CI system interprets a line as a command."""
     text = _SECTION.sub(r"\1 :", _COMMAND_INSIDE.sub("# ", text))
     return _COMMAND_START.sub(r"\1: ", text)
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
+    """The value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
     if not isinstance(value, str):
         return value
     risky = value.lstrip(" ").startswith(_FORMULA) and not _is_number(value)
@@ -92,10 +92,10 @@ def csv_cell(value: object) -> object:
 
 
 def chat_text(text: str, most: int | None = None) -> str:
-    """One line for Slack and Mattermost: no markup of links or pictures, no mention, no code block."""
+    """One line for Slack and Mattermost, in which no link, picture, mention or code block is interpreted."""
     line = one_line(text, most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
     line = re.sub(r"\](?=[(\[:])", "] ", line).replace("![", "! [")
-    return line.replace("@", "@\u2060")  # a word joiner: invisible, and it ends the name before it
+    return line.replace("@", "@\u2060")  # a word joiner: invisible, and it breaks a mention
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -109,7 +109,7 @@ def _escaped(word: str) -> str:
 
 
 def _as_code(word: str) -> str:
-    """The word as code, without the brackets and punctuation around it."""
+    """The word as a code span; brackets and punctuation around it stay outside."""
     before, inside, after = _AROUND.fullmatch(word).groups()  # type: ignore[union-attr]  # fits every text
     return f"{_escaped(before)}{markdown_code(inside)}{_escaped(after)}"
 

@@ -2,8 +2,8 @@
 
 A secret is known by its name (a variable DB_PASSWORD, a header Authorization, a query parameter signature), by its
 shape (a GitHub token, a JSON web token, a private key), by its place (user and password of a URL, the path of a chat
-webhook), or by its value, when the caller knows it from the environment. No value spans a quote, a backslash or a
-space, so the result of `redacted` on JSON, YAML, HTML or XML is still that.
+webhook), or by its value, when the caller knows it from the environment. No matched value spans a quote, a backslash or
+a space, so redacted JSON, YAML, HTML or XML stays well-formed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ HIDDEN = "***"
 NAMES = "PASSWORD, SECRET, TOKEN, KEY, CREDENTIAL, AUTH, COOKIE and the like"  # for messages
 _LEAST_VALUE = 8  # characters of an environment variable's value; shorter ones occur by chance
 
-# A part of a name ("DB_PASSWD" has two) that ends so is secret. Plurals of TOKEN and KEY are counts and lists of names.
+# A name is secret if a part of it ends so ("DB_PASSWD" has two parts). TOKENS and KEYS are counts and lists of names.
 _ENDINGS = (
     *("PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "PWD", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "CREDS"),
     *("TOKEN", "KEY", "APIKEY", "AUTH", "AUTHORIZATION", "COOKIE", "COOKIES", "SIGNATURE", "WEBHOOK"),
 )
 _NOT_SECRET = frozenset(("BYPASS", "COMPASS", "PWD", "OLDPWD", "MONKEY"))
-_PLAIN_NAME = re.compile(
+_UNAMBIGUOUS = re.compile(
     r"(?i:passw|passphrase|secret|credential|cookie|^(?:token|auth|authorization|apikey)$)|[_.-]|[a-z][A-Z]"
 )
-_PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # of queries, in addition to the names above
+_PARAMETERS = frozenset(("SIG", "CODE", "JWT"))  # secret in URL queries, in addition to the names above
 
-_BREAK = r"\s\"'<>\\"  # where a value ends in any of the formats
+_BREAK = r"\s\"'<>\\"  # characters that end a value in any of the formats
 _USERINFO = re.compile(rf"://(?P<user>[^{_BREAK}/]*)@|://(?P<odd>[^{_BREAK}/:@]*:(?!\d+/)[^{_BREAK}]{{1,200}})@")
 _WEBHOOK = re.compile(
     r"((?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|\.webhook\.office\.com|/hooks)/)"
@@ -86,9 +86,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:
-    """The text with every secret in it replaced by ***; the same text when it has none.
+    """The text with every secret in it replaced by ***.
 
-    `values`: texts that are secret wherever they occur, as `secret_values` finds them in an environment.
+    `values`: texts that are secret wherever they occur, e.g. from `secret_values`.
     """
     for value in values:
         text = text.replace(value, HIDDEN)
@@ -114,7 +114,7 @@ def holds_secret(text: str) -> bool:
 
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables with secret names, the longest first: one may hold another."""
+    """The values of variables with secret names, longest first, since one may contain another."""
     found = {value for name, value in environment.items() if is_secret_name(name) and _is_value(value)}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
@@ -122,7 +122,7 @@ def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
 def without_secrets(value: T, values: Iterable[str] = ()) -> T:
     """JSON values or dataclasses with `redacted` applied to every text, and texts under secret names replaced.
 
-    What has nothing to hide is returned as it is, not copied.
+    Parts without secrets are returned as they are, not copied.
     """
     known = tuple(values)
     return _walked(value, known)  # type: ignore[no-any-return]
@@ -139,7 +139,7 @@ def _short(text: str, known: tuple[str, ...]) -> str:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """Of a dataclass, the names of its fields; empty for another class."""
+    """The names of a dataclass's fields; empty for other classes."""
     return tuple(item.name for item in dataclasses.fields(kind) if item.init) if dataclasses.is_dataclass(kind) else ()
 
 
@@ -147,7 +147,7 @@ def _walked(value: Any, known: tuple[str, ...]) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is str:  # short ones, such as states of ranks, are frequent
+    if kind is str:  # short texts, such as states of ranks, repeat often: they are cached
         text = _short(value, known) if len(value) < _SHORT else redacted(value, known)
         return value if text == value else text
     if isinstance(value, Mapping):
@@ -166,13 +166,13 @@ def _walked(value: Any, known: tuple[str, ...]) -> Any:
 
 
 def _named(key: Any, item: Any, known: tuple[str, ...]) -> Any:
-    hidden = isinstance(item, str) and item and isinstance(key, str) and _is_plain(key) and is_secret_name(key)
+    hidden = isinstance(item, str) and item and isinstance(key, str) and _is_unambiguous(key) and is_secret_name(key)
     return HIDDEN if hidden and not item.startswith("$") else _walked(item, known)
 
 
-def _is_plain(name: str) -> bool:
-    """Whether a name is really that of a secret: `token=5` is a position in a document, and tiktoken is a package."""
-    return name.isupper() or _PLAIN_NAME.search(name) is not None
+def _is_unambiguous(name: str) -> bool:
+    """Whether a secret name cannot mean something else: `token=5` is a position in a document, tiktoken a package."""
+    return name.isupper() or _UNAMBIGUOUS.search(name) is not None
 
 
 def _is_value(value: str) -> bool:
@@ -180,7 +180,7 @@ def _is_value(value: str) -> bool:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    """A user alone stays with ssh and the like ("ssh://git@host"); with http it may be a token."""
+    """Hides a URL's user and password. A user alone stays ("ssh://git@host"), except with http: it may be a token."""
     user = match["user"] if match["user"] is not None else match["odd"]
     if user == HIDDEN or user.startswith("$"):
         return match[0]
@@ -195,25 +195,26 @@ def _without_parameter(match: re.Match[str]) -> str:
 
 
 def _without_assigned(match: re.Match[str]) -> str:
-    """NAME=value and --name=value."""
+    """Hides the value of NAME=value and --name=value."""
     dashes, name, value = match.groups()
     reference = value.strip("\"'").startswith(("$", "`"))
-    if not (dashes or (_is_plain(name) and not value.rstrip(":.)").isdigit())) or reference or not is_secret_name(name):
+    certain = dashes or (_is_unambiguous(name) and not value.rstrip(":.)").isdigit())
+    if not certain or reference or not is_secret_name(name):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{dashes}{name}={quote}{HIDDEN}{quote}"
 
 
 def _without_option(match: re.Match[str]) -> str:
-    """`--password VALUE` and curl's `-u USER:PASSWORD`."""
+    """Hides the value of `--password VALUE` and of curl's `-u USER:PASSWORD`."""
     name, space, value = match.groups()
     secret = ":" in value if name in ("-u", "--user") else is_secret_name(name)
     return f"{name}{space}{HIDDEN}" if secret and value != HIDDEN else match[0]
 
 
 def _without_quoted(match: re.Match[str]) -> str:
-    """`"password": "value"`, as JSON and Python write it."""
+    """Hides the value of `"password": "value"`, as JSON and Python write it."""
     quote, name, colon, other, value = match.groups()
-    if not _is_plain(name) or value.startswith("$") or not is_secret_name(name):
+    if not _is_unambiguous(name) or value.startswith("$") or not is_secret_name(name):
         return match[0]
     return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}"

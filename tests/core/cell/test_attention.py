@@ -1,4 +1,4 @@
-"""Limits of attention kernels: each refuses, and lets the nearest neighbour pass."""
+"""Limits of attention kernels: each rejects a cell that violates it and accepts the nearest one that does not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def heads(hidden: int, number: int) -> ModelConfig:
             "queries of 8 + 4 = 12 and values of 8",
             cell("te"),
         ),
-        ("kernel-cp", cell("varlen", cp=2), "cp 2: torch's varlen_attn sees the 1/2", cell("te", cp=2)),
+        ("kernel-cp", cell("varlen", cp=2), "cp 2: torch's varlen_attn sees only the 1/2", cell("te", cp=2)),
         ("kernel-cp", cell("te", cp=2, dtype="fp32"), "cp 2 with dtype fp32", cell("te", dtype="fp32")),
         (
             "kernel-cp",
@@ -78,7 +78,7 @@ def heads(hidden: int, number: int) -> ModelConfig:
         ),
     ],
 )
-def test_a_kernel_is_refused_what_it_cannot_compute(
+def test_a_cell_is_rejected_if_its_kernel_cannot_compute_it(
     limit: str, wrong: CellConfig, expected: str, right: CellConfig
 ) -> None:
     found = {item.id: reason for item, reason in limits(wrong)}
@@ -93,7 +93,7 @@ def test_the_reference_attention_and_auto_have_no_limits(attention: str) -> None
     assert {kind for kind in KERNELS if not limits(replace(everything, attention=kind))} == set()
 
 
-def test_padding_is_only_where_metadata_tell_real_offsets_that_differ() -> None:
+def test_padding_is_found_only_if_real_offsets_differ_from_those_of_slots() -> None:
     padded = cell("te", lengths=(5,), options=PackingOptions(pad_seq_to_mult=8))
     assert first_padded(padded) == "micro-batch 0 of step 0 holds 40 real tokens in 64 slots"
     for data_path in ("unpacked", "sft", "scheduler"):
@@ -102,15 +102,15 @@ def test_padding_is_only_where_metadata_tell_real_offsets_that_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told", "refused"),
+    ("version", "explicit", "refused"),
     [((2, 16, 0), False, True), ((2, 16), True, False), ((1, 13), False, True), ((2, 17), False, False)],
 )
-def test_an_engine_that_overlooks_padding_is_refused_unless_it_is_told(
-    version: tuple[int, ...], told: bool, refused: bool
+def test_an_engine_that_overlooks_padding_is_refused_unless_the_metadata_is_explicit(
+    version: tuple[int, ...], explicit: bool, refused: bool
 ) -> None:
     padded = cell("te-fused", lengths=(5,), options=PackingOptions(pad_seq_to_mult=8))
-    reason = te_auto_padding(version, padded, told)
+    reason = te_auto_padding(version, padded, explicit)
     assert (reason is not None) == refused
     assert reason is None or f"Transformer Engine {'.'.join(map(str, version))} <= 2.16" in reason
-    assert te_auto_padding(version, replace(padded, options=PackingOptions()), told) is None
-    assert te_auto_padding(version, replace(padded, attention="varlen"), told) is None
+    assert te_auto_padding(version, replace(padded, options=PackingOptions()), explicit) is None
+    assert te_auto_padding(version, replace(padded, attention="varlen"), explicit) is None

@@ -1,4 +1,4 @@
-"""The cells that the loads of a timing leg run, and their work."""
+"""The configurations of a timing leg's workloads, and the amount of work in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_documents_one_per_row_are_those_of_the_cell() -> None:
 def test_full_rows_have_as_many_slots_as_the_packed_ones_and_all_but_the_last_of_each_are_real() -> None:
     rows = sum(len(batch.rows) for batch in CELL.micro_batches(0)[0])
     work = work_of(full_config(CELL))
-    assert work.slots == work_of(CELL).slots == rows * 64  # sft fills its rows up
+    assert work.slots == work_of(CELL).slots == rows * 64  # sft pads its rows to seq_length
     assert work.real_tokens == rows * 63
     assert work.flops == train_flops(CELL.model, [63] * rows)
 
@@ -68,7 +68,7 @@ def test_whatever_a_cell_packs_can_also_be_run_as_full_rows(
     assert {row.length for row in rows} == {64}
 
 
-def test_each_load_has_its_own_cell_and_those_that_are_no_passes_have_none() -> None:
+def test_each_workload_has_its_configuration_unless_it_is_not_a_pass_of_the_model() -> None:
     assert load_config(CELL, "packed", 0) == load_config(CELL, "turn", 0) == CELL
     assert load_config(CELL, "step", 16) == slope_config(CELL, 16)
     assert load_config(CELL, "unpacked", 0) == unpacked_config(CELL)

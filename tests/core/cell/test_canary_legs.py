@@ -1,4 +1,4 @@
-"""What canary legs vary: the same for ranks and judge, and always such that the right answer is known."""
+"""Canary legs: ranks and judge derive the same ones, and the right answer of each is known."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_leg_can_be_packed_and_every_canary_runs_or_says_why_not(data_path
         assert bool(why_not(config, canary)) != any(leg.canary == canary for leg in ran)
 
 
-def test_only_the_canaries_that_are_asked_for_run() -> None:
+def test_only_requested_canaries_run() -> None:
     assert legs_of(replace(cell(), canaries=())) == []
     assert {leg.canary for leg in legs_of(replace(cell(), canaries=("order",)))} == {"order"}
     assert not any(leg.backward for leg in legs_of(replace(cell(), canaries=DEFAULT_CANARIES)))
@@ -85,12 +85,12 @@ def test_order_reverses_and_repetition_fills_one_row_with_copies() -> None:
 
 
 @pytest.mark.parametrize("layout", [{"pp": 2, "vpp": 2}, {"pp": 4, "dp": 2}, {"pp": 4, "vpp": 2}, {"dp": 2}])
-def test_repetition_makes_as_many_rows_as_the_layout_wants_where_rows_are_packed_beforehand(
+def test_repetition_makes_as_many_rows_as_the_layout_needs_if_rows_are_packed_offline(
     layout: dict[str, int],
 ) -> None:
     config = cell("bridge_offline", **layout)
     config = replace(config, train=replace(config.train, global_batch=16))
-    alone = replace(config, layout=Layout())  # whose rows are as upstream packs them: nothing is split
+    alone = replace(config, layout=Layout())  # its rows are as upstream packs them: none is split
     documents = legs(config)["repetition"].documents
     rows = [[item.document.index for item in batch.placed] for batch in alone.packed(documents)[0]]
     dp = config.layout.dp

@@ -48,8 +48,8 @@ def test_an_id_is_stable() -> None:
     assert cell_id(CELL) == cell_id(from_jsonable(CellConfig, loads(dumps(CELL))))
 
 
-# What an id leaves out: deadline and canaries change no number, and the variant repeats what model and train say.
-# What a stack asks for counts with a stack only: see the test of stacks of one name.
+# Left out of an id: deadline and canaries change no number, and the variant repeats what model and train say. The
+# digest of a stack counts only with a stack: the test of stacks with the same name covers it.
 _NOT_HASHED = {"deadline_s", "canaries", "fingerprints", "variant", "made_of"}
 
 
@@ -74,19 +74,19 @@ def test_every_setting_that_can_change_a_number_changes_the_hash(name: str) -> N
     }
     key = keys_of(CellConfig).get(name)
     others = [value for value in key.setting.choices if value != key.default] if key else []
-    value = changed[name] if name in changed else others[0]  # any other value of an axis that has a list of them
+    value = changed[name] if name in changed else others[0]  # any other choice of the axis
     assert cell_id(replace(CELL, **{name: value}))[-8:] != cell_id(CELL)[-8:]
 
 
-def test_kinds_of_model_that_a_cell_does_not_have_leave_no_trace_in_its_id() -> None:
+def test_optional_parts_that_a_model_does_not_have_do_not_change_the_id() -> None:
     assert "moe" not in _text(ModelConfig())
     assert _text(ModelConfig()).endswith('"rope_base": 10000, "tied": false}')
     for more in (ModelConfig(moe=MoeConfig()), ModelConfig(mtp=MtpConfig()), ModelConfig(mla=MlaConfig())):
         assert cell_id(replace(CELL, model=more))[-8:] != cell_id(CELL)[-8:]
 
 
-def test_settings_that_came_later_leave_no_trace_at_their_defaults() -> None:
-    """So that a cell of an older version keeps its id, and its history."""
+def test_settings_that_were_added_later_do_not_change_the_id_at_their_defaults() -> None:
+    """A cell of an older version keeps its id, and with it its history."""
     plain = CellConfig(layout=Layout(tp=2, pp=2, sp=True), data_path="sft")
     assert cell_id(plain) == "tp2-pp2-cp1-sft-4c97527e"
     timed = replace(plain, timing=TimingConfig(documents=(4, 16), unpacked=True, rounds=9))
@@ -129,11 +129,11 @@ def test_options_reach_the_packing_arithmetic() -> None:
         {"env": {"NVTE_DEBUG": "1"}},
     ],
 )
-def test_stacks_of_one_name_that_ask_for_different_code_give_different_ids(change: dict[str, Any]) -> None:
+def test_stacks_with_the_same_name_and_different_code_give_different_ids(change: dict[str, Any]) -> None:
     plain = Stack(name="bad", packages=("megatron-core==0.17.1",))
     ids = {
         cell_id(CellConfig(layout=Layout(), data_path="unpacked", stack="bad", made_of=digest(stack)))
         for stack in (plain, replace(plain, **change))
     }
     assert len(ids) == 2
-    assert digest(plain) == digest(replace(plain, name="good"))  # the name is in the id already
+    assert digest(plain) == digest(replace(plain, name="good"))  # the id contains the name anyway

@@ -1,4 +1,4 @@
-"""The variable-length formula of arithmetic."""
+"""The FLOPs of training on documents of different lengths."""
 
 from __future__ import annotations
 

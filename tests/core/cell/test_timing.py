@@ -1,4 +1,4 @@
-"""Sizes of the loads of the timing leg."""
+"""Sizes of the workloads of the timing leg."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.cell.layout import Layout
 from harness.core.cell.timing import NOT_TIMED, ROTARY_TOKENS, STEP_TOKENS, TimingConfig, rotary_tokens, step_tokens
 
 
-def test_nothing_is_timed_unless_it_is_asked_for() -> None:
+def test_nothing_is_timed_unless_requested() -> None:
     assert not NOT_TIMED.asked
     assert TimingConfig(documents=(4, 16)).asked
     assert TimingConfig(unpacked=True).asked

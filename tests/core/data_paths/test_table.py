@@ -1,4 +1,4 @@
-"""The descriptors of data paths, against what they name."""
+"""Descriptors of data paths: they agree with the options, canaries and rules that they name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 
 from harness.core.cell.config import CANARIES
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import DATA_PATHS, names, packing_style
+from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.options import PackingOptions
 from harness.core.setting import keys_of
+from tests.packing_styles import packing_style
 
 
 def test_descriptors_name_options_and_canaries_that_exist() -> None:

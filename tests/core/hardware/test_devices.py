@@ -74,7 +74,7 @@ def test_what_gloo_cannot_serve_on_a_shared_gpu_is_rejected_with_the_reason() ->
     assert unplaced(cell(tp=2, pp=4), 0, 8) is None
 
 
-def test_a_gpu_that_is_asked_for_and_not_there_is_no_rule_but_missing() -> None:
+def test_a_requested_gpu_that_does_not_exist_is_missing_not_rejected() -> None:
     refused = unplaced(cell("cuda"), 0, 1)
     assert isinstance(refused, Missing)
     assert refused.reason.startswith("device is cuda, and this machine has no GPU that torch can use")

@@ -10,7 +10,7 @@ NODE = {
     "eth0": ["10.1.0.7", "2001:db8::7"],
     "ib0": ["192.168.5.7"],
 }
-DEBIAN = ["127.0.1.1"]  # what a Debian-style hosts file makes of the host's own name
+DEBIAN = ["127.0.1.1"]  # what the host's own name resolves to with a Debian-style hosts file
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ DEBIAN = ["127.0.1.1"]  # what a Debian-style hosts file makes of the host's own
         (DEBIAN, "docker", ["172.17.0.1"]),
     ],
 )
-def test_other_nodes_are_told_no_loopback_address(named: list[str], wanted: str, expected: list[str]) -> None:
+def test_other_nodes_get_no_loopback_address(named: list[str], wanted: str, expected: list[str]) -> None:
     assert candidates(NODE, named, wanted) == expected
 
 

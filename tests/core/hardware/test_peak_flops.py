@@ -1,4 +1,4 @@
-"""Peaks by device name, and the share of them that is used."""
+"""Peaks by device name, and the share of them in use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_device_that_is_not_in_the_table_has_no_peak(device: str) -> None:
     assert found.origin.startswith(f"the peak of {device!r} is not in the table; state it as peak_tflops")
 
 
-def test_what_the_user_states_goes_before_the_table_for_that_dtype_alone() -> None:
+def test_a_peak_stated_by_the_user_overrides_the_table_for_that_dtype_alone() -> None:
     assert peak_of("NVIDIA H200", "bf16", {"bf16": 700}).tflops == 700
     assert peak_of("AMD Instinct MI300X", "bf16", {"bf16": 1307}).tflops == 1307
     assert peak_of("NVIDIA H200", "fp32", {"bf16": 700}).tflops == 67

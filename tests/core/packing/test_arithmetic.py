@@ -7,7 +7,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import (
     PAD,
     MicroBatch,
@@ -21,6 +20,7 @@ from harness.core.packing.arithmetic import (
 from harness.core.packing.documents import Document
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle, align_up
+from tests.packing_styles import packing_style
 
 SEQ = 64
 PATHS = st.sampled_from(
@@ -69,8 +69,6 @@ def test_each_data_path_has_its_own_style() -> None:
     assert packing_style("scheduler", layout, SEQ) == PackingStyle(
         packed=True, document_multiple=8, row_length=None, real_lengths=False, split_last=True
     )
-    with pytest.raises(ValueError, match="unknown data path 'thd'"):
-        packing_style("thd", layout, SEQ)
 
 
 def test_options_replace_the_multiple_and_the_row_length_of_packed_paths_only() -> None:
@@ -202,7 +200,7 @@ def test_a_segment_that_does_not_divide_is_refused_with_its_arithmetic() -> None
         zigzag([0, 4, 10], 2, 0)
 
 
-def test_interleaving_wants_micro_batches_in_groups_of_pp() -> None:
+def test_interleaving_needs_a_multiple_of_pp_micro_batches() -> None:
     assert row_multiple(Layout(pp=4, vpp=2, dp=3), 2) == 24
     assert row_multiple(Layout(pp=4, dp=3), 2) == 6
 
@@ -246,7 +244,7 @@ def test_bridge_offline_puts_the_longest_first_and_fills_rows_with_a_segment_of_
     assert (params.cu_seqlens_q, params.cu_seqlens_q_padded, params.max_seqlen_q) == ((0, 5, 10, 16), None, 6)
 
 
-def test_bridge_offline_packs_beforehand_and_splits_no_row() -> None:
+def test_bridge_offline_splits_no_row() -> None:
     style = packing_style("bridge_offline", Layout(), SEQ)
     documents = [Document(index=index, length=3, original_length=3) for index in range(4)]
     assert len(pack(documents, style, seq_length=SEQ, multiple=1)) == 1
@@ -254,7 +252,7 @@ def test_bridge_offline_packs_beforehand_and_splits_no_row() -> None:
         pack(documents, style, seq_length=SEQ, multiple=2)
 
 
-def test_bridge_offline_tells_real_lengths_only_when_documents_are_padded() -> None:
+def test_bridge_offline_passes_real_lengths_only_if_documents_are_padded() -> None:
     style = packing_style("bridge_offline", Layout(cp=2), SEQ)
     [row] = pack(documents_of([6, 3]), style, seq_length=SEQ, multiple=1)
     params = MicroBatch(rows=(row,), style=style).params()
@@ -325,7 +323,7 @@ def test_tails_belong_to_no_document_and_complete_the_offsets(lengths: list[int]
 def test_with_fixed_entries_the_longest_segment_is_that_of_all_rows_with_their_tails(
     lengths: list[int], layout: Layout
 ) -> None:
-    """By hand: the same in every row, so that neither a shape nor a value changes from row to row."""
+    """Computed independently. The same in every row, so that neither a shape nor a value changes between rows."""
     options = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True)
     style, alone = packing_style("bridge_offline", layout, SEQ, options), Layout()
     [batches] = plan_step(documents_of(lengths), style, alone, seq_length=SEQ, micro_batch_size=1)

@@ -67,7 +67,7 @@ def test_the_adversarial_mix_is_the_same_in_every_step() -> None:
     assert draw(mix, step=0) == draw(mix, step=5)
 
 
-def test_lengths_of_a_file_go_on_from_step_to_step_and_round_again() -> None:
+def test_lengths_of_a_file_continue_from_step_to_step_and_wrap_around() -> None:
     config = DocumentsConfig(mode="file", lengths=(5, 70, 9))
     assert draw(config, count=2, step=0) == [5, 63]
     assert draw(config, count=2, step=1) == [9, 5]

@@ -17,7 +17,7 @@ def test_numbers_are_those_of_numpys_legacy_generator(seed: int, mu: float, sigm
     )
 
 
-def test_any_order_of_questions_gives_the_same_numbers() -> None:
+def test_numbers_do_not_depend_on_the_order_of_calls() -> None:
     there = [lognormal(7, index, mu=1.0, sigma=1.0) for index in range(2000)]
     assert [lognormal(7, index, mu=1.0, sigma=1.0) for index in reversed(range(2000))] == there[::-1]
 
@@ -27,7 +27,7 @@ def test_a_number_too_large_for_a_float_is_still_one() -> None:
 
 
 def test_lengths_are_those_of_the_mock_sft_dataset() -> None:
-    """The first of MockSFTLowLevelDataset(...).sequence_lengths, Megatron-LM dev d48bd6be0a, with its own seed, 0."""
+    """The first MockSFTLowLevelDataset(...).sequence_lengths of Megatron-LM dev d48bd6be0a with its default seed, 0."""
     config = DocumentsConfig(mode="distribution", min_seq_len=100, max_seq_len=4096, mean_seq_len=2048)
     steps = [documents_of_step(config, seed=0, step=step, count=4, seq_length=8192) for step in range(3)]
     lengths = [document.original_length for step in steps for document in step]

@@ -1,4 +1,4 @@
-"""Document lengths against Megatron-LM's own mock SFT dataset. HARNESS_MEGATRON_LM_REPO names a clone that has dev."""
+"""Document lengths against Megatron-LM's mock SFT dataset. HARNESS_MEGATRON_LM_REPO names a clone with branch dev."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_drawn_lengths_are_upstreams_for_the_same_seed(checkout: Path, tmp_path:
 
 
 def test_lengths_of_a_file_are_upstreams(checkout: Path, tmp_path: Path) -> None:
-    """Upstream reads the file with pandas, and takes its first row for a heading."""
+    """Upstream reads the file with pandas, which takes its first row as the header."""
     packages, file = tmp_path / "packages", tmp_path / "lengths.csv"
     install = [find_uv(), "pip", "install", "--python", sys.executable, "--target", str(packages), "pandas"]
     subprocess.run(install, check=True, capture_output=True)

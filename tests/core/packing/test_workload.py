@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import plan_step
 from harness.core.packing.documents import Document
 from harness.core.packing.workload import workload
+from tests.packing_styles import packing_style
 
 SEQ = 64
 
@@ -39,5 +39,5 @@ def test_lengths_are_those_of_the_offsets_and_rows_where_nothing_is_packed() -> 
         work = workload(plan_step(documents, style, layout, seq_length=SEQ, micro_batch_size=1), 0)
         return work.tokens, work.squares
 
-    assert counted("scheduler", Layout(cp=2)) == (4 + 12, 4**2 + 12**2)  # padded lengths only are told
+    assert counted("scheduler", Layout(cp=2)) == (4 + 12, 4**2 + 12**2)  # only padded lengths are passed
     assert counted("unpacked", Layout()) == (2 * SEQ, 2 * SEQ**2)

@@ -10,7 +10,7 @@ TP = "TENSOR_MODEL_PARALLEL_GROUP"
 
 
 def entry(record: int, name: str = "nccl:all_reduce", *, state: str = "scheduled", **more: Any) -> dict[str, Any]:
-    """As getCollectiveTrace and dump_json of torch 2.15 make it."""
+    """An entry as getCollectiveTrace and dump_json of torch 2.15 write it."""
     return {
         "record_id": record,
         "pg_id": 1,
@@ -60,7 +60,7 @@ def test_the_oldest_collective_of_each_group_that_has_not_completed_is_what_a_ra
     ]
 
 
-def test_a_message_between_two_stages_is_counted_by_itself() -> None:
+def test_messages_between_two_stages_have_their_own_numbers() -> None:
     dump = trace(entry(3, "nccl:recv 1<-0", is_p2p=True, input_sizes=[[2], []]))
     assert said(dump) == [f"recv 1<-0 number 4 of group {TP} [0, 1], inputs 2, scalar"]
 
@@ -91,7 +91,10 @@ def test_a_retired_entry_is_over_though_it_was_never_seen_complete() -> None:
             ["_all_gather_base number 6 of group 0 [0, 1], inputs 4"],
         ),
         (
-            {"version": "1.1", "entries": [{"id": 1, "pg_id": 2, "seq_id": 3, "state": "started"}]},  # and of 2.2
+            {
+                "version": "1.1",
+                "entries": [{"id": 1, "pg_id": 2, "seq_id": 3, "state": "started"}],
+            },  # the pickle of torch 2.2
             ["unknown number 3 of group 2, inputs none"],
         ),
         ({"entries": "cut"}, []),

@@ -18,9 +18,7 @@ from harness.core.run.records import CellResult, RankEnding
         ),
     ],
 )
-def test_a_start_is_known_by_the_number_that_slurm_shows_and_its_restarts(
-    environment: dict[str, str], start: JobStart | None
-) -> None:
+def test_a_start_is_identified_by_job_id_and_restart_count(environment: dict[str, str], start: JobStart | None) -> None:
     assert JobStart.of(environment) == start
 
 
@@ -47,6 +45,6 @@ def test_only_a_later_start_of_the_same_job_may_follow(start: JobStart, words: s
         ("completed", "killed", False),
     ],
 )
-def test_an_attempt_was_cut_off_when_a_rank_ended_without_a_word(status: str, ended: str, cut_off: bool) -> None:
+def test_an_attempt_was_cut_off_if_a_rank_left_no_record_of_its_end(status: str, ended: str, cut_off: bool) -> None:
     ranks = [RankEnding(rank=0, ended="completed"), RankEnding(rank=1, ended=ended)]
     assert was_cut_off(CellResult(cell="a", attempt=1, status=status, ranks=ranks)) is cut_off

@@ -27,9 +27,9 @@ from harness.core.run.run_plan import Allocation
 
 @contextmanager
 def no_room_above_100_bytes() -> Iterator[None]:
-    """A write beyond byte 100 of a file takes what fits and then fails, as on a full disk, but with another errno.
+    """A write beyond byte 100 of a file writes what fits and then fails, as on a full disk, but with another errno.
 
-    Of any file: so no longer than for the write, since the output of pytest may be a file too.
+    This holds for every file, and pytest's output may be one too, so only the write belongs inside.
     """
     old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
@@ -109,13 +109,13 @@ def test_a_line_that_is_no_event_is_skipped(tmp_path: Path, line: str) -> None:
     assert read_events(path) == [Finished(time=1.0)]
 
 
-def test_an_event_of_an_earlier_version_without_the_sentence_is_read(tmp_path: Path) -> None:
+def test_an_event_of_an_earlier_version_without_words_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     append_line(path, {"event": "job_ended", "allocation": "a-0", "array": "a", "job": "7", "state": "FAILED"})
     assert read_events(path) == [JobEnded(allocation="a-0", array="a", job="7", state="FAILED")]
 
 
-def test_a_reader_goes_on_where_it_was_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+def test_a_reader_continues_where_it_stopped_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     journal = Journal(path)
     assert list(journal.new_events()) == []

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also when the disk takes no more."""
+"""Files are complete or absent, even when the disk is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.core.errors import DiskFullError, InputError
 from harness.core.run.run_dir import needs_room, safe_name, write_atomic
 
 
-def test_a_full_disk_is_told_with_the_file() -> None:
+def test_a_full_disk_is_reported_with_the_file() -> None:
     path = Path("/dev/full")
     text = "cannot write /dev/full: No space left on device; free some space on its disk"
     with pytest.raises(DiskFullError, match=text), needs_room(path), path.open("wb", buffering=0) as stream:

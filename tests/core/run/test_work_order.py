@@ -17,7 +17,7 @@ def test_a_work_order_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_work_order(run, "local").attempts == {"a": 1, "b": 2}
 
 
-def test_the_file_holds_only_what_is_asked_for(tmp_path: Path) -> None:
+def test_the_file_holds_only_the_fields_that_are_set(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_work_order(run, "local", ORDER)
     cells = '[{"cell": "a", "attempt": 1}, {"cell": "b", "attempt": 2}]'

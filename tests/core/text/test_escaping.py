@@ -1,4 +1,4 @@
-"""Every format with a real reader of it: it must give back the text, and nothing else."""
+"""Every output format is read by a real parser of it, which must give back the text and nothing else."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_no_ci_system_finds_a_command(text: str) -> None:
 
 
 def test_the_reader_of_commands_finds_commands() -> None:
-    """Or the test above would pass with no escaping at all."""
+    """Otherwise the test above would pass without any escaping."""
     for name in ("github command", "azure command", "gitlab section"):
         assert commands_in(TEXTS[name])
 
 
-def test_log_lines_that_are_no_commands_stay_as_they_are() -> None:
+def test_log_lines_that_are_not_commands_are_unchanged() -> None:
     text = "at::Tensor c10::Error\nharness: a::b::c\n## heading [x]\n#[derive(x)]\nsection_start of the log"
     assert escaping.ci_log(text) == text
 
@@ -107,7 +107,7 @@ def test_a_terminal_shows_the_text_and_does_nothing_else(text: str) -> None:
 
 
 def _narrow(line: str) -> str:
-    """Wide characters take two cells, and marks join the one before: compared is what is plain."""
+    """The ASCII characters of a line: wide ones take two cells, and combining marks join the one before."""
     return "".join(char for char in line if char.isascii()).rstrip()
 
 
@@ -124,7 +124,7 @@ def test_chat_systems_find_no_markup(text: str) -> None:
 
 @hostile
 def test_nothing_is_escaped_out_of_sight(text: str) -> None:
-    """Letters and digits of the text are all there, in order."""
+    """All letters and digits of the text appear, in order."""
     letters = "".join(char for char in text if char.isascii() and char.isalnum())
     for form in (escaping.one_line, escaping.visible, escaping.markdown_code, escaping.chat_text, escaping.ci_log):
         rest = iter(form(text))

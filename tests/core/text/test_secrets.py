@@ -1,4 +1,4 @@
-"""What is hidden, and what is not: a harness that hides its own figures is as useless as one that tells secrets."""
+"""What is redacted and what is not: hiding the harness's own figures is as bad as leaking secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.text.secrets import HIDDEN, holds_secret, is_secret_name, redacted, secret_values, without_secrets
 
-# Assembled here, so that no scanner of repositories takes this file for a leak. Each must be gone from every text.
+# Assembled from parts, so that no secret scanner reports this file. Each must be removed from every text.
 VALUE = "hunter2-hunter2"
 SHAPES = [
     "ghp" + "_" + "a1B2" * 9,
@@ -77,7 +77,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("text", HELD)
-def test_a_secret_is_replaced_wherever_it_stands(text: str) -> None:
+def test_a_secret_is_replaced_wherever_it_occurs(text: str) -> None:
     for shown in (redacted(text), redacted(f"before {text} after"), redacted(f"a\n{text}\nb")):
         assert VALUE not in shown
         assert not any(shape in shown for shape in SHAPES)
@@ -87,11 +87,11 @@ def test_a_secret_is_replaced_wherever_it_stands(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_what_is_no_secret_stays_to_the_letter(text: str) -> None:
+def test_texts_without_secrets_are_unchanged(text: str) -> None:
     assert redacted(text) == text
 
 
-def test_what_tells_where_a_secret_was_used_stays() -> None:
+def test_the_text_around_a_secret_is_kept() -> None:
     assert redacted(f"clone https://u:{VALUE}@example.org/x.git failed") == "clone https://***@example.org/x.git failed"
     assert redacted(f"https://example.org/x?token={VALUE}&b=2") == "https://example.org/x?token=***&b=2"
     assert redacted(f"export DB_PASS={VALUE}; run") == "export DB_PASS=***; run"
@@ -113,7 +113,7 @@ def test_names_are_read_by_their_parts() -> None:
     assert [name for name in plain if is_secret_name(name)] == []
 
 
-def test_values_of_the_environment_are_secret_wherever_they_stand() -> None:
+def test_values_of_the_environment_are_secret_wherever_they_occur() -> None:
     environment = {"HF_TOKEN": "word-of-mine", "A_KEY": "short", "PATH": "/usr/bin:/bin", "B_KEY": "word-of-mine-too"}
     known = secret_values(environment)
     assert known == ("word-of-mine-too", "word-of-mine")
@@ -146,7 +146,7 @@ def test_structures_are_searched_and_only_changed_parts_are_new() -> None:
 
 
 def test_long_hostile_texts_are_searched_in_one_pass() -> None:
-    """Each of these takes hours when a pattern starts over at every character."""
+    """Each of these takes hours if a pattern starts over at every character."""
     for piece in (
         "a",
         "a_",

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from harness.core.cell.layout import Layout
-from harness.core.data_paths.table import packing_style
 from harness.core.packing.arithmetic import PAD, MicroBatch, plan_step
 from harness.core.packing.documents import Document
 from harness.judge.diagnosis import boundaries
@@ -19,6 +18,7 @@ from harness.judge.diagnosis.boundaries import (
     of_parameter,
     of_token,
 )
+from tests.packing_styles import packing_style
 
 
 def packs(lengths: list[int], layout: Layout, data_path: str = "reference", seq_length: int = 64) -> list[MicroBatch]:

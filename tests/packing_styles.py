@@ -1,0 +1,15 @@
+"""Packing styles of data paths by name."""
+
+from __future__ import annotations
+
+from harness.core.cell.layout import Layout
+from harness.core.data_paths.table import DATA_PATHS
+from harness.core.packing.options import DEFAULT_OPTIONS, PackingOptions
+from harness.core.packing.styles import PackingStyle
+
+
+def packing_style(
+    data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
+) -> PackingStyle:
+    """How a data path lays documents into rows."""
+    return DATA_PATHS[data_path].style(layout, seq_length, options)
