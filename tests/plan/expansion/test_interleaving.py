@@ -60,8 +60,8 @@ def test_their_allocations_run_at_the_same_time_in_the_same_order() -> None:
     ("stacks", "base", "message"),
     [
         (["old", "new"], "older", "no cell runs in this stack"),
-        (["old", "new", "third"], "old", "cells take turns in two stacks, and the axis 'stack' has 3"),
-        (["old"], "old", "cells take turns in two stacks, and the axis 'stack' has 1"),
+        (["old", "new", "third"], "old", "interleaving needs two stacks, and the axis 'stack' has 3"),
+        (["old"], "old", "interleaving needs two stacks, and the axis 'stack' has 1"),
     ],
 )
 def test_anything_but_two_stacks_is_refused(stacks: list[str], base: str, message: str) -> None:

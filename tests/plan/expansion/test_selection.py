@@ -175,8 +175,8 @@ def test_picking_a_cell_that_is_left_out_says_so() -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("pairwise", "select: no such selection (found 'pairwise'; allowed: full, covering, or a mapping like"),
-        (2, "select: no such selection (found 2"),
+        ("pairwise", "select: unknown selection (found 'pairwise'; allowed: full, covering, or a mapping like"),
+        (2, "select: unknown selection (found 2"),
         ({"covering": 0}, "select.covering: must be at least 1 (found 0)"),
         ({"covering": 7}, "select.covering: must be at most 6"),
         ({"covering": "2"}, "select.covering: must be an integer"),

@@ -105,7 +105,7 @@ def test_model_and_train_keys_can_be_axes() -> None:
         ({"tp": 1, "tensor_model_parallel_size": 1}, "given twice"),
         ({"layout": [{"tp": 1}, {"pp": 2}]}, "must set the same axes"),
         ({"layout": [{"tp": 1}], "tp": 2}, "already set by 'matrix.layout'"),
-        ({"seq_length": [4, 8]}, "as an axis it is written 'train.seq_length'"),
+        ({"seq_length": [4, 8]}, "to use it as an axis, write 'train.seq_length'"),
         ({"tp": 1, "include": {"tp": 1}}, "matrix.include: must be a list of mappings"),
         ({"tp": 1, "include": [{}]}, "matrix.include[0]: sets no axis"),
         ({"tp": 1, "exclude": [{"pp": 1}]}, "matrix.exclude[0].pp: no row of the matrix sets this axis"),

@@ -94,4 +94,4 @@ def test_equal_values_are_evaluated_once() -> None:
     constraint = compile_constraint("max(tp, pp) <= 4", NAMES)
     answers = [constraint.holds({"tp": tp, "pp": pp, "cp": cp}) for tp in (1, 8) for pp in (1, 2) for cp in range(50)]
     assert answers.count(True) == 100
-    assert constraint.answer.cache_info().misses == 4  # type: ignore[attr-defined]
+    assert constraint.evaluate.cache_info().misses == 4  # type: ignore[attr-defined]

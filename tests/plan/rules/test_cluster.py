@@ -24,11 +24,11 @@ def test_ranks_that_spread_evenly_are_allowed(nodes_per_cell: int, sizes: dict[s
 def test_ranks_that_do_not_spread_evenly_are_rejected_with_the_arithmetic() -> None:
     assert reason(pp=9) == (
         "tp 1 x pp 9 x cp 1 x dp 1 = 9 ranks, ceil(9 / 8 ranks per node) = 2 nodes, "
-        "which cannot have equally many ranks each: 9 = 4 * 2 + 1"
+        "over which the ranks do not split evenly: 9 = 4 * 2 + 1"
     )
     assert reason(4, pp=6) == (
         "tp 1 x pp 6 x cp 1 x dp 1 = 6 ranks, launch.nodes_per_cell = 4: 4 nodes, "
-        "which cannot have equally many ranks each: 6 = 1 * 4 + 2"
+        "over which the ranks do not split evenly: 6 = 1 * 4 + 2"
     )
 
 

@@ -17,7 +17,7 @@ def reason(stack: str) -> str | None:
 
 def test_a_container_is_rejected_on_this_machine() -> None:
     assert reason("image") == (
-        "stack image is container registry/image:25.10, and cells run on this machine; run on a cluster"
+        "stack image is container registry/image:25.10, and cells run on this machine; use --cluster"
     )
 
 

@@ -39,12 +39,12 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
     [
         ({"moe": {"expertz": 4}}, "model.moe.expertz: unknown key"),
         ({"moe": {"expertz": 4}}, "did you mean 'experts'?"),
-        ({"moe": {"topk": 5}}, "model.moe.topk: a token cannot go to 5 of 4 experts"),
+        ({"moe": {"topk": 5}}, "model.moe.topk: topk 5 is more than experts 4"),
         ({"moe": {"aux_loss": "aux"}}, "must be one of none, aux_loss, seq_aux_loss"),
         ({"moe": {"experts": 2, "num_experts": 2}}, "given twice"),
         ({"moe": 4}, "model.moe: must be a mapping"),
         ({"mtp": {"layers": 0}}, "model.mtp.layers: must be at least 1"),
-        ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions turn pairs, and 3 is odd"),
+        ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions need an even size, and 3 is odd"),
     ],
 )
 def test_a_wrong_part_is_named_with_what_is_allowed(model: dict[str, Any], expected: str) -> None:
