@@ -17,7 +17,7 @@ from harness.core.cell.config import CellConfig, ShapeIdentity, cell_id
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
-from harness.plan.expansion.interleaving import paired_in_turns
+from harness.plan.expansion.interleaving import paired_cells
 from harness.plan.expansion.resolve import Resolver, axes_of, control_of, default_values, of_section, with_noise_legs
 from harness.plan.expansion.selection import Candidate, Forbidden, choose
 from harness.plan.matrix.axes import Row
@@ -60,7 +60,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
     planned = _plan(cells, shown, known)
-    planned = paired_in_turns(planned, matrix.base, problems) if matrix.base else planned
+    planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
     problems.raise_any()
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)

@@ -13,7 +13,7 @@ from harness.plan.matrix.problems import Problems
 _KEY = ("checks", "throughput", "slower_than", "stack")
 
 
-def paired_in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
+def paired_cells(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
     """The cells; timed ones that differ only in the stack become pairs. `base` is the stack to compare with.
 
     A cell whose partner is rejected stays unpaired. Adds a problem unless there are two stacks, one of them the base.

@@ -164,9 +164,9 @@ def _both(config: CellConfig) -> bool:
     return config.layout.world_size >= 16 and _stages(config) and _odd(config)
 
 
-# The strongest first: its cell satisfies the others too.
+# The strongest first: its cells satisfy the others too.
 _MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
-    ("both on 16 ranks", _both),
+    ("tp >= 2, pp >= 4, cp >= 2 with odd lengths, on 16 ranks", _both),
     ("tp >= 2 with pp >= 4", _stages),
     ("cp >= 2 with odd lengths", _odd),
 )

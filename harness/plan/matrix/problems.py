@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import InputError, Problem
 from harness.core.setting import aliases_of
-from harness.plan.schema.section import made, model_of, parts_of
+from harness.plan.schema.section import dataclass_of, model_of, parts_of
 
 KeyPath = tuple[str | int, ...]
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Problems:
             return None
         if any(part is None for part in parts.values()):
             return None
-        return checked if model is kind else made(kind, checked, parts)
+        return checked if model is kind else dataclass_of(kind, checked, parts)
 
     def add_validation(
         self,

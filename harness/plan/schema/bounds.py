@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from harness.core.tolerances import BOUND_NAMES, DIRECTIONS, MOST_DISTANCE, RATIO_SCREEN, UNITS, UNSIGNED, Override
-from harness.plan.schema.section import Section, made, model_of, one_of
+from harness.plan.schema.section import Section, dataclass_of, model_of, one_of
 
 BoundSection: Any = model_of(Override)
 
@@ -37,7 +37,7 @@ def _check_keys(bounds: dict[str, Any]) -> dict[str, Any]:
 
 
 def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
-    return {name: made(Override, bound) for name, bound in bounds.items()}
+    return {name: dataclass_of(Override, bound) for name, bound in bounds.items()}
 
 
 def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:

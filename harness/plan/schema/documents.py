@@ -8,7 +8,7 @@ from typing import Any
 from harness.core.errors import InputError
 from harness.core.packing.documents import DocumentsConfig
 from harness.plan.matrix.problems import KeyPath, Problems, shown
-from harness.plan.schema.section import made
+from harness.plan.schema.section import dataclass_of
 from harness.plan.schema.sections import DOCUMENT_MODES
 
 LengthsReader = Callable[[str], tuple[int, ...]]
@@ -28,7 +28,7 @@ def parse_documents(section: Any, problems: Problems, read_lengths: LengthsReade
         problems.add((*path, "mode"), "unknown mode", found=shown(mode), allowed=", ".join(DOCUMENT_MODES))
         return None
     checked = problems.validate(DOCUMENT_MODES[mode], {**values, "mode": mode}, path)
-    documents = made(DocumentsConfig, checked) if checked else None
+    documents = dataclass_of(DocumentsConfig, checked) if checked else None
     if documents and not documents.min_seq_len <= documents.mean_seq_len <= documents.max_seq_len:
         sizes = f"{documents.min_seq_len}, {documents.mean_seq_len}, {documents.max_seq_len}"
         problems.add(path, "min_seq_len <= mean_seq_len <= max_seq_len does not hold", found=sizes)

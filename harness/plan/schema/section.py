@@ -53,7 +53,7 @@ def model_with(name: str, doc: str, keys: Iterable[Key], **more: Any) -> type[Se
     return model
 
 
-def made(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
+def dataclass_of(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
     """An instance of `kind` with the checked values; a key that the file leaves out has the dataclass's default."""
     values = {name: _frozen(getattr(checked, name)) for name in type(checked).model_fields} | dict(parts or {})
     keys = keys_of(kind)

@@ -1,4 +1,4 @@
-"""Stacks as a matrix writes them: layers that fit together become one stack, anything else is named with its line."""
+"""The section `stacks`: layers that fit together become one stack, anything else is an error with its line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LM = {"checkout": "/src/lm", "ref": "main", "package": "megatron-lm"}
 
 
 def needs(*packages: str) -> tuple[str, ...]:
-    """The packages with what megatron-core imports undeclared."""
+    """The packages, with the undeclared requirements of megatron-core."""
     return tuple(sorted((*packages, *UNDECLARED["megatron-core"])))
 
 
@@ -111,16 +111,16 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ),
     ],
 )
-def test_layers_that_do_not_fit_are_named(definition: Any, expected: str) -> None:
+def test_layers_that_do_not_fit_together_are_errors(definition: Any, expected: str) -> None:
     assert expected in problem(definition)
 
 
-def test_the_variables_of_the_upper_layer_win() -> None:
+def test_the_variables_of_the_top_layer_win() -> None:
     upper, lower = {**LM, "env": {"A": "upper"}}, {"packages": [CORE], "env": {"A": "lower", "B": "lower"}}
     assert stack_of([upper, lower]).env == {"A": "upper", "B": "lower"}
 
 
-def test_a_stack_that_is_not_defined_is_named_with_the_nearest() -> None:
+def test_an_undefined_stack_is_reported_with_the_nearest_name() -> None:
     axes = {"packing": "sft", "stack": ["default", "core171"]}
     (found,) = problems_of(matrix=axes, stacks={"core17": {"packages": [CORE]}})[:1]
     assert (found.key, found.found, found.hint) == ("matrix.stack", "'core171'", "did you mean 'core17'?")
@@ -133,7 +133,7 @@ def test_a_name_that_is_not_text_is_refused(name: Any) -> None:
     assert any(item.message == "no such stack" for item in found)
 
 
-def test_a_stack_that_no_row_uses_is_an_error_since_other_code_would_be_tested() -> None:
+def test_a_stack_that_no_row_uses_is_an_error() -> None:
     (found,) = problems_of(matrix={"packing": "sft"}, stacks={"s": {"packages": [CORE]}})
     assert str(found) == ("t.yaml: stacks.s: no row of the matrix uses this stack (add it to the axis 'stack')")
 
@@ -143,7 +143,7 @@ def test_the_default_stack_cannot_be_defined() -> None:
     assert "stacks.default: is reserved for the environment of the harness itself" in str(found[0])
 
 
-def test_a_stack_is_an_axis_with_a_reference_of_its_own() -> None:
+def test_every_stack_on_the_axis_has_its_own_control() -> None:
     stacks = {name: {"packages": [CORE]} for name in ("a", "b")}
     axes = {"tp": [1, 2], "packing": "reference", "stack": ["default", "a", "b"]}
     expansion = expand_axes(axes, stacks=stacks, constraints=["stack != 'b' or tp == 2"])
@@ -224,5 +224,5 @@ def test_names_of_distributions_are_normalised() -> None:
         ("/src/lm", False),
     ],
 )
-def test_urls_are_told_from_paths(text: str, url: bool) -> None:
+def test_urls_are_distinguished_from_paths(text: str, url: bool) -> None:
     assert is_url(text) is url
