@@ -1,4 +1,4 @@
-"""A small matrix as values, and the short way from values to Matrix and Expansion."""
+"""Helpers that turn values of a small matrix into a Matrix, an Expansion, names or problems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names(expansion: Expansion) -> list[str]:
 
 
 def problems_of(**sections: Any) -> list[Problem]:
-    """All problems of a matrix that must have some."""
+    """All problems of a matrix; fails if it has none."""
     with pytest.raises(InputError) as caught:
         expand(matrix_of(**sections))
     return list(caught.value.problems)

@@ -1,6 +1,6 @@
-"""Declares an axis and prints what becomes of it everywhere, as JSON. A process of its own: the tables are made once.
+"""Declares an axis and prints, as JSON, where it shows up. Run as a separate process, since tables are built at import.
 
-Nothing but the class below knows the axis.
+Only the class below names the axis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CellConfig(config.CellConfig):
 
 
 def facts() -> dict[str, Any]:
-    """What plan, schema, names, ids, reductions, the form of one cell and the page say of the axis."""
+    """The axis in plan, schema, names, ids, reductions, the matrix of one cell and the page."""
     from harness.core.cell.axes import labelled
     from harness.core.cell.config import cell_id
     from harness.core.errors import InputError

@@ -1,4 +1,4 @@
-"""The reference pages keep up with the code: every key, default, alias and rule is there."""
+"""The reference pages match the code: every key, default, alias and rule is there."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from harness.plan.stacks.section import StackLayer
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """First name in the first cell -> the cells, of every table row."""
+    """First name in the first column -> columns, for every table row."""
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
     ]
     return {row[0].split("`")[1]: row for row in rows}
 
 
-def test_the_generated_tables_of_the_pages_are_those_of_the_declarations(root: Path) -> None:
+def test_the_tables_of_the_pages_match_the_declarations(root: Path) -> None:
     pages = [(root / "docs" / name).read_text() for name in ("matrix.md", "data_paths.md")]
     assert [name for name in tables() if not any(f"<!-- generated: {name} -->" in page for page in pages)] == []
     wrong = [name for page in pages for name in stale(page)]
     assert wrong == [], "run `python scripts/key_tables.py` and read the difference"
 
 
-def test_a_table_that_is_not_as_declared_is_found_and_made_again(root: Path) -> None:
+def test_an_outdated_table_is_found_and_regenerated(root: Path) -> None:
     page = (root / "docs" / "matrix.md").read_text()
     wrong = page.replace("| `lr` | number > 0, at most 1000000 | `0.001` |", "| `lr` | number | `0.001` |")
     assert list(stale(wrong)) == ["train"]

@@ -1,4 +1,4 @@
-"""An axis is one declaration: tests/plan/new_axis.py has it, and here it is found everywhere."""
+"""An axis needs one declaration: that of tests/plan/new_axis.py shows up everywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_plan_has_a_cell_for_each_value_with_one_control_at_the_default(fact
     assert control.startswith("tp1-pp1-cp1-unpacked-")
 
 
-def test_names_and_ids_tell_the_values_apart_and_leave_no_trace_of_the_default(facts: dict[str, Any]) -> None:
+def test_names_and_ids_distinguish_the_values_and_omit_the_default(facts: dict[str, Any]) -> None:
     plain = "tp1-pp1-cp1-sft"
     assert facts["names"] == [plain, f"{plain}-shuffling-some", f"{plain}-shuffling-all"]
     assert len({name[-8:] for name in facts["ids"]}) == 3
@@ -36,17 +36,17 @@ def test_names_and_ids_tell_the_values_apart_and_leave_no_trace_of_the_default(f
     assert facts["ids"][0] == without
 
 
-def test_the_schema_has_its_values_its_other_name_and_its_sentence(facts: dict[str, Any]) -> None:
+def test_the_schema_has_its_values_alias_and_description(facts: dict[str, Any]) -> None:
     assert facts["schema"]["enum"] == ["none", "some", "all"]
     assert facts["schema"]["description"] == "How weights are shuffled."
     assert facts["alias"] == "Same as shuffling."
 
 
-def test_a_value_that_it_does_not_have_is_refused(facts: dict[str, Any]) -> None:
+def test_an_unknown_value_is_refused(facts: dict[str, Any]) -> None:
     assert facts["problem"] == "t.yaml: matrix.shuffling: must be one of none, some, all (found 'most')"
 
 
-def test_one_cell_as_a_matrix_has_it_and_comes_back_as_the_same_cell(facts: dict[str, Any]) -> None:
+def test_the_matrix_of_one_cell_has_it_and_loads_to_the_same_cell(facts: dict[str, Any]) -> None:
     assert facts["one cell"]["shuffling"] == "all"
     assert facts["again"][0] == facts["again"][1]
     assert facts["json"]

@@ -1,4 +1,4 @@
-"""The matrices for every night, every week and for bisecting hold what their comments and docs/ci.md promise."""
+"""The nightly, weekly and triage matrices match their comments and docs/ci.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nightly(root: Path) -> Expansion:
     return expand(read_matrix(root / "matrices" / "nightly.yaml"))
 
 
-def test_the_weekly_matrix_is_the_nightly_one_with_every_cell(root: Path, nightly: Expansion) -> None:
+def test_the_weekly_matrix_is_the_nightly_one_without_selection(root: Path, nightly: Expansion) -> None:
     texts = [(root / "matrices" / f"{name}.yaml").read_text() for name in ("nightly", "weekly")]
     of_night, of_week = (text[text.index("name: ") :] for text in texts)
     assert of_night.replace("name: nightly", "name: weekly").replace("select: covering", "select: full") == of_week
@@ -30,7 +30,7 @@ def test_the_weekly_matrix_is_the_nightly_one_with_every_cell(root: Path, nightl
     assert nightly.rejected == ()
 
 
-def test_the_page_tells_the_true_numbers(root: Path, nightly: Expansion) -> None:
+def test_the_numbers_on_the_page_are_right(root: Path, nightly: Expansion) -> None:
     page = (root / "docs" / "ci.md").read_text()
     assert nightly.selection is not None
     added = [sum(cell.role == "reference" for cell in made.cells) for made in (nightly, weekly_of(root))]
@@ -46,7 +46,7 @@ def weekly_of(root: Path) -> Expansion:
     return expand(read_matrix(root / "matrices" / "weekly.yaml"))
 
 
-def test_a_night_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion) -> None:
+def test_the_nightly_matrix_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion) -> None:
     assert estimate(nightly, cores=2).seconds < 300
     paths = {(cell.config.stack, cell.config.data_path) for cell in nightly.cells if cell.role == "cell"}
     big = [cell.config for cell in nightly.cells if cell.config.layout.world_size == 16]
@@ -55,7 +55,7 @@ def test_a_night_is_short_and_covers_what_single_nodes_cannot(nightly: Expansion
     assert {cell.config.dtype for cell in nightly.cells} == {"fp32", "bf16"}
 
 
-def test_the_newest_code_can_be_taken_in(root: Path, tmp_path: Path) -> None:
+def test_the_newest_code_can_be_added(root: Path, tmp_path: Path) -> None:
     for name in ("nightly", "weekly"):
         text = (root / "matrices" / f"{name}.yaml").read_text()
         (tmp_path / "newest.yaml").write_text(text.replace("#: ", ""))

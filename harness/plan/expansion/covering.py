@@ -1,7 +1,7 @@
-"""Which rows of a table cover every t-tuple of values that some row has; the only file that imports covertable.
+"""Chooses rows of a table that cover every t-tuple of values that some row has; the only file that imports covertable.
 
-A factor is a column, a row holds one code (an index of a value) per factor. The library builds rows value by value and
-asks whether a partial row can still become a row of the table, so it stays in the table and misses no tuple in it.
+A factor is a column; a row holds one code (the index of a value) per factor. covertable builds rows value by value and
+asks whether a partial row can still become a row of the table, so all its rows are in the table and no tuple is missed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Part = tuple[tuple[int, int], ...]  # (factor, code) of some factors, by factor
 
 
 class Space:
-    """Answers which values of some factors occur together in a row of a table."""
+    """The possible combinations of values: those that occur together in a row of a table."""
 
     def __init__(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-        """`sizes`: values of each factor, whether or not a row has them."""
+        """`sizes`: number of values of each factor, whether or not a row has them."""
         self.rows, self.sizes = rows, tuple(sizes)
         self._sets = [[_set_of(rows, factor, code) for code in range(size)] for factor, size in enumerate(sizes)]
         self._all = (1 << len(rows)) - 1
 
     def first(self, part: Iterable[tuple[int, int]]) -> int | None:
-        """The first row that has these values; None when no row has."""
+        """Number of the first row that has these values; None if no row has them."""
         found = self._all
         for factor, code in part:
             found &= self._sets[factor][code]
@@ -39,7 +39,7 @@ class Space:
 
 
 def _set_of(rows: Sequence[Row], factor: int, code: int) -> int:
-    """The rows that have the value, as the bits of an integer."""
+    """The rows that have a value, as the bits of an integer."""
     return int("".join(["1" if row[factor] == code else "0" for row in reversed(rows)]) or "0", 2)
 
 
@@ -49,10 +49,10 @@ def covered(rows: Iterable[Row], strength: int) -> set[Part]:
 
 
 def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequence[str]]) -> list[int]:
-    """Numbers of rows, in order, that have every t-tuple some row has; `kept` are among them.
+    """Sorted numbers of rows that together have every t-tuple of the table; the rows `kept` are among them.
 
     `texts` are the values as [factor][code]. Ties are broken by a hash of them, so that the choice depends neither on
-    the order of factors and values nor on how many others there are.
+    the order nor on the number of factors and values.
     """
     numbers: dict[Row, int] = {}
     for number, row in enumerate(space.rows):
@@ -64,7 +64,7 @@ def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequ
     known: dict[Part, bool] = {}
 
     def can_be_row(part: Mapping[int, int]) -> bool | None:
-        """Three-valued, as the library expects: False is final, None means not yet decided."""
+        """Three-valued, as covertable expects: False is final, None means not yet decided."""
         key = tuple(sorted(part.items()))
         if key not in known:
             known[key] = space.first(key) is not None
@@ -81,7 +81,7 @@ def cover(space: Space, strength: int, kept: Sequence[int], texts: Sequence[Sequ
 
 
 class _ByText:
-    """The order in which tuples are covered: by a hash of their text."""
+    """A sorter for covertable: tuples are covered in the order of a hash of their texts."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts  # of all values of all factors, one factor after the other

@@ -17,7 +17,7 @@ from harness.core.cell.config import CellConfig, ShapeIdentity, cell_id
 from harness.core.outcomes import Rejection
 from harness.core.run.run_plan import Expansion, PlannedCell, RejectedCell, XFail
 from harness.core.stack import DEFAULT
-from harness.plan.expansion.interleaving import paired_in_turns
+from harness.plan.expansion.interleaving import paired_cells
 from harness.plan.expansion.resolve import Resolver, axes_of, control_of, default_values, of_section, with_noise_legs
 from harness.plan.expansion.selection import Candidate, Forbidden, choose
 from harness.plan.matrix.axes import Row
@@ -60,7 +60,7 @@ def expand(matrix: Matrix, more_rules: tuple[Rule[CellConfig], ...] = ()) -> Exp
     elif matrix.covering and cells:
         cells, selection = choose(matrix.covering, matrix.axes, allowed, forbidden, problems)
     planned = _plan(cells, shown, known)
-    planned = paired_in_turns(planned, matrix.base, problems) if matrix.base else planned
+    planned = paired_cells(planned, matrix.base, problems) if matrix.base else planned
     known.check_used(allowed, rejected, problems)
     problems.raise_any()
     return Expansion(cells=tuple(planned), rejected=tuple(rejected), excluded=dict(excluded), selection=selection)
@@ -91,7 +91,7 @@ def _allowed_rows(matrix: Matrix, excluded: Counter[str], problems: Problems) ->
 
 
 def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
-    """What `model.layers` and `train.seq_length` mean in a constraint: the combination's value, or the section's."""
+    """The sections as constraints see them: with the combination's values of axes like `model.layers`."""
     return {
         name: dataclasses.replace(section, **of_section(name, values))
         for name, section in (("model", matrix.model), ("train", matrix.train))
@@ -99,7 +99,7 @@ def _sections(matrix: Matrix, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Shape:
-    """What cells of one shape have in common, computed for the first of them."""
+    """What all cells of one shape share, computed for the first of them."""
 
     def __init__(self, config: CellConfig) -> None:
         self.identity = ShapeIdentity.of(config)
@@ -115,7 +115,7 @@ def _judge_rows(
 ) -> tuple[list[Candidate], list[RejectedCell], list[Forbidden]]:
     """Cells and rejected cells, in matrix order; combinations that resolve to the same cell are merged.
 
-    `rules`: those that are not rules of shapes.
+    `rules`: those besides SHAPE_RULES.
     """
     cells: dict[str, Candidate] = {}
     rejected: dict[str, RejectedCell] = {}
@@ -139,10 +139,10 @@ def _judge_rows(
 
 
 def _group(config: CellConfig) -> str:
-    """Within one matrix, cells differ in model, train and documents only by their variant.
+    """Name of the cells that may share a control: same dtype, variant, device and stack.
 
-    A stack is compared with itself only: releases may compute different numbers, and a broken release must not make
-    another one fail.
+    Within one matrix, the variant names all differences in model, train and documents. A stack is compared only with
+    itself: releases may compute different numbers, and a broken release must not make another one fail.
     """
     device = "" if config.device == "auto" else config.device
     parts = (config.dtype, config.variant, device, "" if config.stack == DEFAULT else config.stack)
@@ -163,7 +163,7 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
         control_ids |= _control_ids(added, controls)
         used = set(control_ids.values())
         for cell in [*added, *members]:
-            extra, control = cell.id not in known_ids, control_ids[cell.id]
+            is_added, control = cell.id not in known_ids, control_ids[cell.id]
             result.append(
                 PlannedCell(
                     id=cell.id,
@@ -171,8 +171,8 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
                     config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
                     reference=None if control == cell.id else control,
-                    role="reference" if extra else "cell",
-                    xfail=None if extra else known.of(cell.id),
+                    role="reference" if is_added else "cell",
+                    xfail=None if is_added else known.of(cell.id),
                     line=cell.line,
                 )
             )
@@ -180,12 +180,12 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
 
 
 def with_controls(config: CellConfig) -> list[PlannedCell]:
-    """A cell without a matrix, preceded by its control, the control of that one and so on."""
+    """Plans a cell that is in no matrix, preceded by its control, that control's control and so on."""
     return _plan([Candidate(cell_id(config), config, None)], list(_ALWAYS), _KnownFailures(()))
 
 
 def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidate]) -> dict[str, str]:
-    """Id of each cell of a group -> id of its control. Cells that do not depend on rows share one per attention."""
+    """Cell id -> id of its control, in one group. Cells that do not depend on rows share one control per attention."""
     common: dict[str, str] = {}
     found: dict[str, str] = {}
     for cell in cells:
@@ -199,7 +199,7 @@ def _control_ids(cells: Iterable[Candidate], controls: dict[CellConfig, Candidat
 
 
 def _control_id(config: CellConfig, controls: dict[CellConfig, Candidate]) -> str:
-    """The id of a cell's control, which is added to `controls` after its own control."""
+    """The id of a cell's control; the control is added to `controls`, after its own control."""
     control = control_of(config)
     if control not in controls:
         if control != config:
@@ -224,7 +224,7 @@ class _KnownFailures:
         return self._entries[matching[0]][0] if matching else None
 
     def check_used(self, allowed: list[Candidate], rejected: list[RejectedCell], problems: Problems) -> None:
-        """Adds a problem for an entry that matches no cell, run or left out: a typo, or the cell no longer exists."""
+        """Adds a problem for an entry that matches no cell, whether selected or not: a typo, or the cell is gone."""
         for number, (entry, pattern) in enumerate(self._entries):
             if number not in self._used and not any(pattern.match(name_of(cell.id)) for cell in allowed):
                 only_rejected = any(pattern.match(name_of(cell.id)) for cell in rejected)

@@ -13,18 +13,17 @@ from harness.plan.matrix.problems import Problems
 _KEY = ("checks", "throughput", "slower_than", "stack")
 
 
-def paired_in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
-    """The cells, with those that differ only in the stack paired; `base` is the stack to compare with.
+def paired_cells(cells: Sequence[PlannedCell], base: str, problems: Problems) -> list[PlannedCell]:
+    """The cells; timed ones that differ only in the stack become pairs. `base` is the stack to compare with.
 
-    Only timed cells are paired, and not those whose partner is rejected. Adds a problem unless there are two stacks,
-    one of them the base.
+    A cell whose partner is rejected stays unpaired. Adds a problem unless there are two stacks, one of them the base.
     """
     stacks = list(dict.fromkeys(cell.config.stack for cell in cells))
     if base not in stacks:
         problems.add(_KEY, "no cell runs in this stack", found=repr(base), allowed=", ".join(stacks))
     elif len(stacks) != 2:
         hint = "run a matrix for each pair of stacks, or drop slower_than"
-        problems.add(_KEY, f"cells take turns in two stacks, and the axis 'stack' has {len(stacks)}", hint=hint)
+        problems.add(_KEY, f"interleaving needs two stacks, and the axis 'stack' has {len(stacks)}", hint=hint)
     groups: dict[str, list[PlannedCell]] = {}
     for cell in cells:
         if cell.config.timing.turns:
@@ -34,7 +33,7 @@ def paired_in_turns(cells: Sequence[PlannedCell], base: str, problems: Problems)
 
 
 def _pair(config: CellConfig) -> str:
-    """A name of the cell without its stack: that of its pair."""
+    """The name of a cell's pair: a hash of the cell without its stack."""
     name = cell_id(replace(config, stack=""))
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 

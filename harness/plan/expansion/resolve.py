@@ -1,4 +1,4 @@
-"""From the values of a combination to the resolved configuration of a cell."""
+"""Turns the values of a combination into the configuration of a cell, and a cell into its control."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from harness.plan.schema.model import PARTS, model_problems, shown_part
 
 _OPTIONS = tuple(keys_of(PackingOptions))
 _LOSS_OPTIONS = ("calculate_per_token_loss", "average_in_collective")
-_OWN = tuple(axis for axis in axes().values() if axis.field)  # each sets a field of CellConfig
-_SHAPED = tuple(axis for axis in _OWN if axis.setting.shape)
-_BESIDE = tuple(axis for axis in _OWN if not axis.setting.shape)
-_BESIDE_SHAPE = (*(axis.name for axis in _BESIDE), "timed")  # axes that a plan.rules.rule.Shape does not have
-# What a table shows where it is not the value itself.
+_FIELDS = tuple(axis for axis in axes().values() if axis.field)  # axes that set a field of CellConfig
+_SHAPE_FIELDS = tuple(axis for axis in _FIELDS if axis.setting.shape)
+_OTHER_FIELDS = tuple(axis for axis in _FIELDS if not axis.setting.shape)
+_NOT_IN_SHAPE = (*(axis.name for axis in _OTHER_FIELDS), "timed")  # axes that a plan.rules.rule.Shape does not have
+# Values that tables do not show as they are.
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     **{f"model.{name}": shown_part for name in PARTS},
     "pad_seq_to_mult": lambda value: value or "auto",
@@ -41,7 +41,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
 
 
 def default_values(matrix: Matrix) -> dict[str, Any]:
-    """Values of the axes that a combination leaves out. `packing` has none: every combination must name it."""
+    """Values of axes that a combination leaves out. `packing` has no default: every combination must name it."""
     values = {name: axis.default for name, axis in axes().items() if name != "packing"}
     values |= {name: getattr(matrix.options, name) for name in _OPTIONS}
     values["documents"] = matrix.documents.mode
@@ -54,7 +54,7 @@ def of_section(section: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Resolver:
-    """Turns the values of a combination into a CellConfig; parts that cells share are made once."""
+    """Turns the values of a combination into a CellConfig; parts that cells share are created once."""
 
     def __init__(self, matrix: Matrix, largest_cp: int) -> None:
         self.matrix = matrix
@@ -65,7 +65,7 @@ class Resolver:
         self._made_of = {name: digest(stack) for name, stack in matrix.stacks.items()}
         self._dotted = [name for name in self.matrix.axes.names if "." in name]
         names = dict.fromkeys([*default_values(matrix), *matrix.axes.names, "packing"])
-        self._shape_values = itemgetter(*[name for name in names if name not in _BESIDE_SHAPE])
+        self._shape_values = itemgetter(*[name for name in names if name not in _NOT_IN_SHAPE])
         self._shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._common: dict[str, Any] = {
             "deadline_s": matrix.launch.deadline_s,
@@ -74,7 +74,7 @@ class Resolver:
         }
 
     def shape_key(self, values: dict[str, Any]) -> tuple[Any, ...]:
-        """Equal for combinations whose cells differ at most in what _BESIDE_SHAPE names."""
+        """A key that is equal for combinations whose cells differ at most in the axes _NOT_IN_SHAPE."""
         key: tuple[Any, ...] = self._shape_values(values)
         return key
 
@@ -85,17 +85,17 @@ class Resolver:
         return CellConfig(
             **self._shapes[key],
             **self._common,
-            **{axis.field: values[axis.name] for axis in _BESIDE},
+            **{axis.field: values[axis.name] for axis in _OTHER_FIELDS},
             made_of=self._made_of.get(values["stack"], ""),
             timing=self._timing(values),
         )
 
     def _shape(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of CellConfig that a rule of shapes may read, and the variant's name."""
+        """The fields of CellConfig that SHAPE_RULES may read, and the variant's name."""
         model, train, documents, variant = self.base(values)
         return {
             "layout": self._layout(values),
-            **{axis.field: values[axis.name] for axis in _SHAPED},
+            **{axis.field: values[axis.name] for axis in _SHAPE_FIELDS},
             "model": model,
             "train": train,
             "documents": documents,
@@ -113,7 +113,7 @@ class Resolver:
                 problems.add(("matrix",), f"{variant}: {message}")
 
     def base(self, values: dict[str, Any]) -> tuple[ModelConfig, TrainConfig, DocumentsConfig, str]:
-        """Model, train, documents, and a readable name of where they are not those of the matrix's sections."""
+        """Model, train, documents, and the variant: a name of everything that differs from the matrix's sections."""
         own = {name: values[name] for name in self._dotted}
         mode = values["documents"]
         key = (mode, *own.items())
@@ -133,10 +133,10 @@ class Resolver:
         return self._bases[key]
 
     def _timing(self, values: dict[str, Any]) -> TimingConfig:
-        """What the matrix asks for. Cells with one document per row are timed against another stack only."""
+        """The timing of a cell. Cells with one document per row are timed only against another stack."""
         timing = self.matrix.timing if values["timed"] else NOT_TIMED
-        alone = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
-        return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if alone else timing
+        unpacked = timing != NOT_TIMED and not DATA_PATHS[values["packing"]].packs
+        return dataclasses.replace(timing, documents=(), unpacked=False, full_rows=False) if unpacked else timing
 
     def _layout(self, values: dict[str, Any]) -> Layout:
         key = tuple([values[name] for name in LAYOUT])
@@ -145,7 +145,7 @@ class Resolver:
         return self._layouts[key]
 
     def _packing_options(self, values: dict[str, Any]) -> PackingOptions:
-        """Options of the combination; an unpacked cell keeps only those of the loss."""
+        """Packing options of a combination; an unpacked cell keeps only those of the loss."""
         names = _OPTIONS if DATA_PATHS[values["packing"]].packs else _LOSS_OPTIONS
         key = (names, *[values[name] for name in names])
         if key not in self._options:
@@ -154,7 +154,7 @@ class Resolver:
 
 
 def _named(key: str, value: Any) -> str:
-    """`layers8`, `moe4x2`, `nomoe`."""
+    """A part of a variant: `layers8`, `moe4x2`, `nomoe`."""
     if key in PARTS:
         return f"no{key}" if value is None else str(value)
     return f"{key}{_text(value)}"
@@ -166,12 +166,12 @@ def _text(value: Any) -> str:
 
 
 def value_of(config: CellConfig, name: str) -> Any:
-    """The cell's value of an axis, resolved; of a part of the model, the part itself."""
+    """The resolved value of a cell's axis; a part of the model is returned as it is, not as text."""
     return attrgetter(name)(config) if name.startswith("model.") else _reader(name)(config)
 
 
 def axes_of(config: CellConfig, names: Iterable[str]) -> dict[str, Any]:
-    """The cell's values of the axes, resolved: what a table shows."""
+    """The resolved values of a cell's axes, as tables show them."""
     return {name: _reader(name)(config) for name in names}
 
 
@@ -185,11 +185,11 @@ def _reader(name: str) -> Callable[[CellConfig], Any]:
 def control_of(config: CellConfig) -> CellConfig:
     """The control of a cell's parity group: one rank, unpacked, the harness's own data path.
 
-    Where gradients depend on the rows, the control of a cell on one of the harness's own data paths has the same rows,
-    on one rank. That control is a cell like others: if it packs, it has an unpacked control in turn.
+    Where gradients depend on the rows, and the data path is one of the harness's own, the control has the same rows,
+    on one rank. It is compared like any cell: if it packs, it has an unpacked control in turn.
 
-    A control runs the attention of its cells, whose noise it measures. If that is not the harness's own kernel, its
-    control is the same cell with the reference attention.
+    A control runs the attention of its cells, whose noise it measures. If that is not the harness's own kernel, the
+    control's control is the same cell with reference attention.
     """
     control = _control(config)
     if control == config and config.attention in KERNELS:
@@ -198,7 +198,9 @@ def control_of(config: CellConfig) -> CellConfig:
 
 
 def _control(config: CellConfig) -> CellConfig:
-    plain = {axis.field: axis.default for axis in _OWN if axis.default is not MISSING and not axis.setting.in_control}
+    plain = {
+        axis.field: axis.default for axis in _FIELDS if axis.default is not MISSING and not axis.setting.in_control
+    }
     control = dataclasses.replace(
         config,
         **plain,
@@ -229,7 +231,7 @@ def _control(config: CellConfig) -> CellConfig:
 
 
 def with_noise_legs(config: CellConfig) -> CellConfig:
-    """The control with the legs that measure the noise of its dtype; bounds of fp32 are fixed, so it needs none."""
+    """The control with the legs that measure the noise of its dtype; fp32 needs none, since its bounds are fixed."""
     if config.dtype == "fp32" or NOISE in config.canaries or not config.fingerprints:
         return config
     return dataclasses.replace(config, canaries=(*config.canaries, NOISE))

@@ -1,4 +1,4 @@
-"""A covering selection of the cells that constraints and rules allow, and the cells that it always keeps."""
+"""A covering selection of the cells that constraints and rules allow, including the cells that are always kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from harness.plan.matrix.axes import Axes
 from harness.plan.matrix.problems import Problems, shown
 from harness.plan.matrix.select_parse import KEY, Covering
 
-MOST_PARTS = 20_000  # t-tuples of values that a selection looks at
+MOST_PARTS = 20_000  # t-tuples of values to cover
 NOT_THERE = "no combination of the matrix has it, or a constraint drops all that do"
 
 
 class Candidate(NamedTuple):
-    """A cell that no rule forbids, before its control is known."""
+    """A cell that no rule forbids, not yet planned."""
 
     id: str
     config: CellConfig
@@ -47,7 +47,7 @@ def choose(
     forbidden: Sequence[Forbidden],
     problems: Problems,
 ) -> tuple[list[Candidate], Selection]:
-    """The cells that run, in matrix order, and what they cover. Entries of `keep` without a cell are problems."""
+    """The cells that run, in matrix order, and what they cover; adds a problem for entries of `keep` without a cell."""
     kept = _kept(covering, cells, forbidden, problems)
     factors = _factors(axes)
     table = _Table(factors, [cell.config for cell in cells], [item.config for item in forbidden])
@@ -78,7 +78,7 @@ def choose(
 
 
 def _check_parts(space: Space, strength: int, problems: Problems) -> None:
-    """Raises a problem where finding the cells would take minutes."""
+    """Raises InputError where finding the cells would take minutes."""
     parts = sum(math.prod(sizes) for sizes in combinations(space.sizes, strength))
     if parts > MOST_PARTS:
         found, hint = f"{parts:,} sets of {strength} values", "lower select.covering, or give axes fewer values"
@@ -87,14 +87,14 @@ def _check_parts(space: Space, strength: int, problems: Problems) -> None:
 
 
 def _factors(axes: Axes) -> list[tuple[str, ...]]:
-    """Axes that vary together form one factor; an axis that only include rows set is a separate factor."""
+    """The axes of each factor: tied axes form one factor; an axis set only by include rows is a factor by itself."""
     tied = [tuple(rows[0].values) for rows in axes.dimensions]
     single = dict.fromkeys(name for row in axes.include for name in row.values)
     return tied + [(name,) for name in single if not any(name in names for names in tied)]
 
 
 class _Table:
-    """Cells as rows of codes, one per factor with more than one value. Values are those that cells have."""
+    """Cells as rows of codes, one code per factor with more than one value. `others` holds the forbidden cells."""
 
     def __init__(
         self, factors: Sequence[tuple[str, ...]], allowed: Sequence[CellConfig], forbidden: Sequence[CellConfig]
@@ -114,23 +114,27 @@ class _Table:
 
 
 def _order(values: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Small numbers first: free places of a row are filled with them, which keeps cells small."""
+    """Sort key of values, small numbers first: free positions of a row get the first value, which keeps cells small."""
     return [(type(value).__name__, value if isinstance(value, (int, str)) else repr(value)) for value in values]
 
 
 def _kept(
     covering: Covering, cells: Sequence[Candidate], forbidden: Sequence[Forbidden], problems: Problems
 ) -> dict[str, list[int]]:
-    """Why -> numbers of the cells that are never left out."""
+    """Reason -> numbers of the cells that are always kept."""
     kept = {"include rows": [number for number, cell in enumerate(cells) if cell.included], "keep": []}
-    for place, entry in enumerate(covering.keep):
+    for index, entry in enumerate(covering.keep):
         matches = _matcher(entry)
         found = [number for number, cell in enumerate(cells) if matches(cell.config)]
         kept["keep"] += found
         if not found:
             only_rejected = any(matches(item.config) for item in forbidden)
-            hint = "it matches rejected cells only" if only_rejected else "`select: full` lists the names in a plan"
-            problems.add((*KEY, "keep", place), "matches no cell", found=shown(covering.written[place]), hint=hint)
+            hint = (
+                "it matches rejected cells only"
+                if only_rejected
+                else "`harness plan` lists the names with select: full"
+            )
+            problems.add((*KEY, "keep", index), "matches no cell", found=shown(covering.written[index]), hint=hint)
     return kept | _must_cover(cells, {number for numbers in kept.values() for number in numbers})
 
 
@@ -142,7 +146,7 @@ def _matcher(entry: str | Mapping[str, Any]) -> Callable[[CellConfig], bool]:
 
 
 def _asked(config: CellConfig, name: str, value: Any) -> Any:
-    """The value that `auto` means in this cell."""
+    """The value of an axis that `keep` asks for; `auto` resolved for this cell."""
     if value is None and name == "sp":
         return config.layout.tp > 1
     return "auto" if value is None and name == "pad_seq_to_mult" else value
@@ -160,9 +164,9 @@ def _both(config: CellConfig) -> bool:
     return config.layout.world_size >= 16 and _stages(config) and _odd(config)
 
 
-# The strongest first: its cell satisfies the others too.
+# The strongest first: its cells satisfy the others too.
 _MUST_COVER: tuple[tuple[str, Callable[[CellConfig], bool]], ...] = (
-    ("both on 16 ranks", _both),
+    ("tp >= 2, pp >= 4, cp >= 2 with odd lengths, on 16 ranks", _both),
     ("tp >= 2 with pp >= 4", _stages),
     ("cp >= 2 with odd lengths", _odd),
 )
@@ -179,14 +183,14 @@ def _must_cover(cells: Sequence[Candidate], kept: Iterable[int]) -> dict[str, li
                 groups.setdefault((cell.config.stack, cell.config.data_path), []).append(number)
         found[reason] = []
         for members in groups.values():
-            there = [number for number in members if number in chosen]
-            found[reason] += there or [min(members, key=lambda number: _size(cells[number]))]
+            already = [number for number in members if number in chosen]
+            found[reason] += already or [min(members, key=lambda number: _size(cells[number]))]
         chosen.update(found[reason])
     return found
 
 
 def _size(cell: Candidate) -> tuple[int, int, str]:
-    """Fewest ranks, then fewest axes off their defaults."""
+    """Sort key of a cell: ranks, then length of the id, which grows with the axes that are not at their defaults."""
     return cell.config.layout.world_size, len(cell.id), cell.id
 
 

@@ -9,7 +9,7 @@ from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
 
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
-# Three per row, so that training never has a pack of many documents.
+# Three documents per row, so that training never has a pack of many documents.
 _THREE = DocumentsConfig(mode="file", max_seq_len=64, lengths=(20,) * 8)
 # The longest document comes first in every row, as in packers that sort by length.
 _SORTED = DocumentsConfig(mode="file", max_seq_len=64, lengths=(40, 12, 9, 30, 20, 10, 25, 14))
@@ -42,7 +42,7 @@ CANARY: tuple[FaultSpec, ...] = (
         name="segment-table-too-short",
         fault_class="canary",
         summary="the attention kernel handles six documents of a pack, and merges the others into the sixth",
-        modelled_on="Megatron-LM dev thd_max_packed_sequences, CUDA graphs with buffers for so many documents; E8",
+        modelled_on="Megatron-LM dev thd_max_packed_sequences, CUDA graphs with buffers of fixed size; E8",
         layout=_ONE,
         why="one rank; training has three documents in a row",
         documents=_THREE,

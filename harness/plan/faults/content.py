@@ -10,7 +10,7 @@ from harness.plan.faults.spec import HANG_DEADLINE_S, FaultSpec
 _ONE = Layout()
 _TP = Layout(tp=2, sp=True)
 _CP = Layout(cp=2)
-# Lengths differ from step to step, unlike those of the adversarial mix.
+# Lengths differ between steps, unlike those of the adversarial mix.
 _CHANGING = DocumentsConfig(mode="distribution", min_seq_len=4, max_seq_len=64, mean_seq_len=24.0)
 _SPLIT = "a split over context needs cp 2"
 
@@ -64,7 +64,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="cp-chunks-contiguous",
         fault_class="layout",
-        summary="every cp rank gets one contiguous part of the row instead of its zigzag chunks",
+        summary="every cp rank gets a contiguous part of the row instead of its zigzag chunks",
         modelled_on="B5: Megatron-LM dev 244316c655, contiguous and zigzag partition mixed up",
         layout=_CP,
         why=_SPLIT,
@@ -139,7 +139,7 @@ CONTENT: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="loss-mask-drops-a-token-id",
         fault_class="content",
-        summary="the loss mask is zero wherever the token is the end-of-sequence id, also inside documents",
+        summary="the loss mask is zero at every end-of-sequence token, even inside documents",
         modelled_on="D12: NVIDIA-NeMo/Megatron-Bridge PR 5213",
         layout=_ONE,
         why="the mask does not depend on the layout: one rank",

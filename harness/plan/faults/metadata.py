@@ -1,4 +1,4 @@
-"""Faults of class metadata: PackedSeqParams that are missing, garbage, malformed, or of other documents."""
+"""Faults of class metadata: PackedSeqParams that are missing, garbage, malformed, or those of other documents."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="recomputed-forward-with-later-metadata",
         fault_class="metadata",
-        summary="what backward computes again gets the packed params of the micro-batch that the forward is at by then",
-        modelled_on="C4: recompute, 0f41b5a442; NVIDIA/Megatron-LM PR 4593: what a checkpointed forward hands on",
+        summary="recomputation in the backward gets the packed params of the micro-batch that the forward has reached",
+        modelled_on="C4: recompute, 0f41b5a442; NVIDIA/Megatron-LM PR 4593: what a checkpointed forward passes on",
         layout=Layout(pp=2),
         why="with two stages the forward is ahead of the backward",
         options=PackingOptions(pad_to_max_length=True),
@@ -175,7 +175,7 @@ METADATA: tuple[FaultSpec, ...] = (
         name="micro-batch-counts-differ-over-dp",
         fault_class="metadata",
         summary="data-parallel replica 1 runs one micro-batch fewer: nothing hangs, its documents are lost",
-        modelled_on="E1: NVIDIA-NeMo/RL PR 748; M21: packs are made a multiple of dp",
+        modelled_on="E1: NVIDIA-NeMo/RL PR 748; M21: the number of packs is made a multiple of dp",
         layout=Layout(dp=2),
         why="two replicas",
         lane=Lane.METADATA,
@@ -188,7 +188,7 @@ METADATA: tuple[FaultSpec, ...] = (
         summary="cu_seqlens of tp rank 1 lacks the first inner boundary: its heads merge two documents",
         modelled_on="A17: NVIDIA-NeMo/Megatron-Bridge 7f840989c, cu_seqlens cut by argmin",
         layout=_TP,
-        why="two tp ranks, of which one is right",
+        why="two tp ranks, one of which is right",
         lane=Lane.METADATA,
         checks=("params_agree_plan",),
         where={"tp": 1, "ranks": [1], "field": "cu_seqlens_q"},
@@ -208,7 +208,7 @@ METADATA: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="cu-seqlens-of-the-first-row-only",
         fault_class="metadata",
-        summary="rows of a micro-batch are merged, but cu_seqlens covers the first row alone",
+        summary="rows of a micro-batch are merged, but cu_seqlens covers only the first row",
         modelled_on="A6: NVIDIA/Megatron-LM PR 5454 and PR 5635",
         layout=_ONE,
         why="one rank, micro_batch_size 2",
@@ -281,7 +281,7 @@ METADATA: tuple[FaultSpec, ...] = (
         summary="upstream's argument validation accepts everything",
         modelled_on="Megatron-Bridge 0.4: pad_cu_seqlens without pad_to_max_length is accepted by validate",
         layout=_ONE,
-        why="validators are asked on one rank",
+        why="validators run on one rank",
         data_path="rules",
         forbidden="megatron-cp-seq-length",
         lane=Lane.METADATA,

@@ -35,7 +35,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="padding-counted-by-routers",
         fault_class="model",
-        summary="routers get no padding mask, and balance their experts over padding too",
+        summary="routers get no padding mask, so they balance experts over padding too",
         modelled_on="D11: NVIDIA-NeMo/Megatron-Bridge 23743e2f7 (PR 5470), Megatron-LM dev e348ed156e",
         layout=_ONE,
         why="one rank with padded rows",
@@ -75,7 +75,7 @@ MODELS: tuple[FaultSpec, ...] = (
         name="experts-of-another-ep-rank",
         fault_class="model",
         summary="ep rank 1 holds a second copy of the experts of ep rank 0",
-        modelled_on="E5: NVIDIA-NeMo/RL PR 4079, tokens that reach wrong experts; a checkpoint sharded wrongly",
+        modelled_on="E5: NVIDIA-NeMo/RL PR 4079, tokens that reach the wrong experts; a checkpoint sharded wrongly",
         layout=Layout(dp=2, ep=2),
         why="two ranks that share the experts of a layer",
         model=_EXPERTS,
@@ -98,7 +98,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="prediction-rolls-across-documents",
         fault_class="model",
-        summary="multi-token prediction shifts tokens and labels over the row: documents see the next one",
+        summary="multi-token prediction shifts tokens and labels over the whole row: documents see the next one",
         modelled_on="B5 and MTP of 1.4: NVIDIA/Megatron-LM roll_tensor before packed sequences; d8144e7712",
         layout=Layout(pp=2),
         why="two stages, so that the last can be named",
@@ -110,7 +110,7 @@ MODELS: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="prediction-without-loss-mask",
         fault_class="model",
-        summary="multi-token prediction gets no loss mask, and so trains on masked documents too",
+        summary="multi-token prediction gets no loss mask, so it trains on masked documents too",
         modelled_on="D9: NVIDIA/Megatron-LM a22c40e8d6 (PR 3159), the token counts of MTP",
         layout=_ONE,
         why="one rank with a masked document",

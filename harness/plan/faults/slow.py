@@ -1,4 +1,4 @@
-"""Faults of class throughput: every number is right, only the time is wrong."""
+"""Faults of class throughput: all values are right, but a step takes too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.core.outcomes import Lane
 from harness.core.packing.documents import DocumentsConfig
 from harness.plan.faults.spec import TIMED_DEADLINE_S, FaultSpec
 
-# Few documents: not enough to slow down the rotary function of megatron-core 0.19 itself.
+# Few documents: too few to slow down the rotary function of megatron-core 0.19 by themselves.
 _SLOPE = TimingConfig(documents=(2, 8))
 
 THROUGHPUT: tuple[FaultSpec, ...] = (

@@ -51,7 +51,7 @@ class FaultSpec:
     documents: DocumentsConfig = DOCUMENTS
     global_batch: int = TRAIN.global_batch
     deadline_s: float = DEADLINE_S
-    # With `turns`, cell and clean twin run interleaved, as on two stacks; the twin is the base.
+    # With `turns`, the cell and its clean twin run interleaved, as if on two stacks; the twin is the base.
     timing: TimingConfig = NOT_TIMED
     model: ModelConfig = MODEL
     options: PackingOptions = DEFAULT_OPTIONS
@@ -91,7 +91,7 @@ class FaultSpec:
 
     @property
     def reference(self) -> CellConfig:
-        """The control of both: the same documents on one rank, unpacked, or in the same rows where those matter."""
+        """The control of both: the same documents on one rank, unpacked, or in the same rows where rows matter."""
         return with_noise_legs(control_of(self._config(deadline_s=DEADLINE_S, fault=self.name)))
 
 

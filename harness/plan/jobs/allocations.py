@@ -11,16 +11,16 @@ from harness.plan.jobs.cost import IMPORT_S, cell_seconds
 from harness.plan.schema.sections import Launch
 
 MAX_ARRAY = 1000  # members of one array; Slurm's default MaxArraySize is 1001
-FILL = 0.5  # share of its time limit that a job is filled to, since the estimate is rough
+FILL = 0.5  # share of a job's time limit that its cells may take by the estimate, which is rough
 
 
 def plan_allocations(
     expansion: Expansion, cluster: ClusterProfile = LOCAL, launch: Launch | None = None
 ) -> tuple[Allocation, ...]:
-    """Controls first, then the largest world sizes; one allocation per stack here, one array per shape on a cluster.
+    """One allocation per stack on this machine, one array per shape (nodes, ranks per node, stack) on a cluster.
 
-    Controls come first because every other verdict needs them; large cells next, so that small ones fill the cores at
-    the end. A shape is (nodes, ranks per node, stack).
+    Controls come first because every other outcome needs them; then the largest cells, so that small ones fill the
+    cores at the end.
     """
     controls = {cell.reference for cell in expansion.cells if cell.reference}
     ordered = sorted(
@@ -80,13 +80,13 @@ def _in_arrays(ordered: Sequence[PlannedCell], cluster: ClusterProfile, launch: 
 def _jobs(
     cells: Sequence[PlannedCell], cluster: ClusterProfile, nodes: int, minutes: int, most: int | None
 ) -> Iterator[list[PlannedCell]]:
-    """The cells of one shape cut into jobs: `most` each, or as many as the estimate fits into the time limit."""
-    room = minutes * 60 * FILL - IMPORT_S
+    """Splits the cells of one shape into jobs of `most` cells, or of as many as are estimated to fit the time limit."""
+    budget = minutes * 60 * FILL - IMPORT_S
     job: list[PlannedCell] = []
     seconds = 0.0
     for cell in cells:
         own = cell_seconds(cell.config, cluster, nodes)
-        if job and (len(job) == most if most else seconds + own > room):
+        if job and (len(job) == most if most else seconds + own > budget):
             yield job
             job, seconds = [], 0.0
         job.append(cell)

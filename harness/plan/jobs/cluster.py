@@ -1,4 +1,4 @@
-"""The profile of a cluster: what a job may request, and how its file is written. Works on values, not files."""
+"""The profile of a cluster: what a job may request, and the checks of its file's values. Reads no file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.plan.schema.throughput import PeakTflops
 SECRET_HINT = "have the cluster provide it, e.g. setup: ['source ~/.harness_secrets'], a file that only you can read"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
-# What the job file sets from the plan or from a key of the profile -> where the user sets it.
+# Flags that the job file sets from the plan or the profile -> where the user sets them.
 SBATCH_OWN = {
     **dict.fromkeys(("array", "job-name", "output", "error", "open-mode", "comment", "wrap"), "the harness sets it"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "parsable", "wait", "test-only"), "the harness sets it"),
@@ -41,7 +41,7 @@ SRUN_OWN = dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "kill-on-bad-exi
 
 
 def has_control(text: str) -> bool:
-    """Whether a text could break out of a line of a job file."""
+    """Whether a text could break out of its line in a job file."""
     return bool(_CONTROL.search(text))
 
 
@@ -68,7 +68,7 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 
 def _within_memory(value: str) -> str:
-    """sbatch reads a number alone as MiB."""
+    """The size; ValueError if it is too large. sbatch reads a number without a unit as MiB."""
     unit = value[-1] if value[-1:].isalpha() else "M"
     if int(value.rstrip("KMGT")) * 1024 ** "KMGT".index(unit) > MOST_MEMORY_KIB:
         raise ValueError("must be at most 1024T: no node has more memory")
@@ -102,7 +102,7 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterProfile:
-    """A profile file. Sizes count per node; what is None is not asked for."""
+    """A profile file. Sizes are per node; a key that is None is not requested."""
 
     name: Name = setting("local", doc="Names the profile.", required=True)
     kind: Literal["local", "slurm"] = setting("local", doc="local: this machine; slurm: jobs.", required=True)
@@ -114,13 +114,13 @@ class ClusterProfile:
     exclude: tuple[Line, ...] = setting((), doc="Nodes that no job may use.")
     nodes: int = setting(1, doc="Most nodes that one job may take.", ge=1, le=65_536)
     gpus_per_node: int = setting(0, doc="GPUs of a node; 0: a CPU cluster.", ge=0, le=1_024)
-    ranks_per_node: int = setting(1, doc="Ranks a node takes; absent: one per GPU.", ge=1, le=65_536, optional=True)
+    ranks_per_node: int = setting(1, doc="Ranks per node; absent: one per GPU.", ge=1, le=65_536, optional=True)
     gpu_flag: Literal["gpus-per-node", "gres", "none"] = setting("gpus-per-node", doc="How a job asks for GPUs.")
     gres: Gres = setting("gpu", doc="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
     exclusive: bool = setting(False, doc="Whole nodes, with all their GPUs.")
     mem: Memory | None = setting(None, doc="sbatch --mem; 0: all memory of a node.")
-    cpus_per_task: int | None = setting(None, doc="Cores of a node for its ranks together.", ge=1, le=65_536)
-    time: int = setting(60, doc="Most minutes that one job may take.", ge=1, le=525_600)
+    cpus_per_task: int | None = setting(None, doc="Cores per node, shared by its ranks.", ge=1, le=65_536)
+    time: int = setting(60, doc="Longest time limit of a job, in minutes.", ge=1, le=525_600)
     peak_tflops: PeakTflops = setting(
         default_factory=dict, doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
     )
@@ -138,7 +138,7 @@ class ClusterProfile:
     template: Line = setting("default", doc="Name in sbatch_templates, or a path relative to the profile.")
 
     def gpus_of(self, ranks_per_node: int) -> int:
-        """GPUs per node that a job with so many ranks per node is allocated and charged for."""
+        """GPUs per node that a job with `ranks_per_node` ranks on each node is allocated and charged for."""
         return self.gpus_per_node if self.exclusive else min(self.gpus_per_node, ranks_per_node)
 
 
@@ -151,7 +151,7 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
     if values is None:
         problems.add((), "the profile is empty")
         problems.raise_any()
-    # Before anything prints a value: messages must not show a secret.
+    # First, since other messages show values, and none may show a secret.
     _check_secrets(values, problems)
     problems.raise_any()
     profile = problems.validate(ClusterProfile, values, ())
@@ -166,7 +166,7 @@ def load_profile(values: Any, *, file: str, lines: Mapping[KeyPath, int]) -> Clu
 
 
 def _check_secrets(values: Any, problems: Problems) -> None:
-    """No secret may be written in a profile: job files and run directories are read by many."""
+    """Adds a problem for every secret in a profile: others can read job files and run directories."""
     if not isinstance(values, Mapping):
         return
     env = values.get("env")
@@ -178,13 +178,13 @@ def _check_secrets(values: Any, problems: Problems) -> None:
     for key in ("setup", "sbatch_flags", "srun_flags", "sbatch-flags", "srun-flags"):
         entries = values.get(key)
         for number, line in enumerate(entries if isinstance(entries, list) else ()):
-            # NAME=$(command) and NAME=$OTHER read it on the cluster and may stay.
+            # NAME=$(command) and NAME=$OTHER are allowed: they read the secret on the cluster.
             if isinstance(line, str) and holds_secret(line):
-                problems.add((key, number), "holds a secret, by its name or its form", hint=SECRET_HINT)
+                problems.add((key, number), "holds a secret, judging by its name or form", hint=SECRET_HINT)
 
 
 def _check_together(profile: ClusterProfile, given: set[str], written: set[str], problems: Problems) -> None:
-    """What depends on more than one key. `given`: those that the file has a value for, `written`: also with null."""
+    """Checks that involve several keys. `given`: keys with a value in the file; `written`: also those set to null."""
     for number, mount in enumerate(profile.container.mounts if profile.container else ()):
         if "," in mount or not 1 <= mount.count(":") <= 2:
             problems.add(("container", "mounts", number), "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS", found=mount)
@@ -208,7 +208,7 @@ def _check_together(profile: ClusterProfile, given: set[str], written: set[str],
 def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], problems: Problems) -> None:
     for number, flag in enumerate(flags):
         name = flag.partition("=")[0].lstrip("-")
-        taken = next((full for full in own if full.startswith(name)), None)  # Slurm takes --part for --partition
+        taken = next((full for full in own if full.startswith(name)), None)  # Slurm accepts --part
         if not _FLAG.fullmatch(flag):
             problems.add((key, number), "must be one flag with its value", found=flag, allowed="--name or --name=value")
         elif taken:
@@ -216,5 +216,5 @@ def _check_flags(key: str, flags: tuple[str, ...], own: Mapping[str, str], probl
 
 
 def nodes_for(world_size: int, cluster: ClusterProfile, nodes_per_cell: int = 1) -> int:
-    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` when that is more and there are enough ranks."""
+    """Nodes of a cell: as few as hold its ranks, or `nodes_per_cell` if that is more, but at most one per rank."""
     return max(-(-world_size // cluster.ranks_per_node), min(nodes_per_cell, world_size))

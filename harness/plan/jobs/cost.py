@@ -1,4 +1,4 @@
-"""What a plan will cost, before anything runs: counts are exact, seconds a rough estimate."""
+"""The cost of a plan before anything runs: counts are exact, seconds are a rough estimate."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Cost:
     cells: int
     rejected: int
     excluded: int
-    largest_world: int  # ranks of the biggest cell
+    largest_world: int  # ranks of the largest cell
     ranks: int  # processes started over the whole run
     rank_steps: int
     seconds: float
-    basis: str  # what the seconds come from
+    basis: str  # how the seconds were estimated
 
 
 def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
@@ -58,7 +58,7 @@ def estimate(expansion: Expansion, *, cores: int = 1) -> Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class JobCost:
-    """What the jobs of one array cost. Hours are those of one member times the members."""
+    """The cost of all jobs of one array."""
 
     array: str
     jobs: int
@@ -74,7 +74,7 @@ class JobCost:
 
     @property
     def most_node_hours(self) -> float:
-        """If every job runs into its time limit."""
+        """Upper limit: every job runs into its time limit."""
         return self.jobs * self.nodes * self.time_limit_min / 60
 
     @property
@@ -84,7 +84,7 @@ class JobCost:
 
     @property
     def most_gpu_hours(self) -> float:
-        """If every job runs into its time limit."""
+        """Upper limit: every job runs into its time limit."""
         return self.jobs * self.gpus * self.time_limit_min / 60
 
 
@@ -112,12 +112,12 @@ def job_costs(expansion: Expansion, allocations: Sequence[Allocation], cluster: 
 
 
 def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: ClusterProfile) -> None:
-    """InputError with the arithmetic when the jobs may cost more GPU-hours.
+    """Raises InputError, with the arithmetic, if the jobs may cost more than `most_gpu_hours`.
 
-    What counts is the time limit, which Slurm enforces; the estimate is too rough to guard a budget.
+    Counts time limits, which Slurm enforces; the estimate is too rough to guard a budget.
     """
     if not cluster.gpus_per_node:
-        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so it would limit nothing")
+        raise InputError(f"--max-gpu-hours: cluster {cluster.name} has no GPUs, so there is nothing to limit")
     total = sum(cost.most_gpu_hours for cost in costs)
     if total <= most_gpu_hours:
         return
@@ -133,7 +133,7 @@ def refuse_above(costs: Sequence[JobCost], most_gpu_hours: float, cluster: Clust
 
 
 def cell_seconds(config: CellConfig, cluster: ClusterProfile, nodes: int) -> float:
-    """Estimated seconds of one cell in a job of `nodes` nodes that runs its cells one after the other."""
+    """Estimated seconds of one cell in a job of `nodes` nodes, which runs its cells one after the other."""
     world, steps = config.layout.world_size, config.train.steps
     if cluster.gpus_per_node:
         return GPU_CELL_S + steps * (GPU_STEP_S + step_flops(config) / (GPU_FLOPS * world))
@@ -148,7 +148,7 @@ def _cpu_seconds(config: CellConfig) -> float:
 
 
 def step_flops(config: CellConfig) -> float:
-    """Arithmetic of one step, forward and backward: 6 x parameters x slots (attention scores left out).
+    """Floating-point operations of one step, forward and backward: 6 x parameters x slots, without attention scores.
 
     Slots are bounded by one row per document, the unpacked case.
     """

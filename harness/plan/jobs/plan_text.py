@@ -26,8 +26,8 @@ def plan_text(
 ) -> str:
     """Cells, rejected cells with rule and arithmetic, excluded combinations, totals and cost.
 
-    At most 50 rows of each kind unless `all_rows`; what is left out is counted. `cores`: of the machine that will run;
-    `jobs`: those of the cluster that will run instead. `stacks`: a line for each thing that is kept or to make.
+    At most 50 rows of each kind unless `all_rows`, and the number of rows left out. `cores`: of the machine that runs
+    the cells; `jobs`: cost of the jobs if a cluster runs them. `stacks`: a line per environment or worktree.
     """
     cost = estimate(expansion, cores=cores)
     limit = None if all_rows else MAX_ROWS
@@ -54,7 +54,7 @@ def plan_json(
     jobs: Sequence[JobCost] = (),
     stacks: Sequence[Any] = (),
 ) -> str:
-    """The same as JSON text, never shortened. `allocations`: those of a cluster."""
+    """The same as JSON text, never shortened. `allocations`: given for a cluster."""
     values = {
         "cells": [_cell_json(cell) for cell in expansion.cells],
         "rejected": [
@@ -138,7 +138,7 @@ def _note(cell: PlannedCell) -> str:
 
 
 def _selection_lines(selection: Selection) -> list[str]:
-    """What is covered, what is left out, what is always kept, and why t-tuples are in no cell."""
+    """What is covered, what is left out, what is always kept, and why some t-tuples are in no cell."""
     kept = [
         f"always kept: {counted(cells, 'cell') if cells else 'no such cell'}, {why}"
         for why, cells in selection.kept.items()
@@ -160,7 +160,7 @@ def _rejected_lines(rejected: Sequence[RejectedCell]) -> list[str]:
 def _cost_lines(cost: Cost) -> list[str]:
     return [
         f"Total: {counted(cost.cells, 'cell')}, {counted(cost.ranks, 'rank process', 'rank processes')} "
-        f"(biggest cell {cost.largest_world}), {counted(cost.rank_steps, 'rank-step')}",
+        f"(largest cell {cost.largest_world}), {counted(cost.rank_steps, 'rank-step')}",
     ]
 
 
@@ -169,7 +169,7 @@ def _time_line(cost: Cost) -> str:
 
 
 def _job_lines(jobs: Sequence[JobCost]) -> list[str]:
-    """What is submitted, and what it may cost: in GPU-hours, or node-hours where there are no GPUs."""
+    """The arrays that are submitted, and their cost in GPU-hours, or node-hours without GPUs."""
     rows = [["array", "jobs", "nodes", "GPUs", "minutes at most"]]
     rows += [[job.array, *map(str, (job.jobs, job.nodes, job.gpus, job.time_limit_min))] for job in jobs]
     if any(job.gpus for job in jobs):

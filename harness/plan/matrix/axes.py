@@ -34,7 +34,7 @@ AxisRow = model_with(
     [replace(axis, default=None) for axis in axes().values()],
 )
 _TIED_HINT = "a list of mappings ties axes together, e.g. layout: [{tp: 2, pp: 4}, {tp: 1, pp: 2}]"
-_INVALID: Any = object()  # a value that has added a problem
+_INVALID: Any = object()  # in place of an invalid value, whose problem was added
 MOST_COMBINATIONS = 1_000_000
 
 
@@ -57,7 +57,7 @@ class Axes:
 
     @property
     def names(self) -> list[str]:
-        """Every axis the section names, in its order."""
+        """Every axis that the section names, in file order."""
         rows = itertools.chain(*self.dimensions, self.include)
         return list(dict.fromkeys(name for row in rows for name in row.values))
 
@@ -88,7 +88,7 @@ class Axes:
         """Values and line of every combination; the last dimension varies fastest."""
         if not self.dimensions:
             return
-        tied = next((place for place, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
+        tied = next((index for index, rows in enumerate(self.dimensions) if len(rows[0].values) > 1), None)
         half = len(self.dimensions) // 2
         slow, fast = self._part(0, half, tied), self._part(half, len(self.dimensions), tied)
         for values, line in slow:
@@ -96,20 +96,20 @@ class Axes:
                 yield {**values, **more}, line or other or self.line
 
     def _part(self, begin: int, end: int, tied: int | None) -> list[tuple[dict[str, Any], int | None]]:
-        """Combinations of the dimensions from `begin` to before `end`, with the line of `tied` if it is one."""
+        """Combinations of dimensions[begin:end]; their line is that of dimension `tied`, if it is among them."""
         combined: list[tuple[dict[str, Any], int | None]] = [({}, None)]
-        for place in range(begin, end):
+        for index in range(begin, end):
             combined = [
-                ({**values, **row.values}, row.line if place == tied else line)
+                ({**values, **row.values}, row.line if index == tied else line)
                 for values, line in combined
-                for row in self.dimensions[place]
+                for row in self.dimensions[index]
             ]
         return combined
 
 
 def _extends(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     """Whether an include row overwrites no value of an axis of the matrix."""
-    for name, value in row.items():  # noqa: SIM110 - asked of every combination, and a generator takes thrice as long
+    for name, value in row.items():  # noqa: SIM110 - runs for every combination; a generator takes three times as long
         if values.get(name, value) != value:
             return False
     return True
@@ -120,7 +120,7 @@ def _matches(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def parse_axes(section: Any, problems: Problems) -> Axes:
-    """The `matrix:` section; what is wrong is added to `problems`."""
+    """The `matrix:` section; everything wrong with it is added to `problems`."""
     path: KeyPath = ("matrix",)
     values = problems.canonical(section, ALIASES, path)
     if values is None:
@@ -142,7 +142,7 @@ def parse_axes(section: Any, problems: Problems) -> Axes:
 
 
 def _check_unique(values: Mapping[str, Any], dimensions: list[tuple[Row, ...]], problems: Problems) -> None:
-    """An axis may be in one dimension only."""
+    """Adds a problem for every axis that is in more than one dimension."""
     owner: dict[str, str] = {}
     for key, rows in zip(values, dimensions):
         for name in rows[0].values if rows else ():
@@ -157,8 +157,8 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
         problems.add(path, "an empty list leaves nothing to run", hint="give at least one value")
         return ()
     if name in AXES or name in DOTTED:
-        places = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
-        rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, places)]
+        paths = [(*path, index) for index in range(len(items))] if isinstance(value, list) else [path]
+        rows = [Row({name: _value(name, item, at, problems)}, problems.line(at)) for item, at in zip(items, paths)]
         return tuple(row for row in rows if row.values[name] is not _INVALID)
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
         tied = _rows(value, path, problems)
@@ -169,7 +169,7 @@ def _dimension(name: str, value: Any, path: KeyPath, problems: Problems) -> tupl
     for section, kind in SECTIONS.items():
         key = aliases_of(kind).get(name, name)
         if f"{section}.{key}" in DOTTED:
-            hint = f"as an axis it is written '{section}.{key}'"
+            hint = f"to use it as an axis, write '{section}.{key}'"
     problems.add_unknown(path, [*AXES, "model.<key>", "train.<key>", "include", "exclude"], ALIASES, hint)
     return ()
 

@@ -1,8 +1,8 @@
 """Expressions over axis names, e.g. `tp * pp * cp <= 8` or `packing != "unpacked" or cp == 1`.
 
-Python syntax, but only names, constants, arithmetic, comparisons, and / or / not, in, min and max: the tree is
-checked node by node, so that an error has its column, and then evaluated by simpleeval, which bounds the length of
-every text that an operator makes. An expression is evaluated once for the same values of the names in it.
+Python syntax, restricted to names, constants, arithmetic, comparisons, and / or / not, in, min and max. The tree is
+checked node by node, so that errors have a column, then evaluated by simpleeval, which limits the length of every text
+that an operator produces. Results are cached by the values of the names in the expression.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT_NAMES = frozenset(name for name, axis in axes().items() if axis.type is str
 
 
 class ConstraintError(ValueError):
-    """What is wrong with an expression, and the column (from 1) where; 0 when it is found in evaluation only."""
+    """An invalid expression. `column` counts from 1; 0 if the error appears only in evaluation."""
 
     def __init__(self, message: str, column: int = 0) -> None:
         super().__init__(f"column {column}: {message}" if column else message)
@@ -36,16 +36,16 @@ class ConstraintError(ValueError):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A checked expression. `answer`: its value for the values of `names`, in their order."""
+    """A checked expression. `evaluate` takes the values of `names`, in that order."""
 
     text: str
     names: tuple[str, ...]
-    answer: Callable[[tuple[Any, ...]], Any] = field(compare=False, repr=False)
+    evaluate: Callable[[tuple[Any, ...]], Any] = field(compare=False, repr=False)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether a combination satisfies it; `values` has every name, a dotted one as an attribute."""
+        """Whether a combination satisfies it; `values` has every name, a dotted one as attribute of its section."""
         try:
-            result = self.answer(tuple([_value(values, name) for name in self.names]))
+            result = self.evaluate(tuple([_value(values, name) for name in self.names]))
         except (ArithmeticError, TypeError, InvalidExpression) as error:
             raise ConstraintError(f"{self.text!r} cannot be evaluated: {error}") from error
         if not isinstance(result, bool):
@@ -86,15 +86,15 @@ def compile_constraint(text: str, names: Iterable[str]) -> Constraint:
 def _evaluation(text: str, tree: ast.expr, names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any]:
     evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions=dict(_FUNCTIONS), names={})
 
-    def answer(values: tuple[Any, ...]) -> Any:
+    def evaluate(values: tuple[Any, ...]) -> Any:
         evaluator.names = dict(zip(names, values))
         return evaluator.eval(text, previously_parsed=tree)
 
-    return answer
+    return evaluate
 
 
 class _DottedNames(ast.NodeTransformer):
-    """`train.seq_length` as one name: only names of the expression are looked up, never an attribute."""
+    """Turns `train.seq_length` into one name, so that evaluation looks up names only, never attributes."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(id=ast.unparse(node), ctx=ast.Load())

@@ -1,4 +1,4 @@
-"""The matrix file as a value: sections checked and turned into the types of `core`.
+"""Checks a matrix file and turns its sections into the types of `core`.
 
 `load` is pure: the values, their lines and the reader of length files come from `infra`
 (harness/infra/inputs/matrix_file.py).
@@ -37,7 +37,7 @@ _ELSEWHERE = dict.fromkeys((*AXES, *AXIS_ALIASES), "it is an axis: write it unde
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A matrix file that was checked key by key; `expand` makes its combinations."""
+    """A checked matrix file; `expand` makes its combinations."""
 
     name: str
     file: str
@@ -52,11 +52,11 @@ class Matrix:
     canaries: tuple[str, ...]
     fingerprints: bool
     timing: TimingConfig
-    base: str  # the stack that cells of the other are timed against, interleaved; empty for none
+    base: str  # the stack that cells of the other stack are timed against, interleaved; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
     history: HistoryAsked | None = None  # earlier runs to compare times with
-    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where it is stated
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where given
     covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # without the default one
@@ -128,7 +128,7 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
 
 
 def _top(values: Any, problems: Problems) -> dict[str, Any]:
-    """The top-level keys; those that are not sections are checked."""
+    """The top-level keys; checks those that are not sections."""
     if values is None:
         problems.add((), "the matrix file is empty")
         problems.raise_any()
@@ -145,7 +145,7 @@ def _top(values: Any, problems: Problems) -> dict[str, Any]:
 
 
 def _stacks(section: Any, axes: Axes, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
-    """Every name on the axis must be a stack, and every stack on the axis: otherwise the wrong code would be tested."""
+    """The stacks by name. Section and axis must name the same stacks: otherwise the wrong code would be tested."""
     stacks = parse_stacks(section, problems, path_of)
     names = [name for name in section if isinstance(name, str)] if isinstance(section, Mapping) else []
     used: dict[str, int | None] = {}
@@ -191,7 +191,7 @@ def _xfail(section: Any, problems: Problems) -> tuple[XFail, ...]:
 
 
 def resolved(matrix: Matrix) -> dict[str, Any]:
-    """Plain values for matrix.resolved.yaml: a matrix file with every default written out, which loads to the same.
+    """Plain values for matrix.resolved.yaml: the matrix with every default written out; they load to the same cells.
 
     Lengths that came from a file are written out too, so that the resolved file needs no other file.
     """

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import InputError, Problem
 from harness.core.setting import aliases_of
-from harness.plan.schema.section import made, model_of, parts_of
+from harness.plan.schema.section import dataclass_of, model_of, parts_of
 
 KeyPath = tuple[str | int, ...]
 T = TypeVar("T")
 
-# pydantic error type -> what the user reads; {ge}, {gt}, {expected} ... come from the error's context.
+# pydantic error type -> message for the user; {ge}, {gt}, {expected} ... come from the error's context.
 _MESSAGES = {
     "int_type": "must be an integer",
     "float_type": "must be a number",
@@ -39,7 +39,7 @@ _MESSAGES = {
 
 @dataclass
 class Problems:
-    """`lines` is keyed by the key paths of the file; `spelled` maps a path under canonical names to the written one."""
+    """`lines` is keyed by the key paths of the file; `spelled` maps a path of canonical names to the key as written."""
 
     file: str
     lines: Mapping[KeyPath, int]
@@ -51,7 +51,7 @@ class Problems:
         self.found.append(self.problem(path, message, **details))
 
     def add_at(self, line: int | None, path: KeyPath, message: str, **details: str | None) -> None:
-        """A problem whose line is known better than its path."""
+        """Adds a problem at a known line, when `path` does not lead to it."""
         self.found.append(replace(self.problem(path, message, **details), line=line))
 
     def problem(self, path: KeyPath, message: str, **details: str | None) -> Problem:
@@ -98,7 +98,7 @@ class Problems:
         return result
 
     def validate(self, kind: type[T], section: Any, path: KeyPath) -> T | None:
-        """The section as a declared dataclass, or as a model of pydantic's; None after adding all its problems."""
+        """The section as `kind`, a declared dataclass or a pydantic model; None after adding all its problems."""
         aliases = {} if issubclass(kind, BaseModel) else aliases_of(kind)
         values = self.canonical(section, aliases, path)
         if values is None:
@@ -113,7 +113,7 @@ class Problems:
             return None
         if any(part is None for part in parts.values()):
             return None
-        return checked if model is kind else made(kind, checked, parts)
+        return checked if model is kind else dataclass_of(kind, checked, parts)
 
     def add_validation(
         self,
@@ -143,7 +143,7 @@ class Problems:
     def add_unknown(
         self, path: KeyPath, known: Iterable[str], aliases: Iterable[str] = (), hint: str | None = None
     ) -> None:
-        """An unknown key, with where it belongs or the nearest name."""
+        """Adds an unknown key, with a hint: where it belongs, or the nearest name."""
         names = list(known)
         name = str(path[-1]).replace("-", "_")
         near = difflib.get_close_matches(name, [*names, *aliases], n=1)

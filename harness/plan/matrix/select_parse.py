@@ -22,19 +22,19 @@ class Covering:
     written: tuple[Any, ...] = ()  # `keep` as the file has it
 
     def section(self) -> dict[str, Any]:
-        """As a matrix file would write it."""
+        """The section as in a matrix file."""
         return {"covering": self.strength, "keep": list(self.written)}
 
 
 def parse_select(section: Any, problems: Problems) -> Covering | None:
-    """None for every cell; what is wrong is added to `problems`."""
+    """The covering selection, or None to run every cell; everything wrong with it is added to `problems`."""
     if section == "full":
         return None
     if section == "covering":
         return Covering()
     if not isinstance(section, Mapping):
         allowed = f"{', '.join(NAMES)}, or a mapping like {{covering: 3}}"
-        problems.add(KEY, "no such selection", found=shown(section), allowed=allowed)
+        problems.add(KEY, "unknown selection", found=shown(section), allowed=allowed)
         return None
     checked = problems.validate(CoveringSection, section, KEY)
     if checked is None:

@@ -25,7 +25,7 @@ _OWN_SECTION = ("documents", "timed", *keys_of(PackingOptions))  # written in th
 def one_cell(
     config: CellConfig, *, name: str, stack: Stack | None = None, tolerances: ToleranceOverrides | None = None
 ) -> dict[str, Any]:
-    """Values of a matrix file whose only cell is this one; a built-in mix of documents must fit the cell's cp.
+    """Values of a matrix file whose only cell is this one; if its documents are a built-in mix, the one for its cp.
 
     `stack`: definition of the cell's stack, None for the default one. An injected fault is left out.
     """
@@ -52,11 +52,11 @@ def one_cell(
 
 
 def pinned(stack: ReadyStack) -> Stack:
-    """The stack with refs of checkouts replaced by the commits that they resolved to; a working tree stays as it is."""
-    found = [
+    """The stack with refs of checkouts replaced by the commits that they resolved to; working trees stay."""
+    checkouts = [
         replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts
     ]
-    return replace(stack.asked, checkouts=tuple(found))
+    return replace(stack.asked, checkouts=tuple(checkouts))
 
 
 def _axes(config: CellConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Limits of what several keys of a matrix amount to together; the limits of one key are declared at its field."""
+"""Limits on what several keys of a matrix amount to; limits of a single key are declared at its field."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from harness.plan.matrix.axes import Axes
 from harness.plan.matrix.problems import Problems
 
 MOST_WEIGHTS = 2**40  # of a model: 4 TiB in fp32
-MOST_DOCUMENTS = 2**16  # of all steps: planning makes each
-MOST_ROWS = 2**17  # combinations that constraints leave: each becomes a cell or a rejected cell
-MOST_TESTS = 20_000_000  # of a combination against a row of include or exclude, a constraint or an xfail entry
+MOST_DOCUMENTS = 2**16  # of all steps: planning generates each of them
+MOST_ROWS = 2**17  # combinations that satisfy the constraints: each becomes a cell or a rejected cell
+MOST_TESTS = 20_000_000  # of one combination against one row of include or exclude, constraint or xfail entry
 
 
 def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str]]:
-    """What makes a cell too large in every layout: (key, message with the arithmetic)."""
+    """Reasons why a cell is too large in every layout: (key, message with the arithmetic)."""
     found = []
     dense = replace(model, moe=replace(model.moe, topk=model.moe.experts)) if model.moe else model
     weights = weights_per_token(dense)
@@ -30,7 +30,7 @@ def size_problems(model: ModelConfig, train: TrainConfig) -> list[tuple[str, str
 
 
 def check_tests(axes: Axes, constraints: int, xfail: int, problems: Problems) -> None:
-    """Limits the work: every combination is tested against every row, constraint and entry."""
+    """Adds a problem if testing every combination against every row, constraint and entry takes too many tests."""
     against = len(axes.include) + len(axes.exclude) + constraints + xfail
     tests = axes.count * against
     if tests > MOST_TESTS:

@@ -16,7 +16,7 @@ _CORE = re.compile(r"megatron[-_]core==(\d+(?:\.\d+)*)")
 
 
 def fp8(config: CellConfig) -> str | None:
-    """The first unmet requirement of fp8; the last one is the probe's."""
+    """The first unmet requirement of fp8; the last one is a limit of the probe."""
     if config.dtype != "fp8":
         return None
     if config.device == "cpu":
@@ -26,14 +26,14 @@ def fp8(config: CellConfig) -> str | None:
     multiple = 16 * config.layout.cp
     if config.style.packed and config.style.document_multiple % multiple:
         return (
-            f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and "
-            f"{config.style.document_multiple} is not"
+            f"dtype fp8 needs documents padded to a multiple of 16 x cp {config.layout.cp} = {multiple}, and they are "
+            f"padded to a multiple of {config.style.document_multiple}"
         )
     return "dtype fp8 needs an fp8 recipe for every linear layer, which this version of the probe does not set"
 
 
 def te_version_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
-    """For stacks whose packages pin Transformer Engine; for others the node checks what is installed."""
+    """The rule for stacks that pin Transformer Engine; for others the node checks the installed release."""
 
     def predicate(config: CellConfig) -> str | None:
         if config.attention not in TE_KINDS or config.stack == DEFAULT or config.stack not in stacks:

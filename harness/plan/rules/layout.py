@@ -62,7 +62,7 @@ def documents_by_replicas(config: Shape) -> str | None:
 
 
 def rows_by_replicas(config: Shape) -> str | None:
-    """Packed rows can be split until each has one document."""
+    """Packed rows must split evenly over replicas too; rows may be split for that until each has one document."""
     if not config.style.packed:
         return None
     train = config.train

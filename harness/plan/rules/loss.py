@@ -51,7 +51,8 @@ def no_average_with_cp(config: Shape) -> str | None:
     if cp == 1 or not config.options.average_in_collective:
         return None
     return (
-        f"cp {cp} with average_in_collective would average over cp {cp} x dp {config.layout.dp} ranks of unequal tokens"
+        f"cp {cp} with average_in_collective would average over cp {cp} x dp {config.layout.dp} ranks with unequal "
+        "numbers of tokens"
     )
 
 

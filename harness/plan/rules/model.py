@@ -9,8 +9,8 @@ def cuda_graphs_of_packed_rows(config: Shape) -> str | None:
     if not config.model.cuda_graphs or not config.style.packed:
         return None
     return (
-        f"model.cuda_graphs is true and packing {config.data_path} packs: a graph replays the addresses and sizes of "
-        "its capture and takes tensors only, while cu_seqlens and max_seqlen differ in every micro-batch"
+        f"model.cuda_graphs is true and packing {config.data_path} packs rows: a graph replays the addresses and sizes "
+        "of its capture and takes only tensors, but cu_seqlens and max_seqlen differ in every micro-batch"
     )
 
 
@@ -90,7 +90,7 @@ def padding_mask_has_path(config: Shape) -> str | None:
 
 
 def aux_loss_per_row_split(config: Shape) -> str | None:
-    """tokens_per_sample is global, and upstream divides this rank's share of the tokens by it."""
+    """Upstream divides this rank's share of the tokens by tokens_per_sample, which is global."""
     moe, layout = config.model.moe, config.layout
     if not config.model.balanced or not moe or moe.aux_loss != "seq_aux_loss" or config.micro_batch_size == 1:
         return None

@@ -37,7 +37,7 @@ def row_holds_alignment(config: Shape) -> str | None:
 
 
 def documents_aligned(config: Shape) -> str | None:
-    """Padded documents must split evenly: over 2 * cp, and where a row may end with one, with sp over cp * tp.
+    """Padded documents must split evenly over 2 * cp; with sp, where a row may end with a document, also over cp * tp.
 
     Only pad_seq_to_mult can violate this: the multiples that data paths choose are aligned.
     """
@@ -108,7 +108,7 @@ def pad_cu_seqlens_has_path(config: Shape) -> str | None:
 
 
 def _with_option(name: str) -> str:
-    """The data paths that act on an option."""
+    """Names of the data paths that have the option."""
     return names(path for path in DATA_PATHS.values() if name in path.options)
 
 

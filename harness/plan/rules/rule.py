@@ -47,16 +47,16 @@ class Shape(Protocol):
     def micro_batches(self, step: int) -> list[list[MicroBatch]]: ...
 
 
-Asked = TypeVar("Asked", contravariant=True)
+Config = TypeVar("Config", contravariant=True)
 
 
 @dataclass(frozen=True)
-class Rule(Generic[Asked]):
-    """`predicate` returns None when the cell is allowed, else the reason, with the arithmetic in the user's numbers."""
+class Rule(Generic[Config]):
+    """`predicate` returns None if the cell is allowed, else the reason, with the arithmetic in the user's numbers."""
 
     id: str
     source: str
-    predicate: Callable[[Asked], str | None]
+    predicate: Callable[[Config], str | None]
 
 
 def not_divisible(what: str, value: int, by: str, divisor: int) -> str | None:

@@ -16,6 +16,6 @@ def container_rule(stacks: Mapping[str, Stack]) -> Rule[CellConfig]:
         stack = stacks.get(config.stack)
         if stack is None or not stack.container:
             return None
-        return f"stack {stack.name} is container {stack.container}, and cells run on this machine; run on a cluster"
+        return f"stack {stack.name} is container {stack.container}, and cells run on this machine; use --cluster"
 
     return Rule("stack.container", "harness: containers are started through Slurm (pyxis)", predicate)

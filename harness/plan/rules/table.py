@@ -10,7 +10,7 @@ from harness.plan.rules import attention, layout, loss, model, packing
 from harness.plan.rules.rule import Rule, Shape
 
 SHAPE_RULES: tuple[Rule[Shape], ...] = layout.RULES + packing.RULES + loss.RULES + model.RULES
-CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # of dtype, attention, device and stack
+CELL_RULES: tuple[Rule[CellConfig], ...] = attention.RULES  # depend on dtype, attention, device or stack
 RULES: tuple[Rule[CellConfig], ...] = SHAPE_RULES + CELL_RULES
 
 
@@ -18,11 +18,11 @@ def world_size_rule(max_ranks: int) -> Rule[Shape]:
     """The rule that depends on the launch section."""
 
     def predicate(config: Shape) -> str | None:
-        shape = config.layout
-        if shape.world_size <= max_ranks:
+        layout = config.layout
+        if layout.world_size <= max_ranks:
             return None
-        sizes = f"tp {shape.tp} x pp {shape.pp} x cp {shape.cp} x dp {shape.dp}"
-        return f"{sizes} = {shape.world_size} ranks, more than launch.max_ranks = {max_ranks}"
+        sizes = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}"
+        return f"{sizes} = {layout.world_size} ranks, more than launch.max_ranks = {max_ranks}"
 
     return Rule("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP", predicate)
 

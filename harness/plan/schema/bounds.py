@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from harness.core.tolerances import BOUND_NAMES, DIRECTIONS, MOST_DISTANCE, RATIO_SCREEN, UNITS, UNSIGNED, Override
-from harness.plan.schema.section import Section, made, model_of, one_of
+from harness.plan.schema.section import Section, dataclass_of, model_of, one_of
 
 BoundSection: Any = model_of(Override)
 
 
 def _as_mapping(value: Any) -> Any:
-    """A plain number is the value of a bound."""
+    """The mapping form of a bound: a plain number becomes its value."""
     if isinstance(value, (BoundSection, Mapping)):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -26,8 +26,8 @@ def _as_mapping(value: Any) -> Any:
     return {"value": float(value)}
 
 
-def _fits(bounds: dict[str, Any]) -> dict[str, Any]:
-    """Keys that a bound cannot have are errors, not ignored."""
+def _check_keys(bounds: dict[str, Any]) -> dict[str, Any]:
+    """The bounds; ValueError for a key that a bound cannot have."""
     for name, bound in bounds.items():
         if name in UNSIGNED and bound.direction not in (None, "either"):
             raise ValueError(f"{name} is a distance of fingerprints, which has no sign: leave direction out")
@@ -37,11 +37,11 @@ def _fits(bounds: dict[str, Any]) -> dict[str, Any]:
 
 
 def overrides_of(bounds: Mapping[str, Section]) -> dict[str, Override]:
-    return {name: made(Override, bound) for name, bound in bounds.items()}
+    return {name: dataclass_of(Override, bound) for name, bound in bounds.items()}
 
 
 def as_written(bounds: Mapping[str, Override]) -> dict[str, Any]:
-    """As in a matrix file: a number, or a mapping where more than the value was given."""
+    """The section as in a matrix file: bound -> number, or a mapping if unit or direction was given."""
     return {
         name: bound.value
         if bound.unit is None and bound.direction is None
@@ -64,4 +64,4 @@ _SCHEMA = {
 }
 BoundName = Annotated[str, one_of(*BOUND_NAMES, RATIO_SCREEN)]
 BoundValue = Annotated[BoundSection, BeforeValidator(_as_mapping), WithJsonSchema(_SCHEMA)]
-Bounds = Annotated[dict[BoundName, BoundValue], AfterValidator(_fits)]
+Bounds = Annotated[dict[BoundName, BoundValue], AfterValidator(_check_keys)]

@@ -37,7 +37,7 @@ def _add_aliases(properties: dict[str, Any], aliases: dict[str, str]) -> None:
 
 
 def _row(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Values of some axes: a row of include, exclude or a tied list."""
+    """Schema of a row of include, exclude or a tied list: values of some axes."""
     row = AxisRow.model_json_schema()
     properties = row["properties"]
     for section, kind in SECTIONS.items():
@@ -66,7 +66,7 @@ def _matrix(axes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_null_defaults(node: Any) -> None:
-    """Editors would offer `default: null` as a value, which is refused."""
+    """Removes every `default: null`: editors would offer null, which a matrix file may not contain."""
     if isinstance(node, dict):
         if "default" in node and node["default"] is None:
             del node["default"]

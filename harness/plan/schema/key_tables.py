@@ -38,7 +38,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(page: str) -> str:
-    """The page with the table behind every mark `<!-- generated: name -->` made again; KeyError for an unknown name."""
+    """The page with the table after every `<!-- generated: name -->` regenerated; KeyError for an unknown name."""
     made = tables()
     return _MARK.sub(lambda found: f"<!-- generated: {found[1]} -->\n{made[found[1]]}", page)
 
@@ -71,7 +71,7 @@ def _bounds() -> str:
 
 
 def _values(key: Key) -> str:
-    """What a file may say."""
+    """The column `value`: what a file may contain."""
     setting = key.setting
     if setting.values:
         return setting.values
@@ -132,6 +132,6 @@ def _default(key: Key) -> str:
 
 
 def stale(page: str) -> Mapping[str, str]:
-    """Name -> the table as it should be, of every table on the page that is not so."""
+    """Name -> expected table, for every table on the page that is out of date."""
     made = tables()
     return {found[1]: made[found[1]] for found in _MARK.finditer(page) if made[found[1]] not in found[0]}

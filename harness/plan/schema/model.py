@@ -22,7 +22,7 @@ def parse_model(values: Any, problems: Problems) -> ModelConfig | None:
 
 
 def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    """What makes a model impossible in every layout: (key, message with the arithmetic)."""
+    """Reasons why no layout can run a model: (key, message with the arithmetic)."""
     found = []
     if model.hidden % model.heads:
         found.append(("heads", f"hidden {model.hidden} is not divisible by heads {model.heads}"))
@@ -33,13 +33,13 @@ def model_problems(model: ModelConfig) -> list[tuple[str, str]]:
         found.append(("kv_heads", f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"))
     moe, mla = model.moe, model.mla
     if moe and moe.topk > moe.experts:
-        found.append(("moe.topk", f"a token cannot go to {moe.topk} of {moe.experts} experts"))
+        found.append(("moe.topk", f"topk {moe.topk} is more than experts {moe.experts}"))
     if mla and mla.qk_pos_emb_head_dim % 2:
         size = mla.qk_pos_emb_head_dim
-        found.append(("mla.qk_pos_emb_head_dim", f"rotary positions turn pairs, and {size} is odd"))
+        found.append(("mla.qk_pos_emb_head_dim", f"rotary positions need an even size, and {size} is odd"))
     return found
 
 
 def shown_part(part: Mapping[str, Any] | Any) -> str:
-    """A part of a model as the value of an axis."""
+    """The text of a model part (`moe`, `mtp`, `mla`) in tables."""
     return "none" if part is None else str(part)

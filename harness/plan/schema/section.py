@@ -1,4 +1,4 @@
-"""The base of all sections of a matrix or profile file: pydantic models made from the dataclasses of sections."""
+"""Pydantic models of the sections of matrix and profile files, made from the dataclasses of the sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Section(BaseModel):
-    """Unknown keys and silent conversions ("2" for 2, 1 for true) are errors."""
+    """Base of all sections. Unknown keys and silent conversions ("2" for 2, 1 for true) are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -35,7 +35,7 @@ def one_of(*names: str) -> AfterValidator:
 
 
 def model_of(kind: type[Any]) -> type[Section]:
-    """The model that a file's section is checked with; `kind` is the dataclass that it becomes."""
+    """The model that validates a section; `kind` is the dataclass that the section becomes, or already a model."""
     any_kind: Any = kind
     return kind if issubclass(kind, Section) else _model_of(any_kind)
 
@@ -47,14 +47,14 @@ def _model_of(kind: Any) -> type[Section]:
 
 
 def model_with(name: str, doc: str, keys: Iterable[Key], **more: Any) -> type[Section]:
-    """A model of declared keys; `more`: fields as pydantic's create_model takes them; they come first."""
+    """A model with a field per declared key. `more`: fields before them, in the form that create_model takes."""
     fields = more | {key.name: (_field_type(key), _field(key)) for key in keys}
     model: type[Section] = create_model(name, __base__=Section, __doc__=doc, __module__=__name__, **fields)
     return model
 
 
-def made(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
-    """The dataclass of checked values; what a file leaves out has the dataclass's default."""
+def dataclass_of(kind: type[T], checked: Section, parts: Mapping[str, Any] | None = None) -> T:
+    """An instance of `kind` with the checked values; a key that the file leaves out has the dataclass's default."""
     values = {name: _frozen(getattr(checked, name)) for name in type(checked).model_fields} | dict(parts or {})
     keys = keys_of(kind)
     return kind(
@@ -74,7 +74,7 @@ def parts_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def plain_doc(setting: Setting) -> str:
-    """The sentence without the links of the pages."""
+    """The description of a key without its Markdown links."""
     return _LINK.sub(r"\1", setting.doc)
 
 
@@ -91,7 +91,7 @@ def _field_type(key: Key) -> Any:
     notes: list[Any] = []
     kind = _type(key.type, setting)
     if setting.auto or setting.optional:
-        kind = Optional[kind]  # noqa: UP045 - made of a value
+        kind = Optional[kind]  # noqa: UP045 - the type is a variable
     if setting.read:
         notes.append(BeforeValidator(setting.read))
     if setting.auto:
@@ -113,12 +113,12 @@ def _auto_schema(key: Key) -> dict[str, Any]:
 
 
 def union_of(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; of another type, itself."""
+    """The members of a union; a tuple of the type itself for any other type."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def _type(annotation: Any, limits: Limits = _NO_LIMITS) -> Any:
-    """A declared type as pydantic takes it."""
+    """The type that pydantic validates for a declared type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits = next((note for note in parts[1:] if isinstance(note, Limits)), limits)

@@ -33,7 +33,7 @@ def _documents(name: str, doc: str, mode: Any, default: Any = ...) -> type[Secti
 
 AdversarialDocuments = _documents(
     "AdversarialDocuments",
-    "The built-in mix of lengths that exposes most known packing bugs; `uncut` leaves out the truncated one.",
+    "The built-in mix of lengths that exposes most known packing bugs; `uncut` has no truncated document.",
     Literal[MIXES],
     MIXES[0],
 )
@@ -59,7 +59,7 @@ class Launch:
     """How cells are run."""
 
     parallel_ranks: int | None = setting(
-        None, doc="Ranks that run at once; absent: as the cores allow.", ge=1, le=65_536
+        None, doc="Ranks that run at once; absent: as many as the cores allow.", ge=1, le=65_536
     )
     deadline_s: float = setting(
         120.0, doc="Seconds after which a cell that has not ended is stopped and reported as a hang.", gt=0, le=604_800
@@ -74,13 +74,13 @@ class Launch:
     )
     throttle: int = setting(64, doc="Jobs of one array that may run at once.", ge=1, le=65_536)
     time_limit_min: int | None = setting(
-        None, doc="Minutes of one job; absent: the most that the cluster profile allows.", ge=1, le=525_600
+        None, doc="Time limit of one job in minutes; absent: that of the cluster profile.", ge=1, le=525_600
     )
     max_attempts: int = setting(
-        3, doc="Attempts of one cell in all, when node failure, boot failure or preemption ends it.", ge=1, le=100
+        3, doc="Most attempts of one cell; it is retried after node failure, boot failure or preemption.", ge=1, le=100
     )
     nodes_per_cell: int = setting(
-        1, doc="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks.", ge=1, le=65_536
+        1, doc="Fewest nodes of a cell; a cell with fewer ranks gets one node per rank.", ge=1, le=65_536
     )
 
 
@@ -107,12 +107,12 @@ class ChecksSection(Section):
     """Bounds that replace the defaults of the numerics lane, and the canaries that cells run."""
 
     canaries: Canaries = Field(
-        default=list(DEFAULT_CANARIES), description="Canaries that every cell runs: passes beyond its training."
+        default=list(DEFAULT_CANARIES), description="Canaries that every cell runs in addition to its training."
     )
 
     fingerprints: bool = Field(
         default=True,
-        description="Gradients and activations of step 0 are compared; false: losses, counts and gradient norms alone.",
+        description="Compare gradients and activations of step 0; false: only losses, counts and gradient norms.",
     )
 
     numerics: Bounds = Field(
@@ -130,7 +130,7 @@ Cluster = Annotated[str, Field(min_length=1)]
 class MatrixFile(Section):
     """A matrix file of the packing harness. `matrix:` is read by matrix/axes.py and described by json_schema.py."""
 
-    name: Name = Field(description="Names the run: letters, digits, '.', '_', '-'; at most 64.")
+    name: Name = Field(description="Name of the run: letters, digits, '.', '_', '-'; at most 64.")
     model: model_of(ModelConfig) = Field(default_factory=ModelConfig)  # type: ignore[valid-type]
     train: model_of(TrainConfig) = Field(default_factory=TrainConfig)  # type: ignore[valid-type]
     documents: AdversarialDocuments | DistributionDocuments | FileDocuments = Field(  # type: ignore[valid-type]
@@ -143,11 +143,11 @@ class MatrixFile(Section):
     )
     select: SelectSection = Field(
         default="full",
-        description="Of the cells that nothing forbids, all, or so many that every pair of values is run.",
+        description="Run every cell that constraints and rules allow, or enough of them to cover every pair of values.",
     )
     stacks: dict[str, StackLayer | Annotated[list[StackLayer], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Software under test: name -> layer or list of layers, the upper first.",
+        description="Software under test: name -> layer or list of layers, the top layer first.",
         json_schema_extra={"propertyNames": {"pattern": f"^{SAFE_NAME}$"}},
     )
     cluster: Cluster = Field(

@@ -14,13 +14,13 @@ _MOST = 6
 
 
 class CoveringSection(Section):
-    """Every t-tuple of values of different axes that some allowed cell has is in a cell that runs."""
+    """A covering selection: the cells that run have every t-tuple of axis values that an allowed cell has."""
 
     covering: Annotated[int, Field(ge=1, le=_MOST)] = Field(
-        default=PAIRS, description="Axes at a time: 2 covers every pair of values, 3 every triple."
+        default=PAIRS, description="Number of axes covered together: 2 for every pair of values, 3 for every triple."
     )
     keep: list[str | dict[str, Any]] = Field(
-        default_factory=list, description="Cells never left out: patterns over cell names, or values of axes."
+        default_factory=list, description="Cells that always run: patterns over cell names, or values of axes."
     )
 
 

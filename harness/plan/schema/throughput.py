@@ -1,4 +1,4 @@
-"""`checks.throughput` of a matrix file: what is timed and judged. Other times are measured and shown only."""
+"""`checks.throughput` of a matrix file: what is timed and judged. Other times are only measured and shown."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.core.run.run_plan import HistoryAsked
 from harness.core.tolerances import DEFAULTS
 from harness.plan.schema.section import Section
 
-MOST_DOCUMENTS = 1024
-LEAST_RUNS = 5  # fewer are no baseline: harness/judge/stats/baseline.py
+MOST_PER_PACK = 1024
+LEAST_RUNS = 5  # as harness/judge/stats/baseline.py requires for a baseline
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
 MOST_FACTOR = 1_000  # slower than that is a hang
@@ -26,7 +26,7 @@ _MOST_TOKENS = 2**20
 def _dtypes(values: dict[str, float]) -> dict[str, float]:
     for name in values:
         if name not in DTYPES:
-            raise ValueError(f"{name} is no dtype of cells; allowed: {', '.join(DTYPES)}")
+            raise ValueError(f"{name} is not a dtype of cells; allowed: {', '.join(DTYPES)}")
     return values
 
 
@@ -37,11 +37,11 @@ PeakTflops = Annotated[
 
 
 def _dividing(values: list[int]) -> list[int]:
-    """Packs of the same length must hold each number of documents, in equal lengths."""
+    """The values; ValueError unless packs of one length can hold each number of documents, in equal lengths."""
     if values != sorted(set(values)):
-        raise ValueError("must rise")
+        raise ValueError("must be in ascending order, without duplicates")
     if any(values[-1] % value for value in values):
-        raise ValueError(f"each must divide the last, {values[-1]}")
+        raise ValueError(f"each must divide the last one, {values[-1]}")
     return values
 
 
@@ -58,16 +58,17 @@ class SlopeSection(Section):
 
     bound: _Bound = Field(
         default=_DEFAULT.segment_slope.value,
-        description="Largest factor of time of the whole step, most documents over fewest.",
+        description="Largest ratio of step times, most documents over fewest.",
     )
     rotary_bound: _Bound = Field(
-        default=_DEFAULT.rotary_slope.value, description="The same of the stack's rotary function alone."
+        default=_DEFAULT.rotary_slope.value, description="The same for the stack's rotary function alone."
     )
     documents: Annotated[
-        list[Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]], Field(min_length=2), AfterValidator(_dividing)
+        list[Annotated[int, Field(ge=2, le=MOST_PER_PACK)]], Field(min_length=2), AfterValidator(_dividing)
     ] = Field(default=list(DOCUMENTS), description="Documents per pack.")
     tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = Field(
-        default=None, description="Tokens of a pack, about; absent: 4096 for the rotary function, 1024 for the step."
+        default=None,
+        description="Tokens per pack, approximate; absent: 4096 (rotary function), 1024 (step).",
     )
 
 
@@ -75,7 +76,7 @@ class PackedSlowerSection(Section):
     """Packed against unpacked, over the same documents."""
 
     bound: _Bound = Field(
-        default=_DEFAULT.packed_slower.value, description="Largest factor of time, packed over unpacked."
+        default=_DEFAULT.packed_slower.value, description="Largest ratio of times, packed over unpacked."
     )
 
 
@@ -84,19 +85,21 @@ class SlowerThanSection(Section):
 
     stack: str = Field(min_length=1, description="The base: the other stack of the axis `stack`.")
     bound: _Bound = Field(
-        default=_DEFAULT.slower_than.value, description="Largest factor of time, a stack over the base."
+        default=_DEFAULT.slower_than.value, description="Largest ratio of times, the other stack over the base."
     )
 
 
 class HistorySection(Section):
     """Every cell against the green runs of the same cell on the same hardware."""
 
-    runs: Annotated[int, Field(ge=LEAST_RUNS, le=100)] = Field(default=20, description="Runs that count, the newest.")
+    runs: Annotated[int, Field(ge=LEAST_RUNS, le=100)] = Field(
+        default=20, description="Number of newest runs that count."
+    )
     slower: _Bound = Field(
-        default=_DEFAULT.slower_than_history.value, description="Largest factor of time, over their median."
+        default=_DEFAULT.slower_than_history.value, description="Largest ratio of the time to their median."
     )
     since: Annotated[str, AfterValidator(_date)] = Field(
-        default="", description="Only runs from this date on: after a slowdown that is accepted."
+        default="", description="Only runs from this date on count; set it after accepting a slowdown."
     )
 
 
@@ -105,7 +108,7 @@ def _named(value: Any) -> Any:
 
 
 def _switch(value: Any) -> Any:
-    """`true` asks for the defaults, `false` for nothing."""
+    """The section for a boolean: `true` is the defaults, `false` switches it off."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
@@ -114,30 +117,30 @@ def _switched(section: type[Section]) -> WithJsonSchema:
 
 
 class ThroughputSection(Section):
-    """Checks of the throughput lane: `true`, or a mapping of what differs from the defaults."""
+    """Checks of the throughput lane, each `true` or a mapping of what differs from the defaults."""
 
     segment_slope: Annotated[SlopeSection | None, BeforeValidator(_switch), _switched(SlopeSection)] = Field(
         default=None, description="Time of packs with few and with many documents."
     )
     packed_slower: Annotated[PackedSlowerSection | None, BeforeValidator(_switch), _switched(PackedSlowerSection)] = (
-        Field(default=None, description="The documents of a step packed, and one per row.")
+        Field(default=None, description="Time of a step's documents packed, over one document per row.")
     )
     slower_than: Annotated[
         SlowerThanSection | None,
         BeforeValidator(_named),
         WithJsonSchema({"anyOf": [{"type": "string"}, SlowerThanSection.model_json_schema()]}),
-    ] = Field(default=None, description="The stack that the other one is timed against, interleaved.")
+    ] = Field(default=None, description="The stack to time the other one against, interleaved.")
     history: Annotated[HistorySection | None, BeforeValidator(_switch), _switched(HistorySection)] = Field(
         default=None, description="Earlier green runs that a step is timed against."
     )
     rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
-        default=ROUNDS, description="How often each load is timed; fewer rounds can prove nothing."
+        default=ROUNDS, description="How often each load is timed; fewer rounds than the default prove nothing."
     )
     warmup: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        default=None, description="Rounds before those that are recorded; absent: 1 on a CPU, 3 on a GPU."
+        default=None, description="Unrecorded rounds before the first recorded one; absent: 1 on a CPU, 3 on a GPU."
     )
     full_rows: bool = Field(
-        default=False, description="Time rows of one document of full length too, and show packed rows next to them."
+        default=False, description="Also time rows of one full-length document, and show packed rows next to them."
     )
     peak_tflops: PeakTflops = Field(
         default_factory=dict,
@@ -145,7 +148,7 @@ class ThroughputSection(Section):
     )
 
     def timing(self) -> TimingConfig:
-        """What is timed in cells of the matrix; expansion/interleaving.py names their pairs."""
+        """The timing of the matrix's cells; expansion/interleaving.py replaces TO_BE_PAIRED by the name of a pair."""
         documents = tuple(self.segment_slope.documents) if self.segment_slope else ()
         return TimingConfig(
             documents=documents,
@@ -158,7 +161,7 @@ class ThroughputSection(Section):
         )
 
     def bounds(self) -> dict[str, float]:
-        """Bound -> value, of the checks that are asked for."""
+        """Bound -> value, for the checks that are switched on."""
         slope, packed = self.segment_slope, self.packed_slower
         asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
         asked |= {"packed_slower": packed.bound} if packed else {}
@@ -170,14 +173,14 @@ class ThroughputSection(Section):
         return HistoryAsked(runs=self.history.runs, since=self.history.since) if self.history else None
 
     def base(self) -> str:
-        """The stack to compare with; empty for none."""
+        """The stack to time the other one against; empty for none."""
         return self.slower_than.stack if self.slower_than else ""
 
 
 def as_written(timing: TimingConfig, bounds: Mapping[str, float]) -> dict[str, Any]:
-    """The section as a matrix file has it, without comparisons with another stack or with earlier runs.
+    """The section as in a matrix file, without comparisons with another stack or with earlier runs.
 
-    `bounds`: those that a file has; what is timed without one gets the default.
+    `bounds`: those to write; a check without one has the default when the file is read.
     """
     written: dict[str, Any] = {"rounds": timing.rounds}
     written |= {"warmup": timing.warmup} if timing.warmup else {}

@@ -1,6 +1,6 @@
-"""How one cell can be made smaller, one dimension at a time: fewer ranks, documents, layers, tokens, steps, options.
+"""Makes a cell smaller, one dimension at a time: fewer ranks, documents, layers, tokens, steps, options.
 
-Pure. A reduction never makes anything larger; what depends on the reduced dimension is reduced with it.
+Pure. A reduction never makes anything larger; values that depend on the reduced dimension are reduced with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.core.cell.layout import Layout
 from harness.core.data_paths.own import REFERENCE
 from harness.core.packing.documents import MIXES, DocumentsConfig, mix
 
-FEW_DOCUMENTS = 8  # up to so many documents, each is left out singly; of more, eighths
+FEW_DOCUMENTS = 8  # up to this many documents are left out one at a time; of more, an eighth at a time
 _SHORTEST_ROW = 4  # as train.seq_length allows
 
 
@@ -37,12 +37,12 @@ class Reduction:
     """A cell that is smaller in one dimension."""
 
     dimension: Dimension
-    to: Any  # its value there
+    to: Any  # the dimension's value in `config`
     config: CellConfig
 
 
 def normalized(config: CellConfig) -> CellConfig | None:
-    """The cell with dependent values adjusted; None where that is impossible (fewer layers than stages)."""
+    """The cell with dependent values adjusted; None if that is impossible (fewer layers than stages)."""
     layout = config.layout
     layout = replace(layout, vpp=1) if layout.pp == 1 else layout
     layout = replace(layout, sp=False) if layout.tp == 1 else layout
@@ -62,10 +62,10 @@ def normalized(config: CellConfig) -> CellConfig | None:
 def reductions(config: CellConfig, dimensions: Iterable[Dimension] | None = None) -> Iterator[Reduction]:
     """Every cell that is smaller in one dimension: dimension by dimension, the smallest first."""
     for dimension in DIMENSIONS if dimensions is None else dimensions:
-        for made in dimension.smaller(config):
-            less = normalized(made)
-            if less is not None and less != config:
-                yield Reduction(dimension=dimension, to=dimension.value(less), config=less)
+        for candidate in dimension.smaller(config):
+            smaller = normalized(candidate)
+            if smaller is not None and smaller != config:
+                yield Reduction(dimension=dimension, to=dimension.value(smaller), config=smaller)
 
 
 def changes(before: CellConfig, after: CellConfig) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def size_of(config: CellConfig) -> tuple[float, ...]:
 
 
 def _fewer(value: int, least: int = 1) -> list[int]:
-    """The least, half, and one fewer."""
+    """`least`, half of `value`, and one less than `value`."""
     return sorted({number for number in (least, value // 2, value - 1) if least <= number < value})
 
 
@@ -109,7 +109,7 @@ def _divisors(value: int) -> list[int]:
 
 
 def _size(name: str, values: Callable[[int], list[int]] = _fewer) -> Dimension:
-    """A size of the layout."""
+    """The dimension of a parallel size."""
     read = attrgetter(f"layout.{name}")
     return Dimension(
         name=name,
@@ -136,7 +136,7 @@ def _layers(config: CellConfig) -> list[CellConfig]:
 
 
 def _without(part: str) -> Dimension:
-    """A part of the model: experts, further prediction heads, latent attention."""
+    """The dimension of a part of the model: experts, multi-token prediction, latent attention."""
     read = attrgetter(f"model.{part}")
     return Dimension(
         name=part,
@@ -148,7 +148,7 @@ def _without(part: str) -> Dimension:
 
 
 def _plainer(config: CellConfig, part: str) -> list[CellConfig]:
-    """Experts without auxiliary loss, padding mask or another dispatcher."""
+    """Cells with simpler experts: no auxiliary loss, no padding mask, or the default dispatcher."""
     moe = config.model.moe
     if part != "moe" or moe is None:
         return []
@@ -161,7 +161,7 @@ def _has_plain(axis: Axis) -> bool:
 
 
 def _to_default(axis: Axis) -> Dimension:
-    """An axis, or a switch of the model, that a smaller cell has at its default."""
+    """The dimension of an axis, or of a switch of the model, that is reduced to its default."""
     return Dimension(
         name=axis.path.rpartition(".")[2],
         value=axis.of,
@@ -170,7 +170,7 @@ def _to_default(axis: Axis) -> Dimension:
 
 
 def _lengths(config: CellConfig) -> tuple[int, ...]:
-    """Of the documents of a step, before truncation."""
+    """Lengths of the documents of step 0, before truncation."""
     return tuple(document.original_length for document in config.documents_of(0))
 
 
@@ -197,7 +197,7 @@ def _is_listed(config: CellConfig) -> bool:
 
 
 def _documents(config: CellConfig) -> Iterator[CellConfig]:
-    """A half, a quarter, all but a few. Those of a mix or distribution are first replaced by a list of lengths."""
+    """Quarters, halves, all but a few. Documents of a mix or distribution first become a list of lengths."""
     lengths = _lengths(config)
     if not _is_listed(config):
         yield listed(config)
@@ -209,7 +209,7 @@ def _documents(config: CellConfig) -> Iterator[CellConfig]:
         edges = [count * part // parts for part in range(parts + 1)] if count >= parts else []
         yield from (_with_lengths(config, lengths[a:b]) for a, b in itertools.pairwise(edges))
     few = max(count // FEW_DOCUMENTS, 1)
-    if count > 2:  # of two documents, all but one are the halves
+    if count > 2:  # with two documents, leaving one out gives the halves again
         yield from (_with_lengths(config, lengths[:at] + lengths[at + few :]) for at in range(0, count, few))
 
 
@@ -225,7 +225,7 @@ def _shorter_documents(config: CellConfig) -> Iterator[CellConfig]:
 
 
 def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
-    """Rows a quarter or half as long, and documents with them; what overflowed its row still does, by as much."""
+    """Rows and documents a quarter or half as long; a document that fills or overflows a row does so by as much."""
     row = config.train.seq_length
     for part in (4, 2):
         shorter = row // part
@@ -240,7 +240,7 @@ def _shorter_rows(config: CellConfig) -> Iterator[CellConfig]:
         yield made
 
 
-# What seldom matters comes first: the first dimension that matters ends the rungs of a round (search.py).
+# Dimensions that seldom matter come first: once a rung reduces one that matters, all later rungs fail (search.py).
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
         name="steps",

@@ -1,8 +1,8 @@
-"""Which smaller cells to try next, and which of them to go on from: delta debugging over the dimensions of a cell.
+"""Delta debugging over the dimensions of a cell: which smaller cells to try next, and which to continue from.
 
-Pure: `search` yields cells and is sent answers. A round first tries rungs: each reduces one dimension more to its least
-than the one before, so that everything that does not matter goes at once. Later rounds also try every single reduction,
-so that the result is minimal: no single reduction of it reproduces the finding.
+Pure: `search` yields cells and receives answers. A round first tries rungs: each rung reduces one dimension more than
+the one before, as far as it goes, so that everything that does not matter is removed at once. Later rounds also try
+every single reduction, so that the result is minimal: no single reduction of it reproduces the finding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a cell that was tried."""
+    """The result of a cell that was tried."""
 
     kind: Kind
     text: str = ""  # as a predicate: "passes", "fails in another way (numerics: document_loss)", "is rejected: ..."
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A round after which the cell was smaller."""
+    """A round that made the cell smaller."""
 
     round: int  # from 1
     changes: tuple[str, ...]  # "pp 4 -> 3"
@@ -56,17 +56,17 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """A dimension that cannot be less, and what happens when it is."""
+    """A dimension that cannot be reduced, and what happens if it is."""
 
     dimension: str
     text: str  # "pp >= 3", "sp", "2 documents"
     without: str  # "with pp 2 it passes"
-    judged: bool  # False: nothing smaller could be judged
+    judged: bool  # False: no smaller value could be judged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smallest:
-    """How far a cell could be made smaller. `config` None: the finding did not reproduce at all."""
+    """The smallest cell found. `config` None: the finding did not reproduce at all."""
 
     config: CellConfig | None
     steps: tuple[Step, ...]
@@ -83,11 +83,11 @@ Answers = Mapping[CellConfig, Answer]
 def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellConfig:
     """The cell with only the canaries and timing that its finding needs, and a shorter deadline.
 
-    `took_s`: seconds that the cell ran; one that hung ran to its deadline, and smaller ones hang sooner.
+    `took_s`: seconds that the cell ran. A hung cell ran to its deadline; smaller cells hang sooner.
     """
     leg = str(finding.where.get("leg", ""))
-    own = leg if leg in LEG_NAMES else finding.check
-    canaries = tuple(name for name in config.canaries if own.startswith(name))
+    needed = leg if leg in LEG_NAMES else finding.check
+    canaries = tuple(name for name in config.canaries if needed.startswith(name))
     timing = replace(config.timing, turns="", first=False) if finding.lane is Lane.THROUGHPUT else NOT_TIMED
     wanted = 4 * took_s if took_s < config.deadline_s else config.deadline_s / 2
     deadline = min(config.deadline_s, max(wanted, SHORTEST_DEADLINE_S))
@@ -95,10 +95,10 @@ def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellCon
 
 
 def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Smallest]:
-    """Yields the cells of a round, is sent an answer for each, and returns the smallest cell. Deterministic."""
+    """Yields the cells of a round, receives an answer for each, and returns the smallest cell. Deterministic."""
     known: dict[CellConfig, Answer] = {}
     steps: list[Step] = []
-    starts = [made for made in map(normalized, (start, listed(start))) if made is not None]
+    starts = [config for config in map(normalized, (start, listed(start))) if config is not None]
     current = starts[0]
     rounds, tried = 0, 0
     while rounds < most_rounds:
@@ -122,12 +122,13 @@ def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Sma
 
 
 def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Asked:
-    """The cells to try. Single reductions wait for later rounds, when the cell is cheaper. Answers rejected cells."""
+    """The cells to try in a round. Single reductions wait for later rounds, when the cell is cheaper to run."""
     wanted = [*starts, *_rungs(current, known), *(() if starts else _singles(current))]
     return tuple(config for config in dict.fromkeys(wanted) if _open(config, known))
 
 
 def _open(config: CellConfig, known: dict[CellConfig, Answer]) -> bool:
+    """Whether a cell must be run to know its answer; a cell that a rule rejects is answered here, in `known`."""
     if config in known:
         return False
     found = rejections(config)
@@ -141,7 +142,7 @@ def _singles(current: CellConfig) -> Iterator[CellConfig]:
 
 
 def _rungs(current: CellConfig, known: dict[CellConfig, Answer]) -> Iterator[CellConfig]:
-    """Each has one dimension more at its least, unless that reduction by itself is known to lose the finding."""
+    """Each rung reduces one more dimension as far as it goes; a reduction known to lose the finding is left out."""
     lost = {
         (item.dimension.name, item.to)
         for item in reductions(current)
@@ -164,7 +165,7 @@ def _usable(config: CellConfig, dimension: Dimension, known: dict[CellConfig, An
 
 
 def _needs(config: CellConfig, known: Answers) -> Iterator[Needed]:
-    """Per dimension that cannot be less, ranks first: the nearest smaller cell that could be judged, else why none."""
+    """Dimensions that cannot be reduced, ranks first, with the answer of the next smaller cell, a judged one if any."""
     for dimension in reversed(DIMENSIONS):
         found = [(item, known[item.config]) for item in reductions(config, (dimension,)) if item.config in known]
         judged = [pair for pair in found if pair[1].kind is not Kind.UNUSABLE]

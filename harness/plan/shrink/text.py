@@ -1,4 +1,4 @@
-"""A shrink as text: what each round removed, what is left, and what cannot be removed."""
+"""The result of a shrink as text: what each round removed, what is left, and what cannot be removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def smallest_text(smallest: Smallest, matrix: str) -> str:
         return "the finding did not reproduce in the same cell alone: it may be flaky, or need cells that ran beside it"
     lines = [f"round {step.round}: {', '.join(step.changes)}" for step in smallest.steps]
     lines += [f"smallest: {described(smallest.config)}", *needs_lines(smallest)]
-    lines += [f"{smallest.tried} cells tried in {smallest.rounds} rounds", f"reproduce: harness run {matrix}"]
+    lines += [f"{counted(smallest.tried, 'cell')} tried in {counted(smallest.rounds, 'round')}"]
+    lines += [f"reproduce: harness run {matrix}"]
     return "\n".join(lines)
 
 
@@ -28,7 +29,7 @@ def described(config: CellConfig) -> str:
 
 
 def needs_lines(smallest: Smallest) -> list[str]:
-    """What is necessary: first, in one line, everything that was judged; then what rules do not allow to be smaller."""
+    """What the finding needs: one line for all judged dimensions, then a line for each one that was not, with why."""
     if not smallest.minimal:
         return ["it may not be the smallest: the limit of rounds was reached"]
     judged = [need for need in smallest.needs if need.judged]
@@ -37,7 +38,7 @@ def needs_lines(smallest: Smallest) -> list[str]:
 
 
 def head_lines(smallest: Smallest, cell: str, finding: Finding) -> list[str]:
-    """Comments of smallest.yaml."""
+    """Comments at the top of smallest.yaml."""
     lines = [f"The smallest cell found that fails as {cell} did:"]
     lines += [f"{finding.lane.value}, {finding.check}: {' '.join(finding.message.split())}"]
     lines += needs_lines(smallest)

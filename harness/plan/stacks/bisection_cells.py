@@ -18,18 +18,18 @@ NAME_LENGTH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is searched: a project's repository, or the releases of a distribution."""
+    """What is bisected: a project's repository, or the releases of a distribution."""
 
     name: str  # a key of PROJECTS, or a normalised distribution
     repository: str = ""  # of a project; empty for releases
-    setup: str = ""  # command to run once in each worktree; empty: that of the stack
+    setup: str = ""  # command to run once in each worktree; empty: the stack's own
 
     @property
     def of_releases(self) -> bool:
         return not self.repository
 
     def is_in(self, stack: Stack) -> bool:
-        """Whether the stack holds the subject at a point of its history, without reverted commits."""
+        """Whether the stack holds the subject at a point of its history: a checkout with reverted commits does not."""
         if self.of_releases:
             return any(distribution(item) == self.name for item in (*stack.packages, *stack.no_deps))
         return any(item.package == self.name and not item.revert for item in stack.checkouts)
@@ -55,26 +55,26 @@ class Subject:
         )
 
     def only_stack(self) -> Stack:
-        """A stack of the subject alone, not yet at a point."""
+        """A stack of the subject alone, not yet at a point of its history."""
         if self.of_releases:
             return Stack(name=self.name, packages=(self.name,))
         return Stack(name=self.name, checkouts=(Checkout(package=self.name, repository=self.repository, ref="HEAD"),))
 
 
 def project_of(has: Callable[[str], bool]) -> str | None:
-    """The project whose modules a tree holds; `has`: whether it has a file or folder. None when it is unknown."""
+    """The project whose modules a tree holds, None if unknown. `has`: whether the tree has a file or folder."""
     for name, project in PROJECTS.items():
-        places = [folder + "/" if folder else "" for folder in project.folders]
+        prefixes = [folder + "/" if folder else "" for folder in project.folders]
         first = project.modules[0].replace(".", "/")
-        if any(has(f"{place}{first}") or has(f"{place}{first}.py") for place in places):
+        if any(has(f"{prefix}{first}") or has(f"{prefix}{first}.py") for prefix in prefixes):
             return name
     return None
 
 
 def for_bisection(values: Any, subject: Subject) -> Any:
-    """A matrix file's values without what applies to its own stacks only: known failures, a stack to time against.
+    """The values of a matrix file without what applies only to its own stacks: xfail and slower_than.
 
-    If it defines no stacks, all its cells get one that holds the subject.
+    If the file defines no stacks, all its cells get one that holds the subject.
     """
     if not isinstance(values, Mapping):
         return values
@@ -98,7 +98,7 @@ def _at(values: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
 
 
 def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The `matrix:` section with every combination in one stack; include rows may make further combinations."""
+    """The `matrix:` section with every combination in one stack, those of include rows too."""
     rows = section.get("include", [])
     dimensions = {key: value for key, value in section.items() if key not in ("include", "exclude")}
     changed = {"stack": name, **section} if dimensions and "stack" not in dimensions else dict(section)
@@ -110,7 +110,7 @@ def _on_stack(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 def without_twins(
     cells: Sequence[PlannedCell], stacks: Mapping[str, Stack], subject: Subject
 ) -> tuple[PlannedCell, ...]:
-    """The cells without those that equal an earlier one once their stacks are at the same point."""
+    """The cells, less those that equal an earlier one once their stacks are at the same point."""
     seen: dict[tuple[str, str], PlannedCell] = {}
     for cell in cells:
         stack = subject.at(stacks[cell.config.stack], "")
@@ -119,26 +119,23 @@ def without_twins(
 
 
 def named_at(stacks: Mapping[str, Stack], subject: Subject, label: str) -> dict[str, Stack]:
-    """Stacks at a point, named after the subject if there is only one, else after the old name, with `label`."""
+    """The stacks as NAME-`label`, by their old names; NAME is the subject's if there is one stack, else the old one."""
     found = {}
     for name, stack in stacks.items():
-        new = f"{subject.name if len(stacks) == 1 else name}"[: NAME_LENGTH - len(label) - 1]
+        new = (subject.name if len(stacks) == 1 else name)[: NAME_LENGTH - len(label) - 1]
         found[name] = replace(stack, name=f"{new}-{label}")
     return found
 
 
 def pinned_release(text: str, package: str) -> str:
-    """The release that a requirement in a file like pyproject.toml or requirements.txt pins with ==; else empty."""
+    """The release of a package that a file like pyproject.toml or requirements.txt pins with ==; empty if none."""
     name = re.sub(r"[-_.]+", "[-_.]+", package)
     found = re.search(rf"(?i)(?<![\w.-]){name}(\[[^\]]*\])?\s*==\s*([0-9][\w.+!]*)", text)
     return found[2] if found else ""
 
 
 def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str, PlannedCell]:
-    """The cells in other stacks, by their old ids; `stacks`: by the name of the stack that each comes from.
-
-    Controls move with their cells.
-    """
+    """The cells in their new stacks, by old id; `stacks`: old name -> new stack. Controls move with their cells."""
     configs = {}
     for cell in cells:
         stack = stacks[cell.config.stack]

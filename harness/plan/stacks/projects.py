@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    modules: tuple[str, ...]  # those that a checkout of it must provide
+    modules: tuple[str, ...]  # that a checkout of it must provide
     folders: tuple[str, ...]  # of the checkout, put on the module search path
-    # What runs need to import it, in addition to torch: added to the packages of the stack. Neither the Megatron that a
-    # project uses nor Transformer Engine for Megatron-Bridge: a lower layer says which release of them to take.
+    # Packages that a run needs, besides torch, to import the modules; added to those of the stack. Without the Megatron
+    # that a project uses, and Transformer Engine for Megatron-Bridge: a lower layer chooses their releases.
     needs: tuple[str, ...]
 
 
@@ -46,5 +46,5 @@ PROJECTS: dict[str, Project] = {
     "skyrl-train": Project(modules=("skyrl_train",), folders=("skyrl-train",), needs=("loguru",)),
 }
 
-# Imported by modules that runs use, but not declared by the distribution (megatron.training of the core wheels).
+# Imported by modules that runs use, but not declared by the distribution (megatron.training in megatron-core wheels).
 UNDECLARED: dict[str, tuple[str, ...]] = {"megatron-core": ("six", "regex", "pyyaml")}

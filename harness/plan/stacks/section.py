@@ -1,7 +1,7 @@
 """The `stacks:` section: layers of software under test, checked and merged into one Stack each. Pure.
 
-A stack is one layer or a list of layers, the upper first. It has at most one kind of base: packages (an environment is
-made of them), an interpreter (an existing environment) or a container. Any number of checkouts go on top of it.
+A stack is one layer or a list of layers, the top layer first. It has at most one kind of base: packages (an environment
+is built from them), an interpreter (an existing environment) or a container. Any number of checkouts go on top of it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _requirement(value: str) -> str:
 
 def _variable(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("must be a name of an environment variable")
+        raise ValueError("must be the name of an environment variable")
     return value
 
 
 def _ref(value: str) -> str:
     if value.startswith("-") or not value.isprintable():
-        raise ValueError("must not begin with '-' nor hold a control character")
+        raise ValueError("must not begin with '-' or contain control characters")
     return value
 
 
@@ -51,7 +51,7 @@ def _repository(value: str) -> str:
     if re.match(r"[A-Za-z0-9.+-]+::", value):
         raise ValueError("names a git helper program, which git would run; allowed: a path, a URL or host:path")
     if value.startswith("-") or not value.isprintable():
-        raise ValueError("must be a path, a URL or host:path, without control characters, and not begin with '-'")
+        raise ValueError("must be a path, a URL or host:path; it must not begin with '-' or contain control characters")
     return value
 
 
@@ -67,7 +67,7 @@ class StackLayer(Section):
     """One layer of a stack: packages, a checkout, an interpreter or a container."""
 
     packages: Annotated[list[Requirement], Field(min_length=1)] | None = Field(
-        default=None, description="Requirements; an environment is made of them and cached."
+        default=None, description="Requirements; an environment is built from them and cached."
     )
     no_deps: bool = Field(default=False, description="Install these packages without their dependencies.")
     python: Text | None = Field(
@@ -91,7 +91,7 @@ class StackLayer(Section):
 
 
 def parse_stacks(section: Any, problems: Problems, path_of: PathOf) -> dict[str, Stack]:
-    """The stacks by name; what is wrong is added to `problems`. `path_of` makes a path of the file absolute."""
+    """The stacks by name; everything wrong is added to `problems`. `path_of` makes a path in the file absolute."""
     path: KeyPath = ("stacks",)
     if not isinstance(section, Mapping):
         problems.add(path, "must be a mapping of names to definitions", found=shown(section))
@@ -100,9 +100,9 @@ def parse_stacks(section: Any, problems: Problems, path_of: PathOf) -> dict[str,
     for name, definition in section.items():
         where = (*path, str(name))
         if not isinstance(name, str) or not re.fullmatch(SAFE_NAME, name):
-            problems.add(where, "a name has letters, digits, '.', '_' and '-', at most 64", hint="quote a number")
+            problems.add(where, "a name has at most 64 letters, digits, '.', '_' and '-'", hint="quote a number")
         elif name == DEFAULT:
-            problems.add(where, "is always the environment of the harness itself", hint="choose another name")
+            problems.add(where, "is reserved for the environment of the harness itself", hint="choose another name")
         elif layers := _layers(definition, where, problems):
             found[name] = _merged(name, layers, where, problems, path_of)
     return found
@@ -112,7 +112,7 @@ def _layers(definition: Any, where: KeyPath, problems: Problems) -> list[tuple[K
     listed = isinstance(definition, list)
     items = definition if listed else [definition]
     if not items:
-        problems.add(where, "an empty list is no stack", hint="give at least one layer")
+        problems.add(where, "an empty list is not a stack", hint="give at least one layer")
     layers = []
     for number, item in enumerate(items):
         at = (*where, number) if listed else where
@@ -123,14 +123,14 @@ def _layers(definition: Any, where: KeyPath, problems: Problems) -> list[tuple[K
 
 
 def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
-    """Whether the keys of a layer fit together; what does not is added to `problems`."""
+    """Whether the keys of a layer fit together; contradictions are added to `problems`."""
     before = len(problems.found)
     kinds = [name for name in ("packages", "checkout", "container") if getattr(layer, name) is not None]
     kinds += ["python"] if layer.python is not None and layer.packages is None else []
     if not kinds:
         problems.add(at, "names no software", hint="give packages, checkout, python or container")
     elif len(kinds) > 1:
-        problems.add(at, f"{' and '.join(kinds)} are separate layers", hint="write a list, the upper layer first")
+        problems.add(at, f"{' and '.join(kinds)} cannot be in one layer", hint="write a list, the top layer first")
     if layer.checkout is not None:
         if layer.package is None:
             problems.add((*at, "package"), "is required with checkout", allowed=", ".join(PROJECTS))
@@ -138,20 +138,20 @@ def _is_sound(layer: StackLayer, at: KeyPath, problems: Problems) -> bool:
             problems.add((*at, "ref"), "is required with a URL", allowed="a commit, tag or branch")
         for key in ("revert", "setup"):
             if layer.ref is None and getattr(layer, key) is not None:
-                problems.add((*at, key), "has a meaning only with ref", hint="a working tree is used as it is")
+                problems.add((*at, key), "is allowed only with ref", hint="a working tree is used as it is")
     else:
         for key in ("ref", "revert", "setup", "package"):
             if getattr(layer, key) is not None:
-                problems.add((*at, key), "has a meaning only with checkout")
+                problems.add((*at, key), "is allowed only with checkout")
     if layer.no_deps and layer.packages is None:
-        problems.add((*at, "no_deps"), "has a meaning only with packages")
+        problems.add((*at, "no_deps"), "is allowed only with packages")
     _check_secrets(layer, at, problems)
     _check_python(layer, (*at, "python"), problems)
     return len(problems.found) == before
 
 
 def _check_secrets(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
-    """Others can read run directories and job files, which hold the definition."""
+    """Adds a problem for every secret: others can read run directories and job files, which hold the definition."""
     for name, value in layer.env.items():
         if is_secret_name(name):
             problems.add(
@@ -178,13 +178,13 @@ def _check_python(layer: StackLayer, at: KeyPath, problems: Problems) -> None:
             allowed=", ".join(sorted(PYTHONS)),
         )
     if layer.packages is None and re.fullmatch(r"[\d.]+", layer.python):
-        problems.add(at, "a version needs packages; without them python is an interpreter", found=repr(layer.python))
+        problems.add(at, "a version needs packages; without them, name an interpreter", found=repr(layer.python))
 
 
 def _merged(
     name: str, layers: list[tuple[KeyPath, StackLayer]], where: KeyPath, problems: Problems, path_of: PathOf
 ) -> Stack:
-    """The layers as one stack; contradictions are added to `problems`. An upper layer's variables win."""
+    """The layers as one stack; contradictions are added to `problems`. Variables of a higher layer win."""
     env: dict[str, str] = {}
     for _, layer in layers:
         env = {**layer.env, **env}
@@ -195,10 +195,10 @@ def _merged(
     bases = {"packages": packages, "python": interpreter, "container": container}
     several = [key for key, value in bases.items() if value]
     if len(several) > 1:
-        problems.add(where, f"{' and '.join(several)} cannot be in one stack", hint="each is a whole environment")
+        problems.add(where, f"{' and '.join(several)} cannot be in one stack", hint="keep one of these environments")
     checkouts = _checkouts(layers, problems, path_of)
     if container and any(item.setup for item in checkouts):
-        problems.add(where, "setup needs an interpreter of this machine", hint="build it into the container's image")
+        problems.add(where, "setup cannot run in a container", hint="run the command when building the image")
     return Stack(
         name=name,
         packages=tuple(item for item, alone in packages if not alone),
@@ -214,7 +214,7 @@ def _merged(
 def _only(
     layers: list[tuple[KeyPath, StackLayer]], key: str, counts: Callable[[StackLayer], bool], problems: Problems
 ) -> str:
-    """The value that all layers agree on; empty when none gives one."""
+    """The value of a key that all layers agree on; empty if none gives one. `counts`: whether to look at a layer."""
     first = ""
     for at, layer in layers:
         value: str | None = getattr(layer, key) if counts(layer) else None
@@ -225,7 +225,7 @@ def _only(
 
 
 def _requirements(layers: list[tuple[KeyPath, StackLayer]], problems: Problems) -> list[tuple[str, bool]]:
-    """(requirement, without its dependencies) of all layers; each distribution once."""
+    """(requirement, whether without dependencies) of all layers; each distribution once."""
     known: dict[str, tuple[str, bool]] = {}
     for at, layer in layers:
         for requirement in layer.packages or ():
@@ -242,7 +242,7 @@ def _checkouts(layers: list[tuple[KeyPath, StackLayer]], problems: Problems, pat
         if layer.checkout is None or layer.package is None:
             continue
         if layer.package in found:
-            problems.add((*at, "package"), f"another layer is a checkout of {layer.package} too")
+            problems.add((*at, "package"), f"another layer is also a checkout of {layer.package}")
         repository = layer.checkout if is_url(layer.checkout) else path_of(layer.checkout)
         revert = tuple(layer.revert or ())
         ref, setup = layer.ref or "", layer.setup or ""
@@ -258,7 +258,7 @@ def is_url(repository: str) -> bool:
 
 
 def layers_of(stack: Stack) -> list[dict[str, Any]]:
-    """The stack as a matrix file would write it."""
+    """The stack as a list of layers of a matrix file."""
     python = {"python": stack.python} if stack.python else {}
     layers: list[dict[str, Any]] = [
         {
@@ -287,18 +287,18 @@ def distribution(requirement: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRequest:
-    """An environment to make, and its cache key: equal requests are the same environment."""
+    """An environment to build; it is also the cache key: equal requests share an environment."""
 
-    pythons: tuple[str, ...]  # versions, the preferred first
+    pythons: tuple[str, ...]  # versions, in order of preference
     packages: tuple[str, ...]
     no_deps: tuple[str, ...] = ()
 
 
 def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | None:
-    """What to make for a stack; None when it brings its own environment (an interpreter or a container).
+    """The environment to build for a stack; None if it brings its own (an interpreter or a container).
 
-    The environment gets torch, the packages and what they import, and nothing of the harness. `torch`: the version
-    that the harness has, used where the stack names none, so that stacks differ only in what they name.
+    It gets torch, the packages and what they import, and nothing of the harness. `torch`: the harness's version, used
+    where the stack names none, so that stacks differ only in what they name.
     """
     if stack.interpreter or stack.container:
         return None
@@ -313,7 +313,7 @@ def environment_request(stack: Stack, torch: str = "") -> EnvironmentRequest | N
 
 
 def _pythons_for(stack: Stack) -> tuple[str, ...]:
-    """megatron-core 0.17 and later, and Megatron-LM of that time, need Python 3.12; older wheels take any version."""
+    """megatron-core 0.17 and later, and checkouts, need Python 3.12; older wheels take any version in PYTHONS."""
     wanted = [item for item in (*stack.packages, *stack.no_deps) if distribution(item) == "megatron-core"]
     pins = [re.search(r"==\s*0\.(\d+)", item) for item in wanted]
     old = [pin for pin in pins if pin and int(pin[1]) < 17]

@@ -19,7 +19,7 @@ def texts(sizes: list[int]) -> list[list[str]]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[int], list[Row]]:
-    """Up to 5 factors of up to 4 values, and some of their combinations."""
+    """Tables of up to 5 factors with up to 4 values each, holding some of their combinations."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     row = st.tuples(*(st.integers(0, size - 1) for size in sizes))
     return sizes, draw(st.lists(row, min_size=1, max_size=60))
@@ -52,7 +52,7 @@ def test_a_space_finds_the_first_row_with_given_values(table: tuple[list[int], l
 
 
 def test_pairs_of_four_factors_with_three_values_need_few_of_their_81_rows() -> None:
-    """The best possible are 9."""
+    """The minimum is 9."""
     sizes = [3] * 4
     rows = [(a, b, c, d) for a in range(3) for b in range(3) for c in range(3) for d in range(3)]
     chosen = cover(Space(rows, sizes), 2, [], texts(sizes))

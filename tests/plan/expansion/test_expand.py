@@ -23,7 +23,7 @@ def added(expansion: Expansion) -> list[str]:
     return [cell.id for cell in expansion.cells if cell.role == "reference"]
 
 
-def test_sequence_parallel_is_on_exactly_when_tp_is_above_one_unless_told() -> None:
+def test_sequence_parallel_defaults_to_on_exactly_when_tp_is_above_one() -> None:
     made = expand_axes({"tp": [1, 2], "packing": "sft"})
     assert [(c.config.layout.tp, c.config.layout.sp) for c in made.cells if c.role == "cell"] == [(1, False), (2, True)]
     made = expand_axes({"tp": 2, "sp": [False, "auto"], "packing": "sft"})
@@ -44,7 +44,7 @@ def test_axes_of_a_cell_are_resolved_values_of_the_axes_in_the_matrix() -> None:
     }
 
 
-def test_the_reference_of_the_matrix_is_used_and_a_missing_one_is_added() -> None:
+def test_a_control_in_the_matrix_is_used_and_a_missing_one_is_added() -> None:
     made = expand_axes({"tp": [1, 2], "packing": PACKINGS})
     assert added(made) == []
     assert {cell.reference for cell in made.cells[1:]} == {made.cells[0].id}
@@ -61,7 +61,7 @@ def test_the_reference_of_the_matrix_is_used_and_a_missing_one_is_added() -> Non
     assert made.cells[1].reference == reference.id
 
 
-def test_the_added_reference_runs_the_attention_of_its_group() -> None:
+def test_an_added_control_runs_the_attention_of_its_group() -> None:
     made = expand_axes({"packing": "sft", "attention": ["reference", "auto"]})
     by_id = {cell.id: cell for cell in made.cells}
     held = [(cell, by_id[cell.reference]) for cell in made.cells if cell.reference]
@@ -71,7 +71,7 @@ def test_the_added_reference_runs_the_attention_of_its_group() -> None:
         assert control.config.attention == control.axes["attention"] == cell.config.attention
 
 
-def test_a_control_with_another_kernel_is_held_against_the_reference_attention() -> None:
+def test_a_control_with_another_kernel_is_compared_with_the_reference_attention() -> None:
     made = expand_axes({"packing": ["unpacked", "sft"], "attention": ["te", "varlen"], "dtype": "bf16"})
     by_id = {cell.id: cell for cell in made.cells}
     chains = []
@@ -86,13 +86,13 @@ def test_a_control_with_another_kernel_is_held_against_the_reference_attention()
     assert made.cells[0].config.attention == "reference"
 
 
-def test_cells_on_other_devices_are_another_group() -> None:
+def test_cells_on_another_device_form_another_group() -> None:
     made = expand_axes({"packing": "sft", "device": ["auto", "cpu", "cuda"]})
     assert {cell.group for cell in made.cells} == {"fp32", "fp32-cpu", "fp32-cuda"}
     assert len(added(made)) == 3
 
 
-def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_reference() -> None:
+def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_control() -> None:
     made = expand_axes(
         {"packing": ["sft"], "dtype": ["fp32", "bf16"], "train.seq_length": [32, 64], "model.layers": [2]}
     )
@@ -121,7 +121,7 @@ def test_a_row_that_leaves_out_a_train_axis_joins_the_group_of_the_section_value
     assert names(made) == ["tp1-pp1-cp1-sft", "tp1-pp1-cp1-reference"]
 
 
-def test_rows_may_name_another_built_in_mix_and_have_their_own_reference() -> None:
+def test_rows_may_name_another_built_in_mix_and_have_their_own_control() -> None:
     made = expand_axes({"include": [{"packing": "sft"}, {"packing": "sft", "documents": "uncut"}]})
     assert names(made) == ["tp1-pp1-cp1-sft", "tp1-pp1-cp1-sft-uncut"]
     assert len(added(made)) == 2
@@ -132,7 +132,7 @@ def test_rows_may_name_another_built_in_mix_and_have_their_own_reference() -> No
     assert of_file.cells[1].config.documents == uncut
 
 
-def test_the_same_documents_go_into_every_cell_and_fit_the_largest_cp() -> None:
+def test_every_cell_gets_the_same_documents_made_for_the_largest_cp() -> None:
     made = expand_axes({"cp": [1, 4], "packing": PACKINGS})
     assert len({cell.config.documents for cell in made.cells}) == 1
     assert 2 * 4 - 1 in made.cells[0].config.documents.lengths
@@ -140,7 +140,7 @@ def test_the_same_documents_go_into_every_cell_and_fit_the_largest_cp() -> None:
 
 def test_combinations_that_resolve_to_the_same_cell_are_merged() -> None:
     assert names(expand_axes({"tp": [1, 1], "packing": "sft"})) == ["tp1-pp1-cp1-sft"]
-    # Packing options do not touch unpacked cells.
+    # Packing options do not affect unpacked cells.
     made = expand_axes({"pad_seq_to_mult": [4, 8], "packing": ["unpacked", "reference"]})
     assert names(made) == ["tp1-pp1-cp1-unpacked", "tp1-pp1-cp1-reference-pad4", "tp1-pp1-cp1-reference-pad8"]
 
@@ -154,7 +154,7 @@ def test_constraints_drop_combinations_and_count_them() -> None:
     assert len(names(made)) == 18 - 6
 
 
-def test_constraints_see_defaults_and_section_values() -> None:
+def test_constraints_can_use_defaults_and_section_values() -> None:
     assert len(names(expand_axes({"tp": [1, 2], "packing": "sft"}, constraints=["dp == 1 and vpp == 1"]))) == 2
     made = expand_axes(
         {"cp": [1, 2], "train.seq_length": [64, 128], "packing": "sft"},
@@ -221,7 +221,7 @@ def test_an_xfail_that_matches_no_cell_is_a_problem() -> None:
     assert problem.hint == "it matches rejected cells only"
 
 
-def test_the_smoke_matrix_is_what_its_comments_say(root: Path) -> None:
+def test_the_smoke_matrix_matches_its_comments(root: Path) -> None:
     made = expand(read_matrix(root / "matrices" / "smoke.yaml"))
     configs = [cell.config for cell in made.cells]
     assert len(configs) == 42
@@ -239,7 +239,7 @@ def test_the_smoke_matrix_is_what_its_comments_say(root: Path) -> None:
     assert rejected.rejections[0].reason.endswith("a document of 1 token takes 1, and 1 % 4 = 1")
 
 
-def test_the_cp_ranks_of_every_smoke_cell_share_out_all_slots(root: Path) -> None:
+def test_the_cp_ranks_of_every_smoke_cell_hold_every_slot_once(root: Path) -> None:
     for cell in expand(read_matrix(root / "matrices" / "smoke.yaml")).cells:
         cp = cell.config.layout.cp
         for batch in (batch for replica in cell.config.micro_batches(0) for batch in replica):
@@ -247,15 +247,15 @@ def test_the_cp_ranks_of_every_smoke_cell_share_out_all_slots(root: Path) -> Non
             assert sorted(held) == list(range(batch.slots))
 
 
-def test_only_references_of_inexact_dtypes_measure_noise() -> None:
+def test_only_controls_of_inexact_dtypes_measure_noise() -> None:
     made = expand_axes({"dtype": ["fp32", "bf16"], "tp": [1, 2], "packing": ["unpacked", "reference"]})
     measuring = {cell.id for cell in made.cells if NOISE in cell.config.canaries}
     assert measuring == {cell.reference for cell in made.cells if cell.reference and cell.config.dtype == "bf16"}
     assert len(measuring) == 1
 
 
-def test_a_cell_among_others_is_named_and_judged_as_the_same_cell_alone() -> None:
-    """Cells of one shape share what their rules say; it must be what they say of each."""
+def test_name_and_rejections_of_a_cell_do_not_depend_on_other_cells() -> None:
+    """Cells of one shape share the result of the shape rules; it must equal the result for each cell by itself."""
     axes: dict[str, list[Any]] = {
         "packing": [*PACKINGS, "skyrl"],
         "tp": [1, 3],

@@ -1,4 +1,4 @@
-"""Which cells take turns: those that differ in nothing but the stack, of two stacks."""
+"""Interleaved cells: pairs that differ only in the stack."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_cells_that_differ_only_in_the_stack_are_paired_and_the_base_goes_first(
     assert len({cell.config.timing.turns for cell in compared}) == 4
 
 
-def test_whom_a_cell_takes_turns_with_is_no_part_of_its_id() -> None:
+def test_the_partner_of_a_cell_is_not_part_of_its_id() -> None:
     for cell in planned():
         assert cell.id == cell_id(cell.config)
 
 
-def test_added_references_take_no_turns() -> None:
+def test_added_controls_are_not_paired() -> None:
     added = [cell for cell in planned(packing=["reference"]) if cell.role == "reference"]
     assert len(added) == 2
     assert not any(cell.config.timing.asked or cell.base for cell in added)
 
 
-def test_their_allocations_run_at_the_same_time_in_the_same_order() -> None:
+def test_both_allocations_hold_the_pairs_in_the_same_order() -> None:
     cells = planned()
     old, new = plan_allocations(Expansion(cells=tuple(cells), rejected=()))
     assert old.turns and new.turns
@@ -60,11 +60,11 @@ def test_their_allocations_run_at_the_same_time_in_the_same_order() -> None:
     ("stacks", "base", "message"),
     [
         (["old", "new"], "older", "no cell runs in this stack"),
-        (["old", "new", "third"], "old", "cells take turns in two stacks, and the axis 'stack' has 3"),
-        (["old"], "old", "cells take turns in two stacks, and the axis 'stack' has 1"),
+        (["old", "new", "third"], "old", "interleaving needs two stacks, and the axis 'stack' has 3"),
+        (["old"], "old", "interleaving needs two stacks, and the axis 'stack' has 1"),
     ],
 )
-def test_anything_but_two_stacks_is_refused(stacks: list[str], base: str, message: str) -> None:
+def test_interleaving_other_than_two_stacks_is_an_error(stacks: list[str], base: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         planned(stacks, base)
     (problem,) = caught.value.problems

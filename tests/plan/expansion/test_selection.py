@@ -23,6 +23,7 @@ AXES: dict[str, Any] = {
     "packing": ["unpacked", "reference", "sft"],
 }
 LIMIT = "world_size <= 16"
+EVERYTHING = "tp >= 2, pp >= 4, cp >= 2 with odd lengths, on 16 ranks"
 
 
 def own(expansion: Expansion) -> list[PlannedCell]:
@@ -30,7 +31,7 @@ def own(expansion: Expansion) -> list[PlannedCell]:
 
 
 def tuples_of(cells: list[PlannedCell], axes: list[str], strength: int) -> set[tuple[tuple[str, Any], ...]]:
-    """Every t-tuple of resolved axis values that a cell has: by brute force, from what a plan shows."""
+    """Every t-tuple of resolved axis values that a cell has, by brute force from the axes in the plan."""
     return {part for cell in cells for part in combinations([(axis, cell.axes[axis]) for axis in axes], strength)}
 
 
@@ -47,7 +48,7 @@ axis_lists = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(axis_lists, st.integers(1, 3), st.sampled_from([[], ["tp * cp <= 4"], ["pp == 1 or cp == 1", LIMIT]]))
-def test_every_tuple_of_an_allowed_cell_is_run_no_other_cell_is_and_must_cover_cells_are_kept(
+def test_only_allowed_cells_run_they_cover_every_tuple_and_must_cover_cells_are_kept(
     axes: dict[str, Any], strength: int, constraints: list[str]
 ) -> None:
     try:
@@ -65,8 +66,8 @@ def test_every_tuple_of_an_allowed_cell_is_run_no_other_cell_is_and_must_cover_c
         for packing in ("reference", "sft"):
             there = any(holds(cell) and cell.config.data_path == packing for cell in own(full))
             assert there == any(holds(cell) and cell.config.data_path == packing for cell in own(made))
-    told = selection_of(made)
-    assert (told.cells, told.allowed, told.covered) == (len(own(made)), len(every), told.possible)
+    found = selection_of(made)
+    assert (found.cells, found.allowed, found.covered) == (len(own(made)), len(every), found.possible)
 
 
 def stages(cell: PlannedCell) -> bool:
@@ -83,15 +84,15 @@ def both(cell: PlannedCell) -> bool:
 
 def test_a_plan_says_how_many_pairs_are_covered() -> None:
     made = expand_axes(AXES, constraints=[LIMIT], select="covering")
-    told = selection_of(made)
+    found = selection_of(made)
     pairs = tuples_of(own(expand_axes(AXES, constraints=[LIMIT])), list(AXES), 2)
-    # sp off goes with tp 1, where it is never on.
+    # sp is off at tp 1 and cannot be on there.
     assert (
-        told.text
-        == f"covering 2: {told.cells} of {told.allowed} cells cover {len(pairs)} of {len(pairs)} pairs (1 not possible)"
+        found.text == f"covering 2: {found.cells} of {found.allowed} cells cover {len(pairs)} of {len(pairs)} pairs "
+        "(1 not possible)"
     )
-    assert told.cells < told.allowed / 4
-    assert told.left_out == told.allowed - told.cells
+    assert found.cells < found.allowed / 4
+    assert found.left_out == found.allowed - found.cells
 
 
 def test_the_same_file_gives_the_same_selection_and_so_does_one_written_in_another_order() -> None:
@@ -101,7 +102,7 @@ def test_the_same_file_gives_the_same_selection_and_so_does_one_written_in_anoth
     assert set(names(first)) == set(names(expand_axes(turned, constraints=[LIMIT], select="covering")))
 
 
-def test_tied_axes_count_as_one() -> None:
+def test_tied_axes_count_as_one_axis() -> None:
     layouts = [{"tp": 1, "pp": 1}, {"tp": 2, "pp": 2}, {"tp": 4, "pp": 1}]
     axes = {"layout": layouts, "cp": [1, 2], "packing": ["reference", "sft"], "micro_batch_size": [1, 2]}
     made = expand_axes(axes, select="covering")
@@ -118,7 +119,7 @@ def test_a_pair_that_a_rule_forbids_is_counted_under_its_rule() -> None:
     assert selection_of(made).text.endswith("pairs (4 not possible)")
 
 
-def test_include_rows_and_what_keep_names_are_never_left_out() -> None:
+def test_include_rows_and_cells_of_keep_are_always_kept() -> None:
     keep = ["tp4-pp4-cp1-nosp-sft", {"tp": 2, "pp": 1, "packing": "sft", "sp": "auto"}]
     axes = {
         **AXES,
@@ -137,27 +138,27 @@ def test_include_rows_and_what_keep_names_are_never_left_out() -> None:
 def test_an_include_row_that_is_a_combination_of_the_matrix_too_is_kept() -> None:
     axes = {"tp": [1, 2], "pp": [1, 2, 4], "packing": ["sft", "reference"], "sp": "auto"}
     assert "tp1-pp2-cp1-sft" not in names(expand_axes(axes, select={"covering": 1}))
-    row = {"tp": 1, "pp": 2, "packing": "sft", "sp": False}  # which is what auto comes to
+    row = {"tp": 1, "pp": 2, "packing": "sft", "sp": False}  # what `auto` resolves to
     assert "tp1-pp2-cp1-sft" in names(expand_axes({**axes, "include": [row]}, select={"covering": 1}))
 
 
-def test_every_data_path_in_every_stack_keeps_the_cells_where_most_bugs_show() -> None:
+def test_every_data_path_in_every_stack_keeps_the_cells_that_expose_most_bugs() -> None:
     stacks = {"old": {"packages": ["megatron-core==0.18.2"]}}
     axes = {**AXES, "stack": ["default", "old"], "train.seed": [1, 2, 3]}
     made = expand_axes(axes, constraints=[LIMIT], stacks=stacks, select={"covering": 1})
     found = {(cell.config.stack, cell.config.data_path) for cell in own(made) if both(cell)}
     assert found == {(stack, packing) for stack in ("default", "old") for packing in ("reference", "sft")}
-    assert selection_of(made).kept == {"both on 16 ranks": 4, "tp >= 2 with pp >= 4": 4, "cp >= 2 with odd lengths": 4}
+    assert selection_of(made).kept == {EVERYTHING: 4, "tp >= 2 with pp >= 4": 4, "cp >= 2 with odd lengths": 4}
 
 
 def test_even_lengths_are_not_odd() -> None:
     documents = {"mode": "file", "lengths": [16, 8]}
     made = expand_axes(AXES, constraints=[LIMIT], documents=documents, select="covering")
     kept = selection_of(made).kept
-    assert (kept["both on 16 ranks"], kept["cp >= 2 with odd lengths"], kept["tp >= 2 with pp >= 4"]) == (0, 0, 2)
+    assert (kept[EVERYTHING], kept["cp >= 2 with odd lengths"], kept["tp >= 2 with pp >= 4"]) == (0, 0, 2)
 
 
-def test_a_known_failure_of_a_cell_that_is_left_out_is_no_mistake() -> None:
+def test_a_known_failure_of_a_cell_that_is_left_out_is_not_an_error() -> None:
     xfail = [{"pattern": "tp4-pp1-*", "reason": "r"}, {"pattern": "tp2-pp2-*", "reason": "r"}]
     run = names(expand_axes(AXES, select={"covering": 1}, constraints=[LIMIT]))
     assert not all(any(name.startswith(entry["pattern"][:-1]) for name in run) for entry in xfail)
@@ -173,10 +174,10 @@ def test_picking_a_cell_that_is_left_out_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "expected"),
     [
-        ("pairwise", "select: no such selection (found 'pairwise'; allowed: full, covering, or a mapping like"),
-        (2, "select: no such selection (found 2"),
+        ("pairwise", "select: unknown selection (found 'pairwise'; allowed: full, covering, or a mapping like"),
+        (2, "select: unknown selection (found 2"),
         ({"covering": 0}, "select.covering: must be at least 1 (found 0)"),
         ({"covering": 7}, "select.covering: must be at most 6"),
         ({"covering": "2"}, "select.covering: must be an integer"),
@@ -188,12 +189,12 @@ def test_picking_a_cell_that_is_left_out_says_so() -> None:
         ({"keep": [{}]}, "select.keep[0]: sets no axis"),
     ],
 )
-def test_a_wrong_selection_is_named(section: Any, said: str) -> None:
+def test_an_invalid_selection_is_an_error(section: Any, expected: str) -> None:
     problems = [str(problem) for problem in problems_of(matrix={"tp": [1, 3], "packing": "sft"}, select=section)]
-    assert any(said in problem for problem in problems), problems
+    assert any(expected in problem for problem in problems), problems
 
 
-def test_a_selection_would_part_cells_that_take_turns() -> None:
+def test_a_selection_with_interleaved_cells_is_an_error() -> None:
     axes = {"packing": "reference", "stack": ["old", "new"]}
     stacks = {name: {"packages": [f"megatron-core==0.{name == 'new':d}"]} for name in ("old", "new")}
     checks = {"throughput": {"slower_than": "old"}}

@@ -1,4 +1,4 @@
-"""The fault catalogue: what each entry promises about itself."""
+"""The fault catalogue: every entry is consistent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_fault_drops_the_broadcast_to_the_middle_stages() -> None:
 
 
 def test_every_check_is_demanded_by_a_fault() -> None:
-    # `slower_than_history` needs earlier runs, which no fault has: tests/app/pipeline/test_baselines.py makes them.
+    # `slower_than_history` needs earlier runs, which no fault has; tests/app/pipeline/test_baselines.py tests it.
     of_histories = {"slower_than_history"}
     assert {check for spec in FAULTS for check in spec.checks} | of_histories == {check.name for check in CHECKS}
 
@@ -47,14 +47,14 @@ def test_the_first_check_belongs_to_the_lane(spec: FaultSpec) -> None:
 
 
 @each
-def test_the_twin_differs_only_in_fault_and_deadline_and_takes_the_first_turn(spec: FaultSpec) -> None:
+def test_the_twin_differs_only_in_fault_and_deadline_and_is_timed_first(spec: FaultSpec) -> None:
     timing = replace(spec.timing, first=bool(spec.timing.turns))
     assert replace(spec.faulty, fault=None, deadline_s=spec.twin.deadline_s, timing=timing) == spec.twin
     assert spec.twin.fault is None
 
 
 @each
-def test_the_reference_is_one_rank_with_the_same_documents_unpacked_or_in_the_same_rows(spec: FaultSpec) -> None:
+def test_the_control_is_one_rank_with_the_same_documents_unpacked_or_in_the_same_rows(spec: FaultSpec) -> None:
     reference = spec.reference
     assert reference.layout == Layout()
     assert reference.data_path == "unpacked" or reference.by_rows
@@ -71,14 +71,14 @@ def test_the_cell_fits_its_layout(spec: FaultSpec) -> None:
     assert all(replica for step in range(config.train.steps) for replica in config.micro_batches(step))
 
 
-def test_only_infrastructure_faults_leave_the_verdict_open_and_only_slow_ones_pass() -> None:
+def test_only_infrastructure_faults_end_in_error_and_only_slow_ones_pass() -> None:
     for spec in FAULTS:
         warned = spec.checks == ("params_identity",)
         right = Outcome.ERROR if spec.fault_class == "infrastructure" else Outcome.PASS if warned else Outcome.FAIL
         assert spec.outcome is right, spec.name
 
 
-def test_the_page_is_made_from_the_catalogue(root: Path) -> None:
+def test_the_page_holds_the_generated_catalogue(root: Path) -> None:
     page = (root / "docs" / "failures.md").read_text(encoding="utf-8")
     assert page == with_catalogue(page, FAULTS), "run `python scripts/key_tables.py` and read the difference"
     broken = page.replace("| `cu-seqlens-int64` | cu_seqlens is int64", "| `cu-seqlens-int64` | cu_seqlens is int16")
@@ -87,7 +87,7 @@ def test_the_page_is_made_from_the_catalogue(root: Path) -> None:
 
 
 @each
-def test_text_and_page_tell_all_of_a_fault(spec: FaultSpec) -> None:
+def test_text_and_page_show_every_field_of_a_fault(spec: FaultSpec) -> None:
     for text in (catalogue_text([spec]), catalogue_markdown([spec])):
         for part in (spec.name, spec.summary, spec.modelled_on, spec.why, demand_text(spec)):
             assert part in text

@@ -7,7 +7,7 @@ from harness.plan.schema.sections import Launch
 from tests.plan.helpers import expand_axes
 
 
-def test_references_run_first_and_then_the_biggest_cells() -> None:
+def test_controls_run_first_then_the_largest_cells() -> None:
     made = expand_axes({"tp": [1, 2], "pp": [1, 4], "packing": ["sft"], "dtype": ["fp32", "bf16"]})
     (allocation,) = plan_allocations(made)
     by_id = {cell.id: cell for cell in made.cells}
@@ -19,7 +19,7 @@ def test_references_run_first_and_then_the_biggest_cells() -> None:
     assert (allocation.nodes, allocation.ranks_per_node) == (1, 8)
 
 
-def test_a_reference_that_the_matrix_holds_runs_first_too() -> None:
+def test_a_control_in_the_matrix_runs_first_too() -> None:
     made = expand_axes({"pp": [4, 1], "packing": ["sft", "unpacked"]})
     assert plan_allocations(made)[0].cells[0].startswith("tp1-pp1-cp1-unpacked-")
 
@@ -27,7 +27,7 @@ def test_a_reference_that_the_matrix_holds_runs_first_too() -> None:
 LAB = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8, time=60)
 
 
-def test_a_cluster_has_one_array_per_shape_and_references_run_first() -> None:
+def test_a_cluster_has_one_array_per_shape_and_controls_run_first() -> None:
     made = expand_axes({"tp": 2, "pp": [2, 4], "cp": [1, 2], "packing": ["sft", "reference"]})
     planned = plan_allocations(made, LAB)
     assert [(a.name, a.array, a.index, a.nodes, a.ranks_per_node, len(a.cells)) for a in planned] == [
@@ -65,7 +65,7 @@ def test_a_job_is_filled_to_half_of_its_time_limit() -> None:
     assert seconds[-1] <= 30
 
 
-def test_a_cell_that_fits_no_limit_has_a_job_of_its_own() -> None:
+def test_a_cell_that_exceeds_the_time_limit_gets_its_own_job() -> None:
     made = expand_axes({"tp": 2, "packing": ["sft", "reference"]}, train={"steps": 8000})
     assert [len(a.cells) for a in plan_allocations(made, LAB, Launch(time_limit_min=1))] == [1, 1, 1]
 

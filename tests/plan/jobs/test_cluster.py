@@ -12,7 +12,7 @@ LAB = {"name": "lab", "kind": "slurm", "ranks_per_node": 8}
 
 
 def texts(values: Any, lines: dict[tuple[str | int, ...], int] | None = None) -> list[str]:
-    """All problems of a profile that must have some."""
+    """All problems of a profile, as text; fails if it has none."""
     with pytest.raises(InputError) as caught:
         load_profile(values, file="c.yaml", lines=lines or {})
     return [str(problem) for problem in caught.value.problems]
@@ -86,12 +86,12 @@ def test_a_node_takes_one_rank_per_gpu_unless_the_profile_says_fewer() -> None:
         ({**LAB, "srun_flags": ["--kill-on-bad-exit=0"]}, "--kill-on-bad-exit cannot be set here"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(values: Any, expected: str) -> None:
+def test_a_wrong_value_is_reported_with_what_is_allowed(values: Any, expected: str) -> None:
     found = texts(values)
     assert any(expected in text for text in found), found
 
 
-def test_all_problems_are_told_at_once_each_at_its_line() -> None:
+def test_all_problems_are_reported_at_once_each_at_its_line() -> None:
     wrong = {**LAB, "nodes": 0, "tiem": 5, "container": {"mounts": "x"}}
     lines = {("nodes",): 4, ("tiem",): 2, ("container",): 5, ("container", "mounts"): 6}
     found = texts(wrong, lines)
@@ -134,7 +134,7 @@ def test_a_cell_takes_as_few_nodes_as_hold_its_ranks_or_as_many_as_asked_for() -
     assert [nodes_for(world, lab, 4) for world in (1, 2, 16, 64)] == [1, 2, 4, 8]
 
 
-def test_a_job_pays_for_its_ranks_or_for_whole_nodes() -> None:
+def test_a_job_is_charged_for_its_ranks_or_for_whole_nodes() -> None:
     assert profile(gpus_per_node=8).gpus_of(2) == 2
     assert profile(gpus_per_node=8, exclusive=True).gpus_of(2) == 8
     assert LOCAL.gpus_of(2) == 0

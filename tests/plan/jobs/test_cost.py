@@ -27,7 +27,7 @@ def test_more_cores_and_fewer_steps_cost_less_time() -> None:
     assert "cores: 4" in estimate(made, cores=4).basis
 
 
-def test_every_stack_imports_for_itself_side_by_side_as_cores_allow() -> None:
+def test_every_stack_imports_separately_in_parallel_on_the_cores() -> None:
     stacks = {name: {"packages": ["six"]} for name in ("a", "b")}
     one, two = (
         expand_axes({"packing": "unpacked", "stack": names}, stacks={name: stacks[name] for name in names})
@@ -49,7 +49,7 @@ def test_step_flops_count_six_per_parameter_and_slot() -> None:
 GPUS = ClusterProfile(name="g", kind="slurm", nodes=2, gpus_per_node=8, ranks_per_node=8)
 
 
-def test_the_most_that_jobs_cost_is_gpus_times_time_limit() -> None:
+def test_the_upper_limit_of_cost_is_gpus_times_time_limit() -> None:
     made = expand_axes({"tp": 2, "pp": 2, "dp": [1, 4], "packing": "sft"})
     launch = Launch(time_limit_min=30)
     costs = job_costs(made, plan_allocations(made, GPUS, launch), GPUS)

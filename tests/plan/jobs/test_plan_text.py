@@ -22,7 +22,7 @@ def test_the_text_shows_cells_rejections_exclusions_and_cost() -> None:
     assert "layout.layers-by-pp: model.layers 4 is not divisible by pp 3 x vpp 1 = 3: 4 = 1 * 3 + 1" in text
     assert "source: Megatron-LM TransformerConfig" in text
     assert "2 combinations by pp < 8" in text
-    assert "Total: 4 cells, 6 rank processes (biggest cell 2), 18 rank-steps" in text
+    assert "Total: 4 cells, 6 rank processes (largest cell 2), 18 rank-steps" in text
     assert "a rough estimate from" in lines[-1]
 
 

@@ -54,7 +54,7 @@ def test_exclude_needs_the_axis_to_be_there() -> None:
 
 
 def test_include_follows_the_example_of_the_github_documentation() -> None:
-    """fruit x animal of GitHub's page, with tp for fruit, cp for animal, dp for colour, pp for shape."""
+    """The example fruit x animal of GitHub's page, with tp for fruit, cp for animal, dp for colour, pp for shape."""
     section = {
         "tp": [1, 2],
         "cp": [1, 2],
@@ -105,7 +105,7 @@ def test_model_and_train_keys_can_be_axes() -> None:
         ({"tp": 1, "tensor_model_parallel_size": 1}, "given twice"),
         ({"layout": [{"tp": 1}, {"pp": 2}]}, "must set the same axes"),
         ({"layout": [{"tp": 1}], "tp": 2}, "already set by 'matrix.layout'"),
-        ({"seq_length": [4, 8]}, "as an axis it is written 'train.seq_length'"),
+        ({"seq_length": [4, 8]}, "to use it as an axis, write 'train.seq_length'"),
         ({"tp": 1, "include": {"tp": 1}}, "matrix.include: must be a list of mappings"),
         ({"tp": 1, "include": [{}]}, "matrix.include[0]: sets no axis"),
         ({"tp": 1, "exclude": [{"pp": 1}]}, "matrix.exclude[0].pp: no row of the matrix sets this axis"),
@@ -113,5 +113,5 @@ def test_model_and_train_keys_can_be_axes() -> None:
         (["tp"], "matrix: must be a mapping"),
     ],
 )
-def test_a_wrong_axis_is_named_with_what_is_allowed(section: Any, expected: str) -> None:
+def test_a_wrong_axis_is_reported_with_what_is_allowed(section: Any, expected: str) -> None:
     assert any(expected in text for text in complaints(section)), complaints(section)

@@ -29,7 +29,7 @@ def holds(text: str, **values: object) -> bool:
         ("sp", True),
     ],
 )
-def test_an_expression_means_what_it_means_in_python(text: str, expected: bool) -> None:
+def test_an_expression_has_the_value_it_has_in_python(text: str, expected: bool) -> None:
     assert holds(text, tp=2, pp=4, cp=1, sp=True, packing="sft") is expected
 
 
@@ -73,17 +73,17 @@ def test_anything_else_is_refused_with_its_column(text: str, column: int) -> Non
 
 
 @pytest.mark.parametrize("text", ["tp + 1", "packing < 3", "tp // (pp - 4) == 1"])
-def test_an_expression_that_gives_no_answer_says_so(text: str) -> None:
+def test_an_expression_without_a_boolean_result_is_an_error(text: str) -> None:
     with pytest.raises(ConstraintError, match=r"is not a condition|cannot be evaluated"):
         holds(text, tp=2, pp=4, packing="sft")
 
 
-def test_every_axis_of_text_is_known_as_text() -> None:
+def test_text_names_are_the_axes_that_hold_text() -> None:
     assert {"packing", "dtype", "attention", "device", "stack", "documents", "forbidden"} <= TEXT_NAMES
     assert not {"tp", "sp", "micro_batch_size", "timed", "metadata"} & TEXT_NAMES
 
 
-def test_a_dotted_name_is_the_value_of_its_section_and_nothing_else_of_it() -> None:
+def test_a_dotted_name_gives_one_value_of_a_section_and_no_other_attribute() -> None:
     constraint = compile_constraint("train.seq_length % (2 * cp) == 0", NAMES)
     assert constraint.names == ("train.seq_length", "cp")
     assert constraint.holds({"cp": 2, "train": SimpleNamespace(seq_length=64)}) is True
@@ -94,4 +94,4 @@ def test_equal_values_are_evaluated_once() -> None:
     constraint = compile_constraint("max(tp, pp) <= 4", NAMES)
     answers = [constraint.holds({"tp": tp, "pp": pp, "cp": cp}) for tp in (1, 8) for pp in (1, 2) for cp in range(50)]
     assert answers.count(True) == 100
-    assert constraint.answer.cache_info().misses == 4  # type: ignore[attr-defined]
+    assert constraint.evaluate.cache_info().misses == 4  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ def texts(**sections: Any) -> list[str]:
     return [str(problem) for problem in problems_of(**sections)]
 
 
-def test_sections_become_the_types_of_words() -> None:
+def test_sections_become_the_types_of_core() -> None:
     matrix = matrix_of(
         matrix=AXES,
         model={"num-layers": 8, "hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 2, "tied": True},
@@ -35,7 +35,7 @@ def test_sections_become_the_types_of_words() -> None:
     assert matrix.options.pad_seq_to_mult == 8
 
 
-def test_a_bound_may_say_its_unit_and_direction() -> None:
+def test_a_bound_may_have_unit_and_direction() -> None:
     numerics = {"step_loss": {"value": 1, "unit": "absolute", "direction": "above"}, "ratio_screen": 0.01}
     matrix = matrix_of(matrix=AXES, checks={"numerics": numerics})
     assert matrix.tolerances.numerics["step_loss"] == Override(value=1.0, unit="absolute", direction="above")
@@ -132,12 +132,12 @@ def test_an_unquoted_and_a_quoted_expiry_date_are_the_same() -> None:
         ({"name": 3}, "name: must be text (found 3)"),
     ],
 )
-def test_a_wrong_section_is_named_with_what_is_allowed(sections: dict[str, Any], expected: str) -> None:
+def test_a_wrong_section_is_reported_with_what_is_allowed(sections: dict[str, Any], expected: str) -> None:
     found = texts(**{"name": "t", "matrix": AXES, **sections})
     assert any(expected in text for text in found), found
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:
     values = {"matrix": {"tp": ["x"]}, "name": "t", "train": {"steps": 0}, "constraints": ["qq"]}
     lines = {("matrix",): 1, ("matrix", "tp"): 2, ("matrix", "tp", 0): 3, ("train",): 9, ("constraints", 0): 5}
     with pytest.raises(InputError) as caught:

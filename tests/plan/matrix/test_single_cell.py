@@ -1,4 +1,4 @@
-"""A cell written as a matrix file comes back as the same cell."""
+"""A cell written as a matrix file loads to the same cell."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_its_stack_comes_with_it() -> None:
     assert [cell.id for cell in expand(matrix).cells if cell.role == "cell"] == [cell_id(config)]
 
 
-def test_a_checkout_is_pinned_to_the_commit_that_its_ref_meant() -> None:
+def test_a_checkout_is_pinned_to_the_commit_that_its_ref_resolved_to() -> None:
     ready = ReadyStack(asked=STACK, commits={"megatron-lm": "c" * 40})
     assert pinned(ready).checkouts[0].ref == "c" * 40
 
 
-def test_a_working_tree_is_taken_as_it_lies_there() -> None:
+def test_a_working_tree_is_not_pinned() -> None:
     tree = replace(STACK, checkouts=(replace(STACK.checkouts[0], ref=""),))
     ready = ReadyStack(asked=tree, commits={"megatron-lm": "c" * 40 + " with changes"})
     assert pinned(ready).checkouts == tree.checkouts

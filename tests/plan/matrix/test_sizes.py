@@ -40,20 +40,20 @@ THOUSAND = list(range(1, 1001))
         ),
     ],
 )
-def test_what_multiplies_is_refused_before_it_is_made(values: dict[str, Any], expected: str) -> None:
+def test_products_that_are_too_large_are_refused_before_expansion(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         plan(**values)
     assert expected in str(caught.value)
 
 
-def test_all_experts_count_and_not_only_those_of_one_token() -> None:
+def test_all_experts_count_not_only_those_of_one_token() -> None:
     model = ModelConfig(layers=1000, hidden=8192, moe=MoeConfig(experts=4096, topk=1, ffn=8192))
     ((key, message),) = size_problems(model, TrainConfig())
     assert key == "model"
     assert "too large" in message
 
 
-def test_a_selection_of_many_sixes_of_values_is_refused() -> None:
+def test_a_selection_with_too_many_tuples_is_refused() -> None:
     axes = {key: [False, True] for key in ("timed", "metadata", "calculate_per_token_loss", "average_in_collective")}
     axes |= {"tp": [1, 2, 4, 8], "pp": [1, 2, 4], "dp": [1, 2, 4], "dtype": ["fp32", "bf16"], "packing": ["sft"]}
     axes |= {"attention": ["auto", "reference", "te"], "device": ["auto", "cpu"], "micro_batch_size": [1, 2, 4]}
@@ -73,7 +73,7 @@ def test_a_selection_of_many_sixes_of_values_is_refused() -> None:
         ("matrix", "pad_seq_to_mult", 10**9),
     ],
 )
-def test_a_number_beyond_sense_is_refused_where_it_stands(section: str, key: str, value: int) -> None:
+def test_an_absurd_number_is_refused_at_its_key(section: str, key: str, value: int) -> None:
     values = {"matrix": {"packing": "sft"}}
     values.setdefault(section, {})[key] = value
     with pytest.raises(InputError, match=rf"{section}.{key}: must be at most \d+ \(found {value}"):

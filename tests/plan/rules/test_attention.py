@@ -1,4 +1,4 @@
-"""Rules of attention and dtype, and of what stacks pin."""
+"""Rules of attention kernels, dtypes and releases that stacks pin."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def test_a_matrix_over_kernels_runs_what_can_run_and_rejects_the_rest() -> None:
     [
         (cell(dtype="fp8", device="cpu"), "needs a GPU of compute capability 8.9 or more, and device is cpu"),
         (cell(dtype="fp8"), "needs Transformer Engine, and attention is auto"),
-        (cell(dtype="fp8", attention="te", options=PADDED), "a multiple of 16 x cp 1 = 16, and 8 is not"),
+        (
+            cell(dtype="fp8", attention="te", options=PADDED),
+            "a multiple of 16 x cp 1 = 16, and they are padded to a multiple of 8",
+        ),
         (
             cell(dtype="fp8", attention="te", options=PackingOptions(pad_seq_to_mult=16)),
             "which this version of the probe does not set",
         ),
     ],
 )
-def test_fp8_is_rejected_for_the_first_need_that_is_missing(config: CellConfig, expected: str) -> None:
+def test_fp8_is_rejected_for_the_first_unmet_requirement(config: CellConfig, expected: str) -> None:
     assert expected in next(item.reason for item in rejections(config) if item.rule == "dtype.fp8")
 
 
@@ -63,12 +66,16 @@ def test_fp8_is_rejected_for_the_first_need_that_is_missing(config: CellConfig, 
         (("transformer_engine[pytorch]==2.12", "megatron-core==0.18.2"), (), True),
         (("torch==2.9.0",), ("transformer-engine-torch==2.16.0",), True),
         (("transformer-engine-cu12 == 2.16",), (), True),
-        (("transformer-engine==2.16.0", "megatron-core==0.19.2"), (), False),  # the reference path tells padding
+        (
+            ("transformer-engine==2.16.0", "megatron-core==0.19.2"),
+            (),
+            False,
+        ),  # data path reference sets pad_between_seqs
         (("transformer-engine==2.17.0", "megatron-core==0.18.2"), (), False),
-        (("transformer-engine",), (), False),  # which version, only the node knows
+        (("transformer-engine",), (), False),  # only the node knows the release
     ],
 )
-def test_a_stack_that_pins_an_engine_that_overlooks_padding_is_rejected(
+def test_a_stack_that_pins_a_release_that_ignores_padding_is_rejected(
     packages: tuple[str, ...], no_deps: tuple[str, ...], refused: bool
 ) -> None:
     rule = te_version_rule({"pinned": Stack(name="pinned", packages=packages, no_deps=no_deps)})
@@ -80,7 +87,7 @@ def test_a_stack_that_pins_an_engine_that_overlooks_padding_is_rejected(
 
 
 @pytest.mark.parametrize("stack", ["default", "another"])
-def test_a_stack_whose_packages_the_matrix_does_not_name_is_left_to_the_node(stack: str) -> None:
+def test_a_stack_without_known_packages_is_left_to_the_node(stack: str) -> None:
     rule = te_version_rule({"pinned": Stack(name="pinned", packages=("transformer-engine==2.9",))})
     asked = {"attention": "te", "dtype": "bf16", "options": PADDED}
     assert rule.predicate(cell(stack=stack, **asked)) is None

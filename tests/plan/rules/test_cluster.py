@@ -17,18 +17,18 @@ def reason(nodes_per_cell: int = 1, **sizes: int) -> str | None:
 @pytest.mark.parametrize(
     ("nodes_per_cell", "sizes"), [(1, {}), (1, {"tp": 8}), (1, {"pp": 16}), (4, {"tp": 2, "pp": 4, "cp": 2}), (4, {})]
 )
-def test_ranks_that_spread_evenly_are_allowed(nodes_per_cell: int, sizes: dict[str, int]) -> None:
+def test_ranks_that_split_evenly_over_nodes_are_allowed(nodes_per_cell: int, sizes: dict[str, int]) -> None:
     assert reason(nodes_per_cell, **sizes) is None
 
 
-def test_ranks_that_do_not_spread_evenly_are_rejected_with_the_arithmetic() -> None:
+def test_ranks_that_do_not_split_evenly_are_rejected_with_the_arithmetic() -> None:
     assert reason(pp=9) == (
         "tp 1 x pp 9 x cp 1 x dp 1 = 9 ranks, ceil(9 / 8 ranks per node) = 2 nodes, "
-        "which cannot have equally many ranks each: 9 = 4 * 2 + 1"
+        "over which the ranks do not split evenly: 9 = 4 * 2 + 1"
     )
     assert reason(4, pp=6) == (
         "tp 1 x pp 6 x cp 1 x dp 1 = 6 ranks, launch.nodes_per_cell = 4: 4 nodes, "
-        "which cannot have equally many ranks each: 6 = 1 * 4 + 2"
+        "over which the ranks do not split evenly: 6 = 1 * 4 + 2"
     )
 
 

@@ -58,7 +58,7 @@ def cell(
         ("layout.vpp-needs-pp", {}, {"vpp": 2}, "vpp 2 interleaves model chunks"),
     ],
 )
-def test_what_does_not_divide_is_rejected_and_its_neighbour_is_not(
+def test_a_size_that_does_not_divide_is_rejected_and_the_nearest_that_does_is_not(
     rule: str, model: dict[str, int], sizes: dict[str, int], expected: str
 ) -> None:
     found = reason(rule, cell(model=ModelConfig(**model), **sizes))
@@ -110,7 +110,7 @@ def test_a_later_step_that_cannot_be_split_is_found() -> None:
     interleaved=st.booleans(),
     data_path=st.sampled_from(["unpacked", "reference", "sft"]),
 )
-def test_the_rules_foretell_exactly_when_a_step_cannot_be_planned(
+def test_the_rules_predict_exactly_when_a_step_cannot_be_planned(
     lengths: list[int], dp: int, micro_batch_size: int, interleaved: bool, data_path: str
 ) -> None:
     config = cell(
@@ -136,8 +136,8 @@ def test_rules_have_unique_ids_and_sources() -> None:
     assert all(rule.source for rule in RULES)
 
 
-def test_documents_of_a_step_are_drawn_as_the_rule_draws_them() -> None:
-    """The rule counts rows with the same packer and the same documents as the cell."""
+def test_the_rule_draws_the_documents_that_the_cell_gets() -> None:
+    """The rule counts rows with the same packer and documents as the cell."""
     documents = DocumentsConfig(mode="distribution", max_seq_len=64, mean_seq_len=20)
     for count, dp in itertools.product((5, 7), (2, 3)):
         config = cell(dp=dp, train=TrainConfig(global_batch=count, steps=4), documents=documents)
@@ -153,8 +153,8 @@ def test_documents_of_a_step_are_drawn_as_the_rule_draws_them() -> None:
         assert found is None or found.startswith(f"step {wrong[0]}:")
 
 
-def test_rows_that_are_packed_beforehand_must_divide_as_they_are() -> None:
-    """Other paths split rows until each holds a document, which always divides where the documents do."""
+def test_rows_packed_in_advance_must_divide_without_splitting() -> None:
+    """Other data paths split rows until each holds one document, so rows divide whenever documents do."""
     config = cell(
         "bridge_offline", dp=2, train=TrainConfig(global_batch=6), documents=DocumentsConfig(mode="file", lengths=(32,))
     )

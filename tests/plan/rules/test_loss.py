@@ -55,15 +55,15 @@ def mean_loss(lengths: tuple[int, ...], cp: int, *masked: int) -> CellConfig:
     ("lengths", "masked", "uneven"),
     [
         ((4, 8), (), False),
-        ((3, 8), (), True),  # slots are shared out evenly, tokens are not
+        ((3, 8), (), True),  # slots are split evenly over ranks, tokens are not
         ((4, 3), (1,), False),  # the document with padding does not count
         ((4, 3), (0,), True),
     ],
 )
-def test_a_mean_over_a_ranks_own_tokens_needs_as_many_that_count_on_each_rank(
+def test_a_mean_over_a_ranks_own_tokens_needs_equal_counts_of_unmasked_tokens(
     lengths: tuple[int, ...], masked: tuple[int, ...], uneven: bool
 ) -> None:
-    """Slots 0 and 3 of four are the first rank's; padding and masked documents do not count."""
+    """Of four slots, rank 0 has 0 and 3; padding and masked documents do not count."""
     found = {item.rule: item.reason for item in rejections(mean_loss(lengths, 2, *masked))}
     reason = found.get("loss.per-token-with-cp")
     counted = tuple(length for index, length in enumerate(lengths) if index not in masked)
@@ -73,7 +73,7 @@ def test_a_mean_over_a_ranks_own_tokens_needs_as_many_that_count_on_each_rank(
 
 
 def shares_of(lengths: tuple[int, ...]) -> str:
-    """By hand, for cp 2: of each document padded to a multiple of 4, its outer quarters and its inner ones."""
+    """Unmasked tokens per rank, by hand, for cp 2: outer and inner quarters of documents padded to a multiple of 4."""
     outer = inner = 0
     for length in lengths:
         quarter = -(-length // 4)

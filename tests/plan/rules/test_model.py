@@ -1,4 +1,4 @@
-"""Rules of experts, multi-token prediction and latent attention: each rejects, and lets the nearest neighbour pass."""
+"""Rules of experts, multi-token prediction and latent attention: each rejects a cell and allows the nearest one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def reason(rule: str, config: CellConfig) -> str | None:
         ),
     ],
 )
-def test_a_rule_rejects_with_its_arithmetic_and_lets_its_neighbour_pass(
+def test_a_rule_rejects_with_its_arithmetic_and_allows_the_nearest_cell(
     rule: str, wrong: CellConfig, expected: str, right: CellConfig
 ) -> None:
     found = reason(rule, wrong)
@@ -135,7 +135,7 @@ def test_cuda_graphs_are_rejected_with_the_reason() -> None:
         assert rejections(replace(asked, model=ModelConfig())) == ()
 
 
-def test_fused_rotary_positions_of_latent_attention_are_yarn() -> None:
+def test_fused_rotary_positions_of_latent_attention_need_yarn() -> None:
     for rope, rules in (("rope", ["mla.rope-fusion"]), ("yarn", [])):
         model = ModelConfig(rope_fusion=True, mla=MlaConfig(rope=rope))
         cell = CellConfig(layout=Layout(), data_path="unpacked", model=model)
@@ -174,11 +174,11 @@ def test_experts_on_one_tp_rank_need_no_sequence_parallelism() -> None:
 
 
 @pytest.mark.parametrize(("multiple", "refused"), [(1, False), (2, True), (3, True)])
-def test_predictions_need_documents_without_a_slot_of_padding(multiple: int, refused: bool) -> None:
+def test_predictions_need_documents_without_padding(multiple: int, refused: bool) -> None:
     config = cell(model=PREDICTING, options=PackingOptions(pad_seq_to_mult=multiple))
     assert (reason("mtp.real-offsets", config) is not None) == refused
 
 
-def test_of_two_low_ranks_that_do_not_divide_the_queries_is_told() -> None:
+def test_if_both_low_ranks_do_not_divide_the_reason_names_q_lora_rank() -> None:
     model = ModelConfig(mla=MlaConfig(q_lora_rank=6, kv_lora_rank=15))
     assert (reason("mla.ranks-by-tp", cell(tp=4, model=model)) or "").startswith("model.mla.q_lora_rank 6 ")

@@ -32,7 +32,7 @@ def reasons(config: CellConfig) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("data_path", ["unpacked", "reference", "sft"])
-def test_seq_length_is_cut_in_two_chunks_per_cp_rank(data_path: str) -> None:
+def test_seq_length_splits_into_two_chunks_per_cp_rank(data_path: str) -> None:
     found = reasons(cell(data_path, Layout(cp=3)))
     assert found["cp.seq-length"] == "train.seq_length 64 is not divisible by 2 * cp = 2 * 3 = 6: 64 = 10 * 6 + 4"
     assert reasons(cell(data_path, Layout(cp=4))) == {}
@@ -72,7 +72,7 @@ def test_in_batch_packing_merges_rows_and_derives_its_padding() -> None:
     assert list(found) == ["batch.rows-by-replicas"]
 
 
-def test_a_fixed_row_is_cut_over_cp_and_then_tp() -> None:
+def test_a_row_of_fixed_length_is_split_over_cp_then_tp() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     for data_path in ("unpacked", "sft"):
         found = reasons(cell(data_path, layout, 60))
@@ -94,7 +94,7 @@ def test_a_row_must_hold_its_longest_document_once_padded() -> None:
     assert reasons(cell("sft", Layout(), 64, pad_seq_to_mult=16)) == {}
 
 
-def test_documents_padded_to_too_small_a_multiple_are_rejected_with_the_first_that_breaks() -> None:
+def test_documents_padded_to_too_small_a_multiple_are_rejected_with_the_first_offender() -> None:
     found = reasons(cell("sft", Layout(cp=2), pad_seq_to_mult=2))
     assert found == {
         "packing.documents-aligned": "documents are padded to a multiple of pad_seq_to_mult = 2, but the layout needs "
@@ -103,11 +103,11 @@ def test_documents_padded_to_too_small_a_multiple_are_rejected_with_the_first_th
     assert reasons(cell("sft", Layout(cp=2), pad_seq_to_mult=8)) == {}
 
 
-def test_the_reference_path_also_needs_whole_tokens_per_tp_rank() -> None:
+def test_the_reference_path_also_splits_documents_over_tp() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     found = reasons(cell("reference", layout, pad_seq_to_mult=4))
     assert "lcm(2 * cp = 4, cp * tp = 8) = 8" in found["packing.documents-aligned"]
-    # sft rows have a fixed length that is split over tp, so its documents need 2 * cp only.
+    # sft rows have a fixed length that is split over tp, so its documents need only 2 * cp.
     assert reasons(cell("sft", layout, pad_seq_to_mult=4)) == {}
     assert reasons(cell("reference", layout, pad_seq_to_mult=8)) == {}
 
@@ -136,10 +136,10 @@ def test_padded_cu_seqlens_need_fixed_rows_and_metadata_and_a_data_path_that_pad
     multiple=st.none() | st.integers(1, 16),
     fixed=st.booleans(),
 )
-def test_a_cell_that_the_rules_let_through_can_be_split_over_cp_and_tp(
+def test_a_cell_that_the_rules_allow_can_be_split_over_cp_and_tp(
     tp: int, cp: int, sp: bool, seq_length: int, data_path: str, multiple: int | None, fixed: bool
 ) -> None:
-    """The rules are sufficient: the zigzag divides, the local slab divides over tp, and no row overflows."""
+    """The rules are sufficient: zigzag chunks divide, the local slab divides over tp, and no row overflows."""
     config = CellConfig(
         layout=Layout(tp=tp, cp=cp, sp=sp and tp > 1),
         data_path=data_path,
@@ -178,7 +178,7 @@ def test_a_tail_that_fills_a_row_up_to_seq_length_is_split_over_tp_too() -> None
     multiple=st.integers(1, 20),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
-def test_documents_are_refused_exactly_when_a_multiple_cannot_be_cut(
+def test_documents_are_refused_exactly_when_their_multiple_does_not_divide(
     path: str, tp: int, cp: int, sp: bool, multiple: int, lengths: list[int]
 ) -> None:
     """By hand: 2 * cp chunks for the zigzag, and whole slots per tp rank where documents end their row."""
@@ -203,7 +203,7 @@ def test_documents_are_refused_exactly_when_a_multiple_cannot_be_cut(
     cp=st.integers(1, 4),
     seq_length=st.integers(8, 70),
 )
-def test_seq_length_is_refused_exactly_when_it_cannot_be_cut(path: str, tp: int, cp: int, seq_length: int) -> None:
+def test_seq_length_is_refused_exactly_when_it_does_not_divide(path: str, tp: int, cp: int, seq_length: int) -> None:
     found = reasons(cell(path, Layout(tp=tp, cp=cp, sp=tp > 1), seq_length))
     assert ("cp.seq-length" in found) == (cp > 1 and seq_length % (2 * cp) != 0)
     whole_rows = path in ("unpacked", "bridge_long", "sft", "bridge_offline")
@@ -230,15 +230,15 @@ def test_rows_of_free_length_end_at_a_multiple_of_16(tp: int, cp: int, refused: 
     assert "packing.offline-rows-split" not in reasons(replace(config, data_path="reference"))
 
 
-@pytest.mark.parametrize(("length", "told"), [(1, "1 token takes 2, and 2"), (5, "5 tokens takes 6, and 6")])
-def test_the_document_that_breaks_is_counted_in_tokens(length: int, told: str) -> None:
+@pytest.mark.parametrize(("length", "expected"), [(1, "1 token takes 2, and 2"), (5, "5 tokens takes 6, and 6")])
+def test_the_offending_document_is_described_in_tokens(length: int, expected: str) -> None:
     documents = DocumentsConfig(mode="file", lengths=(length,))
     found = reasons(replace(cell("sft", Layout(cp=2), pad_seq_to_mult=2), documents=documents))
-    assert f": a document of {told} % 4 = 2" in found["packing.documents-aligned"]
+    assert f": a document of {expected} % 4 = 2" in found["packing.documents-aligned"]
 
 
 @pytest.mark.parametrize(
-    ("path", "layout", "multiple", "told"),
+    ("path", "layout", "multiple", "expected"),
     [
         ("reference", Layout(cp=2), 9, "pad_seq_to_mult = 9"),
         ("reference", Layout(tp=4, sp=True), None, "the alignment lcm(1, cp * tp = 4) = 4"),
@@ -251,8 +251,8 @@ def test_the_document_that_breaks_is_counted_in_tokens(length: int, told: str) -
     ],
 )
 def test_the_reason_says_where_the_multiple_of_documents_comes_from(
-    path: str, layout: Layout, multiple: int | None, told: str
+    path: str, layout: Layout, multiple: int | None, expected: str
 ) -> None:
     config = cell(path, layout, 62, pad_seq_to_mult=multiple)  # type: ignore[arg-type]
     found = reasons(config)["packing.row-holds-alignment"]
-    assert found.startswith(f"train.seq_length 62 is not divisible by {told}: 62 = ")
+    assert found.startswith(f"train.seq_length 62 is not divisible by {expected}: 62 = ")

@@ -17,9 +17,9 @@ def reason(stack: str) -> str | None:
 
 def test_a_container_is_rejected_on_this_machine() -> None:
     assert reason("image") == (
-        "stack image is container registry/image:25.10, and cells run on this machine; run on a cluster"
+        "stack image is container registry/image:25.10, and cells run on this machine; use --cluster"
     )
 
 
-def test_other_stacks_are_not() -> None:
+def test_stacks_without_a_container_are_allowed() -> None:
     assert [reason("wheel"), reason("default")] == [None, None]

@@ -1,4 +1,4 @@
-"""What holds of all rules, whatever the cell."""
+"""Properties of all rules, for any cell."""
 
 from __future__ import annotations
 
@@ -68,20 +68,22 @@ CONFIGS = st.builds(
 
 @settings(max_examples=150)
 @given(config=CONFIGS)
-def test_a_rule_gives_a_reason_or_none_and_raises_for_no_cell(config: CellConfig) -> None:
+def test_a_rule_returns_a_reason_or_none_and_never_raises(config: CellConfig) -> None:
     for found in rejections(config, (*RULES, world_size_rule(8))):
         assert found.reason
 
 
 @settings(max_examples=50)
 @given(config=CONFIGS, dtype=st.sampled_from(["fp32", "bf16", "fp8"]), attention=st.sampled_from(ATTENTIONS))
-def test_rules_of_shapes_answer_alike_for_all_cells_of_a_shape(config: CellConfig, dtype: str, attention: str) -> None:
+def test_shape_rules_give_the_same_result_for_all_cells_of_a_shape(
+    config: CellConfig, dtype: str, attention: str
+) -> None:
     other = dataclasses.replace(config, dtype=dtype, attention=attention, device="cuda", stack="s")
     assert rejections(config, SHAPE_RULES) == rejections(other, SHAPE_RULES)
 
 
 @given(layout=LAYOUTS, limit=st.integers(1, 40))
-def test_more_ranks_than_the_limit_are_rejected_and_as_many_are_not(layout: Layout, limit: int) -> None:
+def test_more_ranks_than_the_limit_are_rejected_and_exactly_the_limit_is_not(layout: Layout, limit: int) -> None:
     config = CellConfig(layout=layout, data_path="sft")
     ranks = layout.tp * layout.pp * layout.cp * layout.dp
     found = rejections(config, (world_size_rule(limit),))
@@ -90,7 +92,7 @@ def test_more_ranks_than_the_limit_are_rejected_and_as_many_are_not(layout: Layo
     assert not found or f"= {ranks} ranks, more than launch.max_ranks = {limit}" in found[0].reason
 
 
-def test_rules_of_a_run_have_their_ids_and_sources() -> None:
+def test_rules_that_depend_on_a_run_have_ids_and_sources() -> None:
     made = (world_size_rule(8), nodes_rule(ClusterProfile(name="c")), container_rule({}))
     assert [(rule.id, rule.source) for rule in made] == [
         ("layout.world-size", "Megatron-LM: world size = TP * PP * CP * DP"),
@@ -99,13 +101,13 @@ def test_rules_of_a_run_have_their_ids_and_sources() -> None:
     ]
 
 
-def test_too_many_ranks_are_told_by_their_sizes() -> None:
+def test_the_reason_for_too_many_ranks_shows_the_sizes() -> None:
     config = CellConfig(layout=Layout(tp=2, pp=3, cp=4, dp=5), data_path="sft")
     (found,) = rejections(config, (world_size_rule(119),))
     assert found.reason == "tp 2 x pp 3 x cp 4 x dp 5 = 120 ranks, more than launch.max_ranks = 119"
 
 
-def test_a_cell_takes_one_node_unless_it_is_asked_to_take_more() -> None:
+def test_a_cell_takes_one_node_unless_the_matrix_asks_for_more() -> None:
     cluster = ClusterProfile(name="lab", kind="slurm", nodes=4, ranks_per_node=8)
     config = CellConfig(layout=Layout(pp=3), data_path="sft")
     assert rejections(config, (nodes_rule(cluster),)) == ()

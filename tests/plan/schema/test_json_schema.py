@@ -1,4 +1,4 @@
-"""The schema is checked with a small validator: only the keywords that the schema uses, and no others pass."""
+"""The schema, checked with a small validator that supports only the keywords in use and fails for any other."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_the_schema_refuses_what_the_reader_refuses(wrong: dict[str, Any]) -> No
 
 
 def unbounded(schema: Any, at: str = "") -> list[str]:
-    """Numbers that may be as large as anybody likes."""
+    """Numbers of a schema without an upper limit."""
     if isinstance(schema, list):
         return [name for number, item in enumerate(schema) for name in unbounded(item, f"{at}[{number}]")]
     if not isinstance(schema, dict):

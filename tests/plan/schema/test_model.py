@@ -1,4 +1,4 @@
-"""The parts of a model in a matrix: long names, axes, errors, names of cells, and which control a cell gets."""
+"""The parts of a model in a matrix: long names, axes, errors, names of cells, and controls."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def test_long_names_of_megatron_are_accepted_inside_the_parts() -> None:
     [
         ({"moe": {"expertz": 4}}, "model.moe.expertz: unknown key"),
         ({"moe": {"expertz": 4}}, "did you mean 'experts'?"),
-        ({"moe": {"topk": 5}}, "model.moe.topk: a token cannot go to 5 of 4 experts"),
+        ({"moe": {"topk": 5}}, "model.moe.topk: topk 5 is more than experts 4"),
         ({"moe": {"aux_loss": "aux"}}, "must be one of none, aux_loss, seq_aux_loss"),
         ({"moe": {"experts": 2, "num_experts": 2}}, "given twice"),
         ({"moe": 4}, "model.moe: must be a mapping"),
         ({"mtp": {"layers": 0}}, "model.mtp.layers: must be at least 1"),
-        ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions turn pairs, and 3 is odd"),
+        ({"mla": {"qk_pos_emb_head_dim": 3}}, "rotary positions need an even size, and 3 is odd"),
     ],
 )
-def test_a_wrong_part_is_named_with_what_is_allowed(model: dict[str, Any], expected: str) -> None:
+def test_a_wrong_part_is_reported_with_what_is_allowed(model: dict[str, Any], expected: str) -> None:
     assert any(expected in str(problem) for problem in problems_of(matrix=AXES, model=model))
 
 
-def test_a_wrong_part_on_an_axis_is_named_at_its_item() -> None:
+def test_a_wrong_part_on_an_axis_is_reported_at_its_item() -> None:
     found = problems_of(matrix={**AXES, "model.moe": [None, {"topk": "2"}]})
     assert any("matrix.model.moe[1].topk: must be an integer" in str(problem) for problem in found)
 
@@ -67,13 +67,13 @@ def test_axes_of_parts_take_mappings_and_null_and_name_the_cells() -> None:
     assert [cell.axes["model.moe"] for cell in made.cells if cell.role == "cell"][::2] == ["none", "moe4x2-aux_loss"]
 
 
-def test_a_part_of_the_section_that_an_axis_takes_away_is_named() -> None:
+def test_the_name_of_a_cell_shows_a_part_that_an_axis_removes() -> None:
     made = expand_axes({**AXES, "model.moe": [None, {}]}, model={"moe": {}})
     assert names(made) == ["tp1-pp1-cp1-reference-nomoe", "tp1-pp1-cp1-reference"]
 
 
 def chain(**matrix: Any) -> list[str]:
-    """The names of a cell's control, of that one's control, and so on."""
+    """The names of a cell's control, the control's control, and so on."""
     made = expand_axes({"model.moe": {"aux_loss": "aux_loss"}, **matrix})
     cells = {cell.id: cell for cell in made.cells}
     found, cell = [], next(cell for cell in made.cells if cell.role == "cell")

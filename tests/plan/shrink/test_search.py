@@ -1,4 +1,4 @@
-"""The search for the smallest cell, with made-up predicates in place of training."""
+"""The search for the smallest cell, with predicates in place of training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BIG = CellConfig(
 
 
 def shrunk(start: CellConfig, fails: Predicate, most_rounds: int = 200) -> tuple[Smallest, dict[CellConfig, bool]]:
-    """The end of a search, and every cell that it ran."""
+    """The result of a search, and every cell that it ran."""
     ran: dict[CellConfig, bool] = {}
 
     def answers(asked: Asked) -> Answers:
@@ -53,7 +53,7 @@ def lengths(config: CellConfig) -> list[int]:
     return [document.original_length for document in config.documents_of(0)]
 
 
-def test_ranks_documents_layers_and_steps_go_where_they_do_not_matter() -> None:
+def test_ranks_documents_layers_and_steps_that_do_not_matter_are_removed() -> None:
     smallest, ran = shrunk(BIG, lambda config: config.layout.tp >= 2 and config.layout.pp >= 3)
     assert smallest.config is not None
     assert smallest.config.layout == Layout(tp=2, pp=3)
@@ -64,14 +64,14 @@ def test_ranks_documents_layers_and_steps_go_where_they_do_not_matter() -> None:
     assert smallest.tried == len(ran)
 
 
-def test_what_is_needed_is_told_with_what_happens_without_it() -> None:
+def test_needs_are_listed_with_what_happens_without_them() -> None:
     smallest, _ = shrunk(BIG, lambda config: config.layout.tp >= 2 and config.layout.pp >= 3)
     assert needs_lines(smallest) == [
         "needs tp >= 2 and pp >= 3: with tp 1 it passes; with pp 2 it passes",
     ]
 
 
-def test_documents_that_trigger_are_kept() -> None:
+def test_documents_that_trigger_the_failure_are_kept() -> None:
     smallest, _ = shrunk(BIG, lambda config: {19, 73} <= set(lengths(config)) and config.train.seq_length == 64)
     assert smallest.config is not None
     assert smallest.config.documents == DocumentsConfig(mode="file", lengths=(19, 73))
@@ -82,7 +82,7 @@ def test_documents_that_trigger_are_kept() -> None:
     )
 
 
-def test_parts_of_the_model_and_options_go_where_they_do_not_matter() -> None:
+def test_parts_of_the_model_and_options_that_do_not_matter_are_removed() -> None:
     model = ModelConfig(moe=MoeConfig(aux_loss="aux_loss"), mtp=MtpConfig(), tied=True)
     start = replace(BIG, data_path="reference", model=model, dtype="bf16", micro_batch_size=2)
     smallest, _ = shrunk(start, lambda config: config.model.balanced)
@@ -101,7 +101,7 @@ def test_a_mix_whose_masks_matter_stays_a_mix() -> None:
     assert len(lengths(smallest.config)) == 7
 
 
-def test_a_finding_that_does_not_come_again_ends_the_search() -> None:
+def test_a_finding_that_does_not_reproduce_ends_the_search() -> None:
     smallest, ran = shrunk(BIG, lambda config: False)
     assert smallest.config is None
     assert smallest.rounds == 1
@@ -109,14 +109,14 @@ def test_a_finding_that_does_not_come_again_ends_the_search() -> None:
     assert "did not reproduce" in smallest_text(smallest, "smallest.yaml")
 
 
-def test_the_rounds_can_be_limited() -> None:
+def test_the_number_of_rounds_can_be_limited() -> None:
     smallest, _ = shrunk(BIG, lambda config: config.layout.pp >= 3, most_rounds=1)
     assert smallest.config is not None
     assert not smallest.minimal
     assert needs_lines(smallest) == ["it may not be the smallest: the limit of rounds was reached"]
 
 
-def test_a_smaller_cell_that_cannot_be_judged_is_not_smaller() -> None:
+def test_a_smaller_cell_that_cannot_be_judged_is_not_chosen() -> None:
     searching = search(BIG, 50)
     asked = next(searching)
     try:
@@ -131,7 +131,7 @@ def test_a_smaller_cell_that_cannot_be_judged_is_not_smaller() -> None:
     assert needs_lines(smallest) == ["tp >= 2: with tp 1 it cannot be judged: no torch"]
 
 
-def test_changes_are_told_in_words() -> None:
+def test_changes_as_text() -> None:
     before = normalized(replace(BIG, layout=Layout(pp=4)))
     assert before is not None
     (after,) = [item.config for item in reductions(before) if item.dimension.name == "pp" and item.to == 3]
@@ -148,7 +148,7 @@ def test_changes_are_told_in_words() -> None:
         (Lane.NUMERICS, "ended", {"leg": "order"}, ("order",)),
     ],
 )
-def test_only_the_canary_that_found_it_is_kept(
+def test_only_the_canary_of_the_finding_is_kept(
     lane: Lane, check: str, where: dict[str, str], canaries: tuple[str, ...]
 ) -> None:
     finding = Finding(lane=lane, check=check, message="", where=where)
@@ -163,7 +163,7 @@ def test_timing_is_kept_only_for_a_finding_of_its_lane() -> None:
 
 
 @pytest.mark.parametrize(("took", "deadline"), [(1.0, 30.0), (20.0, 80.0), (100.0, 120.0), (120.5, 60.0)])
-def test_a_cell_that_is_tried_has_the_deadline_of_one_that_ends(took: float, deadline: float) -> None:
+def test_the_deadline_of_tried_cells_follows_from_the_time_the_cell_took(took: float, deadline: float) -> None:
     finding = Finding(lane=Lane.NUMERICS, check="ended", message="")
     assert minimal_cell(BIG, finding, took).deadline_s == deadline
 
@@ -204,7 +204,7 @@ LARGE = CellConfig(
 
 
 @given(thresholds)
-def test_the_end_of_any_search_is_minimal_and_never_larger_than_the_start(least: dict[str, int]) -> None:
+def test_the_result_of_any_search_is_minimal_and_never_larger_than_the_start(least: dict[str, int]) -> None:
     smallest, ran = shrunk(LARGE, lambda config: reaches(config, least))
     end = smallest.config
     assert end is not None
@@ -231,7 +231,7 @@ def plain_sizes(config: CellConfig) -> tuple[int, ...]:
     return (*ranks, config.micro_batch_size, config.model.layers, *tokens)
 
 
-def test_a_search_is_the_same_each_time() -> None:
+def test_a_search_is_deterministic() -> None:
     def tried() -> list[CellConfig]:
         return list(shrunk(LARGE, lambda config: config.layout.pp >= 2 and config.layout.dp >= 2)[1])
 

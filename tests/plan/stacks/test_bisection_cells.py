@@ -1,4 +1,4 @@
-"""The cells of a bisection: the matrix's own in all but the point of what is searched."""
+"""The cells of a bisection: those of the matrix, at another point of the subject's history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bisected(subject: Subject, **sections: Any) -> Matrix:
     return matrix_of(for_bisection({"name": "t", **sections}, subject))
 
 
-def test_a_checkout_is_moved_to_the_clone_and_the_commit_and_the_rest_of_the_stack_stays() -> None:
+def test_only_the_bisected_checkout_moves_to_the_clone_and_commit() -> None:
     other = Checkout(package="skyrl", repository="/s", ref="x")
     mine = Checkout(package="megatron-lm", repository="/elsewhere", ref="old")
     stack = Stack(name="s", packages=("six",), checkouts=(other, mine), env={"A": "1"})
@@ -46,7 +46,7 @@ def test_a_checkout_is_moved_to_the_clone_and_the_commit_and_the_rest_of_the_sta
 
 
 @pytest.mark.parametrize("requirement", ["megatron-core", "megatron_core[mlm]>=0.16,<1", "Megatron-Core==0.17.1"])
-def test_a_requirement_is_pinned_to_the_release_wherever_it_stands(requirement: str) -> None:
+def test_a_requirement_is_pinned_to_the_release_in_packages_and_no_deps(requirement: str) -> None:
     for field in ("packages", "no_deps"):
         stack = Stack(name="s", **{field: (requirement, "six")})
         assert CORE.is_in(stack)
@@ -54,11 +54,11 @@ def test_a_requirement_is_pinned_to_the_release_wherever_it_stands(requirement: 
         assert (pinned.lower().replace("_", "-"), six) == ("megatron-core==0.18.0", "six")
 
 
-def test_a_stack_without_it_is_not_searched() -> None:
+def test_a_stack_without_the_subject_is_not_bisected() -> None:
     assert not CORE.is_in(Stack(name="s", packages=("megatron-bridge==0.4.2",)))
     assert not LM.is_in(Stack(name="s", packages=("megatron-core",)))
     changed = Checkout(package="megatron-lm", repository="/elsewhere", ref="old", revert=("abc",))
-    assert not LM.is_in(Stack(name="s", checkouts=(changed,)))  # no commit of the history is like it
+    assert not LM.is_in(Stack(name="s", checkouts=(changed,)))  # no commit of the history equals it
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_stack_without_it_is_not_searched() -> None:
         ({"README.md"}, None),
     ],
 )
-def test_a_project_is_known_by_its_modules(paths: set[str], project: str | None) -> None:
+def test_a_project_is_identified_by_its_modules(paths: set[str], project: str | None) -> None:
     assert project_of(lambda path: path in paths) == project
 
 
@@ -85,7 +85,7 @@ def test_a_matrix_without_stacks_gets_one_for_all_its_cells() -> None:
     }
 
 
-def test_a_matrix_of_included_rows_only_gets_no_combination_more() -> None:
+def test_a_matrix_of_include_rows_alone_gets_no_further_combination() -> None:
     matrix = bisected(LM, matrix={"include": [{"packing": "sft"}, {"packing": "sft", "pp": 2}]})
     assert [plain_name(cell) for cell in expand(matrix).cells if cell.role == "cell"] == [
         "tp1-pp1-cp1-sft",
@@ -93,7 +93,7 @@ def test_a_matrix_of_included_rows_only_gets_no_combination_more() -> None:
     ]
 
 
-def test_stacks_of_the_matrix_stay_and_what_is_expected_of_them_does_not() -> None:
+def test_stacks_of_the_matrix_stay_but_xfail_and_slower_than_are_dropped() -> None:
     sections: dict[str, Any] = {
         "matrix": {"packing": "sft", "stack": ["a", "default"]},
         "stacks": {"a": CHECKOUT},
@@ -104,7 +104,7 @@ def test_stacks_of_the_matrix_stay_and_what_is_expected_of_them_does_not() -> No
     assert (list(matrix.stacks), matrix.xfail, matrix.base, matrix.timing.rounds) == (["a"], (), "", 7)
 
 
-def test_cells_keep_all_but_their_stack_and_go_with_their_references() -> None:
+def test_cells_change_only_their_stack_and_move_with_their_controls() -> None:
     matrix = bisected(LM, matrix={"tp": [1, 2], "packing": "reference", "stack": "a"}, stacks={"a": CHECKOUT})
     cells = expand(matrix).cells
     stacks = at(matrix.stacks, "f" * 40, "f" * 12)
@@ -121,7 +121,7 @@ def test_cells_keep_all_but_their_stack_and_go_with_their_references() -> None:
         assert other.group == "fp32-megatron-lm-ffffffffffff"
 
 
-def test_cells_that_differ_in_the_searched_point_only_are_one() -> None:
+def test_cells_that_differ_only_in_the_bisected_point_are_merged() -> None:
     stacks = {"a": CHECKOUT, "b": {**CHECKOUT, "ref": "new"}, "c": {**CHECKOUT, "env": {"X": "1"}}}
     matrix = bisected(LM, matrix={"packing": "reference", "stack": ["a", "b", "c"]}, stacks=stacks)
     cells = [cell for cell in expand(matrix).cells if cell.role == "cell"]
@@ -131,7 +131,7 @@ def test_cells_that_differ_in_the_searched_point_only_are_one() -> None:
     assert [stack.name for stack in at(left, "f" * 40, "fff").values()] == ["a-fff", "c-fff"]
 
 
-def test_a_cell_is_plain_whatever_its_stack_is_called() -> None:
+def test_the_plain_name_does_not_depend_on_the_stack() -> None:
     matrix = bisected(LM, matrix={"packing": "sft", "stack": "sft"}, stacks={"sft": CHECKOUT})
     assert {plain_name(cell) for cell in expand(matrix).cells if cell.role == "cell"} == {"tp1-pp1-cp1-sft"}
 

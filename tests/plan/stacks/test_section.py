@@ -1,4 +1,4 @@
-"""Stacks as a matrix writes them: layers that fit together become one stack, anything else is named with its line."""
+"""The section `stacks`: layers that fit together become one stack, anything else is an error with its line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LM = {"checkout": "/src/lm", "ref": "main", "package": "megatron-lm"}
 
 
 def needs(*packages: str) -> tuple[str, ...]:
-    """The packages with what megatron-core imports undeclared."""
+    """The packages, with the undeclared requirements of megatron-core."""
     return tuple(sorted((*packages, *UNDECLARED["megatron-core"])))
 
 
@@ -68,7 +68,7 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ({"packges": [CORE]}, "stacks.s.packges: unknown key"),
         ({"packges": [CORE]}, "did you mean 'packages'?"),
         ({}, "stacks.s: names no software"),
-        ([], "stacks.s: an empty list is no stack"),
+        ([], "stacks.s: an empty list is not a stack"),
         ("default", "stacks.s: must be a mapping"),
         ({"packages": []}, "stacks.s.packages: must not be empty"),
         ({"packages": ["--index-url=x"]}, "stacks.s.packages[0]: must be a requirement"),
@@ -78,11 +78,11 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
             "must be a version of Python when packages are given (found '3.9'; allowed: 3.10",
         ),
         ({"python": "3.12"}, "a version needs packages"),
-        ({"packages": [CORE], "container": "x"}, "packages and container are separate layers"),
+        ({"packages": [CORE], "container": "x"}, "packages and container cannot be in one layer"),
         ({"checkout": "https://example.org/lm", "package": "megatron-lm"}, "stacks.s.ref: is required with a URL"),
         (
             {"checkout": "/lm", "package": "megatron-lm", "revert": ["a"]},
-            "stacks.s.revert: has a meaning only with ref",
+            "stacks.s.revert: is allowed only with ref",
         ),
         ({"checkout": "/lm", "ref": "main"}, "stacks.s.package: is required with checkout"),
         ({**LM, "package": "megatron"}, "stacks.s.package: must be one of megatron-lm"),
@@ -90,10 +90,10 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ({**LM, "revert": ["a", "--help"]}, "stacks.s.revert[1]: must not begin with '-'"),
         ({**LM, "revert": []}, "stacks.s.revert: must not be empty"),
         ({**LM, "revert": [1234567]}, "stacks.s.revert[0]: must be text (found 1234567)"),
-        ({"packages": [CORE], "revert": ["a"]}, "stacks.s.revert: has a meaning only with checkout"),
-        ({"packages": [CORE], "ref": "main"}, "stacks.s.ref: has a meaning only with checkout"),
-        ({"python": "/p", "no_deps": True}, "stacks.s.no_deps: has a meaning only with packages"),
-        ({"python": "/p", "env": {"A B": "1"}}, "must be a name of an environment variable"),
+        ({"packages": [CORE], "revert": ["a"]}, "stacks.s.revert: is allowed only with checkout"),
+        ({"packages": [CORE], "ref": "main"}, "stacks.s.ref: is allowed only with checkout"),
+        ({"python": "/p", "no_deps": True}, "stacks.s.no_deps: is allowed only with packages"),
+        ({"python": "/p", "env": {"A B": "1"}}, "must be the name of an environment variable"),
         ({"python": "/p", "env": {"HF_TOKEN": "1"}}, "stacks.s.env.HF_TOKEN: names a secret"),
         ({"python": "/p", "env": {"DB": "https://u:hunter2@h"}}, "stacks.s.env.DB: holds a secret"),
         ({"packages": ["x @ git+https://u:hunter2@h/x"]}, "stacks.s.packages: holds credentials"),
@@ -103,7 +103,7 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ([{"python": "/p"}, {"container": "x"}], "python and container cannot be in one stack"),
         ([{"packages": [CORE]}, {"python": "/p"}], "packages and python cannot be in one stack"),
         ([{"container": "a"}, {"container": "b"}], "stacks.s[1].container: contradicts another layer"),
-        ([LM, LM], "stacks.s[1].package: another layer is a checkout of megatron-lm too"),
+        ([LM, LM], "stacks.s[1].package: another layer is also a checkout of megatron-lm"),
         ([{"packages": [CORE]}, {"packages": ["Megatron_Core==0.18.2"]}], "contradicts 'megatron-core==0.17.1'"),
         (
             [{"packages": [CORE], "python": "3.12"}, {"packages": ["six"], "python": "3.13"}],
@@ -111,16 +111,16 @@ def test_a_definition_becomes_a_stack_and_is_written_back_as_the_same(definition
         ),
     ],
 )
-def test_layers_that_do_not_fit_are_named(definition: Any, expected: str) -> None:
+def test_layers_that_do_not_fit_together_are_errors(definition: Any, expected: str) -> None:
     assert expected in problem(definition)
 
 
-def test_the_variables_of_the_upper_layer_win() -> None:
+def test_the_variables_of_the_top_layer_win() -> None:
     upper, lower = {**LM, "env": {"A": "upper"}}, {"packages": [CORE], "env": {"A": "lower", "B": "lower"}}
     assert stack_of([upper, lower]).env == {"A": "upper", "B": "lower"}
 
 
-def test_a_stack_that_is_not_defined_is_named_with_the_nearest() -> None:
+def test_an_undefined_stack_is_reported_with_the_nearest_name() -> None:
     axes = {"packing": "sft", "stack": ["default", "core171"]}
     (found,) = problems_of(matrix=axes, stacks={"core17": {"packages": [CORE]}})[:1]
     assert (found.key, found.found, found.hint) == ("matrix.stack", "'core171'", "did you mean 'core17'?")
@@ -129,21 +129,21 @@ def test_a_stack_that_is_not_defined_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize("name", [True, 3, 2.5, None])
 def test_a_name_that_is_not_text_is_refused(name: Any) -> None:
     found = problems_of(matrix={"stack": "a", "packing": "sft"}, stacks={name: {"packages": ["megatron-core==0.19.2"]}})
-    assert any("a name has letters" in item.message for item in found)
+    assert any("a name has at most 64 letters" in item.message for item in found)
     assert any(item.message == "no such stack" for item in found)
 
 
-def test_a_stack_that_no_row_uses_is_an_error_since_other_code_would_be_tested() -> None:
+def test_a_stack_that_no_row_uses_is_an_error() -> None:
     (found,) = problems_of(matrix={"packing": "sft"}, stacks={"s": {"packages": [CORE]}})
     assert str(found) == ("t.yaml: stacks.s: no row of the matrix uses this stack (add it to the axis 'stack')")
 
 
 def test_the_default_stack_cannot_be_defined() -> None:
     found = problems_of(matrix={"packing": "sft"}, stacks={"default": {"packages": [CORE]}})
-    assert "stacks.default: is always the environment of the harness itself" in str(found[0])
+    assert "stacks.default: is reserved for the environment of the harness itself" in str(found[0])
 
 
-def test_a_stack_is_an_axis_with_a_reference_of_its_own() -> None:
+def test_every_stack_on_the_axis_has_its_own_control() -> None:
     stacks = {name: {"packages": [CORE]} for name in ("a", "b")}
     axes = {"tp": [1, 2], "packing": "reference", "stack": ["default", "a", "b"]}
     expansion = expand_axes(axes, stacks=stacks, constraints=["stack != 'b' or tp == 2"])
@@ -224,5 +224,5 @@ def test_names_of_distributions_are_normalised() -> None:
         ("/src/lm", False),
     ],
 )
-def test_urls_are_told_from_paths(text: str, url: bool) -> None:
+def test_urls_are_distinguished_from_paths(text: str, url: bool) -> None:
     assert is_url(text) is url
