@@ -25,8 +25,9 @@ def test_a_run_passes_only_if_a_cell_under_test_was_judged(outcomes: tuple[Outco
 
 
 def test_the_message_counts_the_outcomes() -> None:
-    assert "2 REJECTED" in nothing_tested([Outcome.REJECTED, Outcome.REJECTED])
-    assert "there are none" in nothing_tested([])
+    found = nothing_tested([Outcome.REJECTED, Outcome.ERROR, Outcome.REJECTED, Outcome.REJECTED, Outcome.ERROR])
+    assert found == "nothing was tested: no cell under test was judged (2 ERROR, 3 REJECTED)"
+    assert nothing_tested([]) == "nothing was tested: no cell under test was judged (there are none)"
 
 
 def test_a_problem_of_the_whole_run_is_undecided_unless_a_check_failed() -> None:

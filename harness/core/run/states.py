@@ -8,7 +8,7 @@ RankEnd = Literal["running", "completed", "raised", "deadline", "killed"]
 ProcessEnd = Literal["running", "completed", "raised", "deadline", "killed", "missing"]  # missing: left no record
 CellStatus = Literal["completed", "failed", "rejected", "error"]
 Phase = Literal["setup", "start", "fetch", "forward", "backward", "reduce", "optimizer", "done"]  # start: of a step
-# In the order in which they run; the leg that moves the weights is the last.
+# In running order; the leg that changes the weights comes last.
 CanaryLeg = Literal[
     "truncation",
     "determinism",

@@ -1,0 +1,186 @@
+"""Verdicts compared whole: outcome, lanes, findings, reason, and whether the records are usable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.outcomes import KnownFailure, Lane, LaneVerdict, Outcome, Rejection
+from harness.core.run.records import RankEnding
+from harness.core.run.run_plan import XFail
+from harness.core.stack import ModuleHome, ReadyStack, Stack
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.verdict import CellVerdict, judge_cell
+from tests.judge.checks.numerics.test_ended import cut_off
+from tests.judge.simulator import config_of, drop_params, evidence_for, judge
+from tests.judge.timed import timed
+
+SKIPPED = dict.fromkeys(Lane, LaneVerdict.SKIP)
+KNOWN = XFail(pattern="*sft*", reason="known", expires="2026-06-30")
+
+
+def lanes(metadata: str, numerics: str, throughput: str = "skip") -> dict[Lane, LaneVerdict]:
+    return dict(zip(Lane, map(LaneVerdict, (metadata, numerics, throughput))))
+
+
+def rejected(rule: str) -> CellEvidence:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.result is not None
+    evidence.result.status, evidence.records = "rejected", {}
+    evidence.result.rejection = Rejection(rule=rule, reason="no SFT data path")
+    return evidence
+
+
+def with_wrong_numbers(evidence: CellEvidence) -> None:
+    evidence.records[0].steps[0].grad_norm = 9.0
+
+
+def test_a_rejected_cell_has_no_usable_records() -> None:
+    assert judge(rejected("stack.sft")) == CellVerdict(
+        Outcome.REJECTED, SKIPPED, [], "stack.sft: no SFT data path", usable=False
+    )
+
+
+def test_a_rejection_without_a_rule_is_undecided() -> None:
+    reason = "result.json: it says rejected and names no rule with a reason"
+    assert judge(rejected("")) == CellVerdict(Outcome.ERROR, SKIPPED, [], reason, usable=False)
+
+
+def test_code_from_another_folder_is_undecided_and_names_module_and_stack() -> None:
+    evidence = evidence_for(config_of("sft"))
+    home = ModuleHome(prefix="megatron.core", folders=("/asked",))
+    evidence.stack = ReadyStack(asked=Stack(name="core019"), homes=(home,))
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.usable, verdict.lanes) == (Outcome.ERROR, False, SKIPPED)
+    assert "megatron.core" in verdict.reason and "stack core019" in verdict.reason
+
+
+def test_a_clean_cell_passes_without_a_reason() -> None:
+    assert judge(evidence_for(config_of("sft"))) == CellVerdict(Outcome.PASS, lanes("pass", "pass"), [], "")
+
+
+def test_wrong_numbers_fail_without_a_reason() -> None:
+    evidence = evidence_for(config_of("sft"))
+    with_wrong_numbers(evidence)
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes, verdict.reason) == (Outcome.FAIL, lanes("pass", "fail"), "")
+
+
+def test_wrong_metadata_fails_without_a_reason() -> None:
+    evidence = evidence_for(config_of("sft"))
+    drop_params(evidence.records[0])
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes, verdict.reason) == (Outcome.FAIL, lanes("fail", "pass"), "")
+
+
+def test_missing_evidence_takes_the_passes_back_and_keeps_the_findings() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].environment = {}
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR and "environment" in verdict.reason
+    assert verdict.lanes == SKIPPED and verdict.findings == []
+
+
+def test_numbers_that_contradict_each_other_are_undecided() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.result is not None
+    evidence.result.steps_s += 1.0
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason.startswith("contradictory evidence: ")
+    with_wrong_numbers(evidence)
+    assert judge(evidence).outcome is Outcome.FAIL  # a failed check explains the numbers
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("the node went down", "the node went down; rank 0"), ("", "rank 0"), (None, "rank 0")]
+)
+def test_an_infrastructure_failure_names_what_the_agent_said_and_what_the_ranks_show(
+    reason: str | None, shown: str
+) -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.result is not None
+    cut_off(evidence.records[0], "running")
+    evidence.result.status, evidence.result.reason = "failed", reason or ""
+    evidence.result.ranks = [RankEnding(rank=0, ended="killed", exit_code=-9)]
+    if reason is None:
+        evidence.result = None
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes) == (Outcome.ERROR, lanes("pass", "skip"))
+    assert verdict.reason.startswith(shown)
+
+
+def test_a_control_that_is_only_slow_can_be_compared_with() -> None:
+    evidence = evidence_for(config_of("sft"))
+    assert evidence.reference is not None
+    control = judge(evidence.reference)
+    slow = control._replace(outcome=Outcome.FAIL, lanes=lanes("pass", "pass", "fail"))
+    assert judge_cell(evidence, today="2026-01-01", reference=slow).outcome is Outcome.PASS
+    for other in (lanes("pass", "pass"), lanes("skip", "pass", "fail"), lanes("pass", "fail", "fail")):
+        wrong = control._replace(outcome=Outcome.FAIL, lanes=other)
+        assert judge_cell(evidence, today="2026-01-01", reference=wrong).outcome is Outcome.ERROR
+
+
+def test_the_control_is_judged_on_the_same_day() -> None:
+    evidence = evidence_for(config_of("sft"))
+    control = evidence.reference
+    assert control is not None
+    control.cell = replace(control.cell, xfail=KNOWN)
+    control.records[0].steps[0].documents[0].loss_sum = float("nan")
+    assert "did not pass (XFAIL)" in judge_cell(evidence, today="2026-06-30").reason
+    assert "did not pass (FAIL)" in judge_cell(evidence, today="2026-07-01").reason
+
+
+def test_the_throughput_lane_needs_times_of_ranks_that_completed() -> None:
+    evidence = timed({("packed", 0): 0.1, ("unpacked", 0): 0.1})
+    assert judge(evidence) == CellVerdict(Outcome.PASS, lanes("pass", "pass", "pass"), [], "")
+    assert evidence.result is not None
+    cut_off(evidence.records[0], "running")
+    evidence.result.status, evidence.result.ranks = "failed", [RankEnding(rank=0, ended="killed", exit_code=-9)]
+    assert judge(evidence).lanes == lanes("pass", "skip", "skip")
+
+
+@pytest.mark.parametrize(
+    ("changes", "day", "outcome", "known", "reason"),
+    [
+        ({}, "2026-06-30", Outcome.XFAIL, KnownFailure.EXPECTED, "known"),
+        ({"link": "https://a"}, "2026-06-30", Outcome.XFAIL, KnownFailure.EXPECTED, "known (https://a)"),
+        ({}, "2026-07-01", Outcome.FAIL, KnownFailure.EXPIRED, "the xfail entry expired on 2026-06-30: known"),
+        (
+            {"lanes": ("metadata", "throughput")},
+            "2026-06-30",
+            Outcome.FAIL,
+            KnownFailure.ELSEWHERE,
+            "fails, but not as the xfail entry states: numerics failed, not metadata and throughput; expected: known",
+        ),
+        (
+            {"says": ("stage 8", "stage 9")},
+            "2026-06-30",
+            Outcome.FAIL,
+            KnownFailure.ELSEWHERE,
+            "fails, but not as the xfail entry states: no finding says 'stage 8' nor 'stage 9'; expected: known",
+        ),
+    ],
+)
+def test_an_expected_failure_says_how_it_came_out(
+    changes: dict[str, object], day: str, outcome: Outcome, known: KnownFailure, reason: str
+) -> None:
+    evidence = evidence_for(config_of("sft"), xfail=replace(KNOWN, **changes))  # type: ignore[arg-type]
+    with_wrong_numbers(evidence)
+    verdict = judge_cell(evidence, today=day)
+    assert (verdict.outcome, verdict.known, verdict.reason) == (outcome, known, reason)
+
+
+def test_two_lanes_that_failed_are_both_named() -> None:
+    evidence = evidence_for(config_of("sft"), xfail=replace(KNOWN, lanes=("throughput",)))
+    with_wrong_numbers(evidence)
+    drop_params(evidence.records[0])
+    assert "metadata and numerics failed, not throughput" in judge_cell(evidence, today="2026-01-01").reason
+
+
+@pytest.mark.parametrize(("strict", "outcome"), [(False, Outcome.XPASS), (True, Outcome.FAIL)])
+def test_a_pass_that_was_not_expected_is_known_as_one(strict: bool, outcome: Outcome) -> None:
+    verdict = judge(evidence_for(config_of("sft"), xfail=replace(KNOWN, strict=strict)))
+    reason = "passed, though the matrix expects a failure: known"
+    assert (verdict.outcome, verdict.known, verdict.reason) == (outcome, KnownFailure.PASSES, reason)
