@@ -115,7 +115,7 @@ def test_a_hang_dumps_the_stacks_of_both_nodes(two: dict[str, Ran]) -> None:
 
 def test_a_cell_that_does_not_fill_the_nodes_is_an_error_and_the_others_run(two: dict[str, Ran]) -> None:
     assert two["odd"].result.status == "error"
-    assert two["odd"].result.reason == "1 ranks do not fill 2 nodes with equally many ranks each"
+    assert two["odd"].result.reason == "1 ranks cannot be split over 2 nodes with the same number of ranks each"
 
 
 def test_no_rank_outlives_its_cell(two: dict[str, Ran], four: dict[str, Ran]) -> None:

@@ -62,4 +62,4 @@ def test_a_store_for_other_nodes_is_reached_at_the_address_that_answers(tmp_path
     with pytest.raises(
         InfrastructureError, match=rf"127\.0\.0\.1 port {port} \(Connection refused\)\. Set NCCL_SOCKET"
     ):
-        addresses.reach(["127.0.0.1"], port, patience_s=0.0)
+        addresses.reach(["127.0.0.1"], port, timeout_s=0.0)

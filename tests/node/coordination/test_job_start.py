@@ -140,11 +140,11 @@ def test_the_other_nodes_run_what_node_0_of_their_own_start_has_claimed(run: Run
     work_order_of(run, NAME, 0, start("8"))
     assert work_order_of(run, NAME, 3, start("8")) is None
     with pytest.raises(InfrastructureError, match="has not claimed"):
-        work_order_of(run, NAME, 1, start("9"), patience_s=0.0)
+        work_order_of(run, NAME, 1, start("9"), timeout_s=0.0)
 
 
 def test_a_claim_that_cannot_be_read_cannot_be_taken(run: RunDir) -> None:
     run.claim(NAME, 1).parent.mkdir()
     run.claim(NAME, 1).write_text("{")
-    with pytest.raises(InfrastructureError, match=r"claim-1\.json cannot be read"):
-        work_order_of(run, NAME, 0, start("7"), patience_s=0.0)
+    with pytest.raises(InfrastructureError, match=r"claim-1\.json exists but cannot be read"):
+        work_order_of(run, NAME, 0, start("7"), timeout_s=0.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.node.device.placement import _LEAST_LIMIT, Device, _kibibytes, barrier, choose_device, processor
+from harness.node.device.placement import _LEAST_LIMIT, Device, _bytes_in, barrier, choose_device, processor
 
 PROGRAM = """
 import resource, torch
@@ -32,9 +32,9 @@ def test_a_rank_on_the_cpu_cannot_allocate_more_than_its_share() -> None:
 
 
 def test_a_field_that_proc_does_not_have_is_an_error() -> None:
-    assert _kibibytes("/proc/meminfo", "MemTotal") > 2**30
+    assert _bytes_in("/proc/meminfo", "MemTotal") > 2**30
     with pytest.raises(RuntimeError, match="/proc/meminfo has no Nonsense"):
-        _kibibytes("/proc/meminfo", "Nonsense")
+        _bytes_in("/proc/meminfo", "Nonsense")
 
 
 def test_a_processor_is_named_with_its_number_of_cores() -> None:

@@ -35,7 +35,7 @@ class Interleaver:
         self.folder = run.turns(timing.turns) / context.folder.name
         self.rank_zero = context.is_rank_zero
         self.device = context.device.torch_device
-        self.patience_s = PATIENCE * context.config.deadline_s
+        self.timeout_s = PATIENCE * context.config.deadline_s
 
     def wait(self, number: int) -> bool:
         """Wait until the turn before `number` is over; False when the other cell gave up or is too late. Collective."""
@@ -52,7 +52,7 @@ class Interleaver:
             write_json(self.folder / "given-up", {"turn": number, "time": time.time()})
 
     def _previous_is_over(self, number: int) -> bool:
-        limit = time.monotonic() + self.patience_s
+        limit = time.monotonic() + self.timeout_s
         before, given_up = self.folder / str(number - 1), self.folder / "given-up"
         while number and not before.exists():
             if given_up.exists() or time.monotonic() > limit:
