@@ -1,7 +1,7 @@
 """The deadline of a cell. Once it has passed, nothing that a rank does changes how the cell ended.
 
-A stack dump reads frames that the rank's threads still change, and can crash the rank; its peers then raise. So failures
-after the deadline do not count: ranks dump their stacks, are stopped, and are killed.
+A stack dump reads frames that the rank's threads still change, and can crash the rank; its peers then raise. So
+failures after the deadline do not count: ranks dump their stacks, are stopped, and are killed.
 """
 
 from __future__ import annotations

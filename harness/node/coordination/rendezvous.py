@@ -184,7 +184,7 @@ def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[s
 
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
-    """Where rank 0 serves the store; None when the cell is aborted, or `until` (seconds since the epoch) passes, first."""
+    """Where rank 0 serves the store; None if the cell is aborted or `until` (seconds since the epoch) passes first."""
     while time.time() < until:
         if meeting := read(Rendezvous, rendezvous_file(attempt)):
             return meeting
@@ -197,9 +197,9 @@ def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
 class HeartbeatMonitor:
     """Watches the heartbeats of other agents.
 
-    A node is silent when its heartbeat has not changed during `silence_s` of polling. Time stamps are not compared, since
-    the clocks of two nodes may differ. A gap between two polls (slow imports, a hung file system) counts as MAX_GAP_S at
-    most. What the files hold before the first poll may be from an earlier job, and is ignored.
+    A node is silent when its heartbeat has not changed during `silence_s` of polling. Time stamps are not compared,
+    since the clocks of two nodes may differ. A gap between two polls (slow imports, a hung file system) counts as
+    MAX_GAP_S at most. What the files hold before the first poll may be from an earlier job, and is ignored.
     """
 
     def __init__(self, run: RunDir, allocation: str, others: Sequence[int], silence_s: float = SILENCE_S) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths import lookup
-from harness.node.data_paths.lookup import either, lacks, module_lack
+from harness.node.data_paths.lookup import module_unavailable, none_of, not_in_release
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_that_imports_is_there(project: Path) -> None:
-    assert module_lack("upstream.whole", "upstream") is None
+    assert module_unavailable("upstream.whole", "upstream") is None
 
 
 @pytest.mark.parametrize("module", ["upstream.new_feature", "upstream.new.feature"])
 def test_a_module_that_the_release_does_not_have_is_a_fact_that_names_the_release(project: Path, module: str) -> None:
-    found = module_lack(module, "upstream")
+    found = module_unavailable(module, "upstream")
     assert isinstance(found, Rejection)
     assert found.reason == f"upstream 1.2.0 has no {module}"
 
@@ -54,22 +54,22 @@ BROKEN = [
 
 @pytest.mark.parametrize(("module", "said"), BROKEN)
 def test_a_module_that_breaks_when_it_is_imported_is_no_rule(project: Path, module: str, said: str) -> None:
-    found = module_lack(f"upstream.{module}", "upstream")
+    found = module_unavailable(f"upstream.{module}", "upstream")
     assert isinstance(found, Missing)
     assert said in found.reason
     assert "upstream 1.2.0" in found.reason
 
 
 def test_a_project_that_is_not_installed_is_no_rule() -> None:
-    found = module_lack("no_such_project.part", "no_such_project")
+    found = module_unavailable("no_such_project.part", "no_such_project")
     assert isinstance(found, Missing)
     assert "no-such-project is not installed" in found.reason
     assert "packages" in found.reason
 
 
 def test_of_two_modules_that_would_do_both_must_be_lacking_for_a_fact() -> None:
-    assert isinstance(either(lacks("a"), lacks("b")), Rejection)
-    assert isinstance(either(lacks("a"), Missing(reason="b")), Missing)
+    assert isinstance(none_of(not_in_release("a"), not_in_release("b")), Rejection)
+    assert isinstance(none_of(not_in_release("a"), Missing(reason="b")), Missing)
 
 
 def test_a_checkout_without_a_version_is_called_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from harness.core.data_paths.table import FORBIDDEN
 from harness.node.data_paths import other_validators
-from harness.node.data_paths.rules import CASES, OtherCase, _ask
+from harness.node.data_paths.rules import CASES, OtherCase, _refusal
 
 
 def test_every_case_of_the_axis_has_a_combination() -> None:
@@ -24,8 +24,8 @@ def test_the_allowed_and_the_forbidden_combination_are_put_and_a_refusal_is_told
             sys.exit("no such row")
 
     case = OtherCase(put, "row", "a validator", ())
-    assert _ask(case, False, tmp_path) == (None, None)
-    assert _ask(case, True, tmp_path) == ("no such row", "SystemExit")
+    assert _refusal(case, False, tmp_path) == (None, None)
+    assert _refusal(case, True, tmp_path) == ("no such row", "SystemExit")
 
 
 def test_a_command_line_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
 from harness.node.data_paths.table import ADAPTERS
@@ -32,7 +32,7 @@ def test_every_data_path_of_the_packing_axis_has_an_adapter() -> None:
     assert list(ADAPTERS) == list(DATA_PATHS)
 
 
-def fact(found: Lack) -> str:
+def fact(found: Unavailable) -> str:
     """The reason of what is a fact about the release."""
     assert isinstance(found, Rejection)
     return found.reason

@@ -10,7 +10,7 @@ import torch
 from harness.core.outcomes import Missing
 from harness.node.data_paths.bridge import in_batch as bridge_in_batch
 from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath, right_padded
-from harness.node.data_paths.lookup import lacks
+from harness.node.data_paths.lookup import not_in_release
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
 from tests.node.data_paths.test_table import fact
@@ -41,7 +41,7 @@ def test_a_release_that_leaves_the_split_to_its_models_cannot_serve_context_rank
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else lacks("no")
+        bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else not_in_release("no")
     )
     assert BridgeInBatchPath.unavailable(config("bridge_in_batch", tp=2)) is None
     assert "cp 2: vlm_step" in fact(BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)))
