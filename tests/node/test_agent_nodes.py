@@ -1,4 +1,4 @@
-"""Cells whose ranks span several nodes: one agent per node, here as processes of one machine on one run directory."""
+"""Cells that span several nodes: one agent per node, all run here on one machine with one run directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.node.conftest import Agents, Ran, config, run_cells
 
 pytestmark = pytest.mark.train
 
-FAR_S = 600.0  # a deadline that no test waits for: the agents must end twice as early
+FAR_S = 600.0  # a deadline that no test waits for: agents must end within half of it
 HANG = "rank-enters-a-collective-alone"
 
 
@@ -36,7 +36,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Cells on two nodes; in those of two ranks, rank 1 is on node 1."""
+    """Cells on two nodes; of two ranks, rank 1 is on node 1."""
     configs = {
         "raises": config(tp=2, fault="exception-at-step-1", deadline_s=FAR_S),
         "crashes": config(pp=2, fault="native-crash-in-a-kernel", deadline_s=FAR_S),
@@ -137,7 +137,7 @@ def _parent(pid: int) -> int:
 
 
 def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocation_in_order(tmp_path: Path) -> None:
-    """The leader ends when a follower is lost, since every cell needs all nodes: the launcher must find new ones."""
+    """The leader ends when a follower is lost, since every cell needs all nodes."""
     configs = {
         "first": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "second": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
@@ -172,13 +172,13 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
         "aborted": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "hangs": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
     }
-    # Long enough that node 1 does not count as silent on a busy machine, which would leave out how its rank ended.
+    # Long enough that node 1 does not count as silent on a busy machine: the result would not say how its rank ended.
     agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=25.0)
     agents.until(lambda: _trains(agents, "aborted", 1))
     write_abort(agents.attempt("aborted"), Abort(node=1, reason="no connection breaks: only this file ends the cell"))
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
     codes = [rank.exit_code for rank in agents.read("aborted").result.ranks]
-    assert -signal.SIGTERM in codes  # the other may see the connection break before its own signal comes
+    assert -signal.SIGTERM in codes  # the other rank may see the connection break before it gets its own signal
     assert all(codes)
 
     agents.processes[0].kill()

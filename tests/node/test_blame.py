@@ -1,4 +1,4 @@
-"""Each kind of error, raised from each kind of frame on a rank, through the recorder and the classifier."""
+"""Errors of each kind, raised in frames of each kind, recorded by the real recorder and classified by the judge."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def recorded(tmp_path: Path, act: Callable[[], Any]) -> Failure:
-    """What the real recorder keeps of what `act` raises, read back from its file."""
+    """The failure that the real recorder writes for what `act` raises, read back from its file."""
     recorder = Recorder(RankRecord(cell="cell", rank=1, place=PLACE), tmp_path / "ranks" / "rank-00001.json")
     with pytest.raises(BaseException) as caught:
         act()
@@ -67,7 +67,7 @@ def blamed(failure: Failure, leg: str = "training", phase: str = "forward") -> t
 
 
 def hook(watch: Any) -> Callable[..., Any]:
-    """A hook of the harness as torch calls it when upstream passes its input by keyword: without positional inputs."""
+    """A hook of the harness, called without positional inputs, as torch does when upstream passes keywords."""
     return lambda: PredictionRecorder._before_output(watch, torch.nn.Identity(), ())
 
 
@@ -122,12 +122,12 @@ def test_an_error_in_the_code_under_test_is_its_own_but_for_what_the_system_did(
     failure = recorded(tmp_path, lambda: upstream.fails(error))
     assert failure.frames[-1].startswith("skyrl/simulated.py:")
     assert blamed(failure) == (domain, row)
-    assert blamed(failure, phase="setup") == (domain, row), "building the model is the code's too"
+    assert blamed(failure, phase="setup") == (domain, row), "errors while the model is built count as the code's, too"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_path: Path) -> None:
-    """Only asynchronous errors of kernels may come from elsewhere."""
+    """Except asynchronous errors of kernels, which may come from the code under test."""
     error, domain, _ = KINDS[kind]
     failure = Failure(
         type=type(error).__name__,
@@ -141,7 +141,7 @@ def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_p
     if kind in ("NaN", "kernel"):
         assert found == "code"
     elif domain == "code" and kind == "wrong path":
-        assert (found, row) == ("infrastructure", "storage-error"), "a file of the harness's own"
+        assert (found, row) == ("infrastructure", "storage-error"), "a file that the harness opens"
     elif domain == "code" and kind != "no memory":
         assert (found, row) == ("harness", "harness-defect")
     else:
@@ -160,7 +160,7 @@ def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_
 def test_a_hook_that_does_not_take_an_argument_of_upstream_is_a_defect_of_the_harness(
     tmp_path: Path, upstream: Any
 ) -> None:
-    """The exception is raised in upstream's frame, which calls rightly."""
+    """The exception is raised in upstream's frame, although upstream's call is right."""
     hook = PredictionRecorder._before_output
     failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))
     assert failure.message.startswith("PredictionRecorder._before_output() got an unexpected keyword argument")

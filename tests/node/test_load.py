@@ -14,7 +14,7 @@ COMPILER = "TORCHDYNAMO_DISABLE"
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable is not set, whatever the caller has, and not left behind."""
+    """Unset the variable, and restore it after the test."""
     monkeypatch.setenv(COMPILER, "")
     monkeypatch.delenv(COMPILER)
 

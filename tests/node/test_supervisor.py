@@ -56,7 +56,7 @@ def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: 
 
 
 class HalfAnErrorFile:
-    """torch's processes when a rank that failed was killed before its error file was whole."""
+    """Fake of torch's processes when a failed rank was killed before its error file was complete."""
 
     closed = False
 
@@ -77,7 +77,7 @@ TWO = Layout(tp=2, sp=True)
 
 
 def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
-    """What a supervisor left of a cell of two ranks, and its cause."""
+    """The result and records that a supervisor wrote for a cell of two ranks, and the cause of its failure."""
     attempt = AttemptDir(root)
     result = from_jsonable(CellResult, loads(attempt.result.read_text()))
     records = {rank: from_jsonable(RankRecord, loads(attempt.record(rank).read_text())) for rank in (0, 1)}
@@ -85,13 +85,13 @@ def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
 
 
 def _supervise(*arguments: Any) -> None:
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's own do not follow where descriptors lead
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's replacements ignore redirected descriptors
     supervise(*arguments)
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Attempts in which rank 0 waits in a barrier that rank 1 never enters, side by side."""
+    """Attempts, run side by side, in which rank 0 waits in a barrier that rank 1 never enters."""
     roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises", "frozen", "stale", "unwritable")}
     upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
     deadline_at = time.time() + 8.0
@@ -109,12 +109,12 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 patch.setattr(os, "pwrite", _stale)
                 if how == "unwritable":
                     patch.setattr(Path, "write_text", _stale)
-                    patch.undo = lambda: None  # for as long as the process lives
+                    patch.undo = lambda: None  # keep the patches until the process ends
                 recorder.progress("training", 1, 0, "backward")
-        upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # its stack is written by then
+        upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # by then its stack has been dumped
         if how == "raises":
             raise ValueError("a consequence")
-        os.kill(os.getpid(), signal.SIGSEGV)  # as the dump of its stacks may do
+        os.kill(os.getpid(), signal.SIGSEGV)  # a crash that the stack dump may cause
 
     def start(how: str) -> BaseProcess:
         share, monitor = NodeShare(node=0, nodes=1, world_size=2), HeartbeatMonitor(RunDir(roots[how]), "local", [])

@@ -35,7 +35,7 @@ def module_unavailable(module: str, root: str) -> Unavailable:
 def import_failure(module: str, root: str, error: Exception) -> Rejection | Missing:
     """The verdict on an import that raised `error`."""
     if not is_installed(root):
-        return Missing(reason=f"{_distribution(root)}, needed for {module}, is not installed in this stack; {_HOW}")
+        return Missing(reason=f"{_distribution(root)} is not installed in this stack, but {module} is needed; {_HOW}")
     absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if absent and absent != root and f"{module}.".startswith(f"{absent}.") and not root.startswith(f"{absent}."):
         return not_in_release(f"{release(root)} has no {module}")

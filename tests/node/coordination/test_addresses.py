@@ -15,7 +15,7 @@ NODE = {"lo": ["127.0.0.1"], "eth0": ["10.1.0.7"], "ib0": ["192.168.5.7"]}
 
 @pytest.fixture
 def debian(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose own name is 127.0.1.1 in its hosts file."""
+    """A host whose hosts file maps its own name to 127.0.1.1."""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(addresses, "interfaces", lambda: NODE)

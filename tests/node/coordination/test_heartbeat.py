@@ -20,7 +20,7 @@ def heartbeat_of(path: Path) -> Heartbeat:
 
 
 def until(condition: Callable[[], bool], path: Path) -> None:
-    """Polls the file until the condition holds; pytest's time-out ends the test."""
+    """Poll until the condition on the file holds; pytest's time-out ends the test."""
     while not condition():
         os.sched_yield()
         assert path.exists()
@@ -32,7 +32,7 @@ def test_an_agent_that_is_busy_importing_keeps_its_heartbeat(tmp_path: Path, mon
     writer = HeartbeatWriter(tmp_path / "beat", "token")
     writer.start("loading")
     first = heartbeat_of(writer.path)
-    until(lambda: heartbeat_of(writer.path).time > first.time, writer.path)  # this process does nothing else meanwhile
+    until(lambda: heartbeat_of(writer.path).time > first.time, writer.path)  # while this process does nothing
     assert (heartbeat_of(writer.path).state, heartbeat_of(writer.path).pid) == ("loading", os.getpid())
     writer.tick()
     until(lambda: heartbeat_of(writer.path).state == "ready", writer.path)
@@ -95,7 +95,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_gap_in_polling_does_not_count_as_silence_of_the_others(tmp_path: Path, clock: Clock) -> None:
     run = RunDir(tmp_path)
     others = HeartbeatMonitor(run, "local", [1, 2], silence_s=30.0)
-    clock.now = 600.0  # this process imported, or the shared file system hung
+    clock.now = 600.0  # slow imports in this process, or a hung file system
     assert others.silent() == []
     for _ in range(9):
         clock.now += 3.0

@@ -19,7 +19,7 @@ CELLS = ("done", "failed", "cut", "waits")
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """An allocation of four cells, of which one has completed, one has failed and one was cut off."""
+    """An allocation of four cells: one completed, one failed, one was terminated, one not started."""
     made = RunDir(tmp_path)
     cells = [{"cell": cell, "attempt": 1} for cell in CELLS]
     write_json(made.submission(NAME), {"cells": cells, "parallel_ranks": 2, "nodes": 1})
@@ -57,7 +57,7 @@ def test_outside_a_job_nothing_is_claimed(run: RunDir) -> None:
     assert files(run) == before
 
 
-def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_finish(run: RunDir) -> None:
+def test_a_second_start_makes_new_attempts_of_the_cells_that_the_first_did_not_finish(run: RunDir) -> None:
     work_order_of(run, NAME, 0, start("7"))
     before = files(run)
     order = work_order_of(run, NAME, 0, start("7", 1))
@@ -87,7 +87,7 @@ def test_a_third_start_goes_on_from_the_second(run: RunDir) -> None:
 
 def test_an_attempt_that_exists_is_not_taken_again(run: RunDir) -> None:
     work_order_of(run, NAME, 0, start("7"))
-    run.attempt("waits", 2).root.mkdir()  # of a retry that the launcher is about to submit
+    run.attempt("waits", 2).root.mkdir()  # a retry that the launcher is about to submit
     order = work_order_of(run, NAME, 0, start("7", 1))
     assert order is not None
     cells = loads(run.submission(order).read_text())["cells"]

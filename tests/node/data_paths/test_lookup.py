@@ -1,4 +1,4 @@
-"""What a release lacks is a fact; what is not installed or does not import is not."""
+"""A module that a release does not have is a Rejection; one that is not installed or cannot be imported is Missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.node.data_paths.lookup import module_unavailable, none_of, not_in_r
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project `upstream` 1.2.0 whose modules import, lack something, or break in each way that an import can."""
+    """A project `upstream` 1.2.0 with a module that can be imported, and one for each way in which an import fails."""
     folder = tmp_path / "upstream"
     folder.mkdir()
     for name, text in {
@@ -27,8 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    yield_names = [name for name in sys.modules if name.startswith("upstream")]
-    for name in yield_names:
+    for name in [name for name in sys.modules if name.startswith("upstream")]:
         monkeypatch.delitem(sys.modules, name)
     return folder
 
@@ -67,7 +66,7 @@ def test_a_project_that_is_not_installed_is_no_rule() -> None:
     assert "packages" in found.reason
 
 
-def test_of_two_modules_that_would_do_both_must_be_lacking_for_a_fact() -> None:
+def test_without_either_of_two_modules_the_cell_is_rejected_only_if_the_release_has_neither() -> None:
     assert isinstance(none_of(not_in_release("a"), not_in_release("b")), Rejection)
     assert isinstance(none_of(not_in_release("a"), Missing(reason="b")), Missing)
 

@@ -1,4 +1,4 @@
-"""After a cell failed on a GPU: whether the GPU still computes, and the Xid lines of the kernel log."""
+"""After a cell has failed on a GPU: whether the GPU still computes, and the Xid lines of the kernel log."""
 
 from __future__ import annotations
 

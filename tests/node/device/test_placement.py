@@ -43,7 +43,7 @@ def test_a_processor_is_named_with_its_number_of_cores() -> None:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """torch says that there are two GPUs; indices that were set."""
+    """Make torch report two GPUs; the indices passed to set_device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""The injections: one for every entry of the catalogue, each changing a batch of its cell as described."""
+"""The injections: one for every entry of the catalogue, each of which changes its cell's batches as described."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def context_of(name: str, rank: int = 0) -> RankContext:
 
 
 def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
-    """Everything that any stage could want, as a correct data path would deliver it."""
+    """A batch with every field that any stage may need, as a correct data path would deliver it."""
     truth = Fault().truths(context)[micro_batch]
     plan = truth.plan.params()
     assert plan is not None
     real = torch.tensor(plan.cu_seqlens_q, dtype=torch.int32)
     padded = real if plan.cu_seqlens_q_padded is None else torch.tensor(plan.cu_seqlens_q_padded, dtype=torch.int32)
-    beside = None if plan.cu_seqlens_q_padded is None else padded
+    optional = None if plan.cu_seqlens_q_padded is None else padded
     batch = Batch(
         params=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=real,
             cu_seqlens_kv=real,
-            cu_seqlens_q_padded=beside,
-            cu_seqlens_kv_padded=beside,
+            cu_seqlens_q_padded=optional,
+            cu_seqlens_kv_padded=optional,
             max_seqlen_q=plan.max_seqlen_q,
             max_seqlen_kv=plan.max_seqlen_kv,
         ),
@@ -47,7 +47,7 @@ def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
 
 
 def injected(name: str, rank: int = 0, chunk: int = 0, micro_batch: int = 0) -> tuple[Batch, Batch]:
-    """(right, as the fault leaves it)."""
+    """(the right batch, the batch that the fault returns)."""
     context = context_of(name, rank)
     right = right_batch(context, micro_batch)
     return right, fault_named(name).on_batch(right, context, chunk, micro_batch)

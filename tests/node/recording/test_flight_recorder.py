@@ -19,7 +19,7 @@ from harness.node.recording import flight_recorder
 from harness.node.recording.flight_recorder import dumped, flight_file, pending_collectives, watch
 from tests.core.run.test_flight_dump import entry, trace
 
-# Two ranks over gloo, whose collectives torch 2.15 records too. Rank 1 enters none.
+# Two ranks over gloo, whose collectives torch 2.15 also records. Rank 1 enters no collective.
 PROGRAM = """
 import os, sys, json, threading, time, torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
@@ -40,7 +40,7 @@ def test_the_recorder_of_this_torch_is_read_and_names_the_collective_that_one_ra
     tmp_path: Path,
 ) -> None:
     if not hasattr(c10d, "_dump_fr_trace_json"):
-        pytest.skip("this torch records NCCL's collectives only")
+        pytest.skip("this torch records only NCCL's collectives")
     ran = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "store")],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The rows that go into in-batch packing; real releases run in matrices/releases.yaml."""
+"""The rows that are packed in batch; real releases run in matrices/releases.yaml."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
                 assert not batch[name][row, lengths[row] :].any()
 
 
-def test_what_the_stack_lacks_is_said() -> None:
+def test_a_package_that_the_stack_does_not_have_is_named() -> None:
     found = BridgeInBatchPath.unavailable(config("bridge_in_batch"))
     assert isinstance(found, Missing)  # Megatron-Bridge is not installed: an ERROR, not a rule
     assert "megatron-bridge is not installed" in found.reason

@@ -15,7 +15,7 @@ from tests.node.conftest import config
 
 
 class Unpacks:
-    """A data path on one rank that gives log-probabilities back per document; `wrong` spoils the stream first."""
+    """A data path on one rank that returns log-probabilities per document; `wrong` changes the stream first."""
 
     def __init__(self, wrong: Callable[[Tensor], Tensor] = lambda stream: stream) -> None:
         self.wrong = wrong
@@ -55,5 +55,5 @@ def test_a_log_prob_that_no_token_has_is_reported_without_a_slot() -> None:
     assert seen.first[3] == -1
 
 
-def test_a_data_path_that_returns_none_is_not_asked() -> None:
+def test_a_data_path_that_returns_no_log_probs_has_no_comparison() -> None:
     assert returned(object()) is None

@@ -1,4 +1,4 @@
-"""Canary legs of real cells: what they vary reaches the model through the data path, and nothing else changes."""
+"""Canary legs of real cells: only what they vary changes, and the change reaches the model through the data path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 def last(one: Ran) -> tuple[dict[int, float], dict[str, LegSeen]]:
-    """Losses of step 0 and legs of the last rank, which has some of them in every layout."""
+    """Losses of step 0 and legs of the last rank, which has losses in every layout."""
     record = one.records[max(one.records)]
     return {name: loss.loss_sum for name, loss in record.steps[0].documents.items()}, {
         leg.leg: leg for leg in record.legs
@@ -88,7 +88,7 @@ def test_copies_have_one_loss_and_documents_keep_theirs_in_another_order(ran: di
 def test_documents_too_long_are_cut_by_upstream_as_planned(ran: dict[str, Ran]) -> None:
     _, legs = last(ran["nothing cut"])
     batches = legs["truncation"].batches
-    assert len(batches) == 8  # a row for each long document, and for each between them
+    assert len(batches) == 8  # one row for each long document, and for each document between them
     assert all(seen is not None and seen.mismatches == 0 for batch in batches for seen in (batch.tokens, batch.labels))
 
 

@@ -18,10 +18,10 @@ TIMING = TimingConfig(documents=(2, 4), unpacked=True, full_rows=True, warmup=2)
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """One after the other, in this order."""
+    """Cells that ran one after the other, in this order."""
     cells = {
         "too large": config(fault="rotary-table-of-garbage-length"),
-        # A deadline far away: rounds that would not end well before it are left out.
+        # A distant deadline: rounds that would take too large a share of it are left out.
         "timed": replace(config(deadline_s=900.0), timing=TIMING, fingerprints=False),
         "fused": replace(config(), model=ModelConfig(rope_fusion=True)),
     }

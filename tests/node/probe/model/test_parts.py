@@ -1,4 +1,4 @@
-"""Experts in a real one-rank megatron-core layer: names, weights and what the router watch records."""
+"""Names of experts, what the recorder of routers records, and models that a release cannot run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.node.probe.weights import named_parameters
 
 
 class _Chunk(torch.nn.Module):
-    """Names and shapes as megatron-core's GPTModel has them with two local experts."""
+    """Has the names and shapes of megatron-core's GPTModel with two local experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_a_release_that_lacks_a_feature_is_rejected_naming_the_one_that_has_it(
     reason = model_parts.unsupported_parts(cell)
     assert reason is not None
     assert expected in reason
-    assert "from 0.16 on" in reason
+    assert "0.16 or later" in reason
     assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
@@ -121,7 +121,7 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     assert refused.rule == "stack.field"
     assert refused.reason.endswith("Older has no field moe_router_topk (model.moe.topk)")
     missing = model.unsupported_fields(replace(plain, dtype="bf16"))
-    assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
+    assert isinstance(missing, Missing)  # a field that only the probe needs: an ERROR, not a rejection
     assert "has no field bf16" in missing.reason
 
 
@@ -140,4 +140,4 @@ def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows
     assert parts.unsupported_parts(config) is None
     monkeypatch.setattr(parts.multi_token_prediction.MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
     reason = parts.unsupported_parts(config)
-    assert ("recompute full with packed rows from 0.18 on" in (reason or "")) == refused
+    assert ("recompute full with packed rows needs 0.18 or later" in (reason or "")) == refused

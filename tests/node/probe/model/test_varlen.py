@@ -1,4 +1,4 @@
-"""Attention through torch's varlen_attn against the reference attention, with the kernel's contract in its place.
+"""VarlenAttention compared with the reference attention; varlen_contract.py replaces torch's kernel.
 
 The kernel itself runs in tests/gpu.
 """
@@ -40,7 +40,7 @@ def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def packed(lengths: list[int], multiple: int) -> SimpleNamespace:
-    """PackedSeqParams of documents padded to a multiple; one tensor for both offsets where they do not differ."""
+    """PackedSeqParams of documents padded to a multiple; one tensor for both offsets if they are equal."""
     slots = [align_up(length, multiple) for length in lengths]
     real = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     padded = torch.tensor([0, *itertools.accumulate(slots)], dtype=torch.int32)
@@ -53,7 +53,7 @@ def packed(lengths: list[int], multiple: int) -> SimpleNamespace:
 
 
 def results(attention: Any, params: Any, heads: int, kv: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Output of the real tokens and gradients of query, key and value, of a loss over real tokens."""
+    """Output at the real tokens, and gradients of query, key and value for a loss over real tokens."""
     total = int(params.cu_seqlens_q_padded[-1])
     parts = [drawn(total, number, dim, seed=seed, dtype=dtype) for seed, number in enumerate((heads, kv, kv))]
     out = attention(*parts, None, packed_seq_params=params)[params.real]
@@ -102,7 +102,7 @@ def test_what_padding_holds_changes_no_real_token_and_gets_no_gradient_from_one(
     assert torch.equal(before.detach()[params.real], after[params.real])
 
 
-def test_the_maximum_may_be_a_tensor_of_one_element_and_a_dimension_of_one_may_stand_between() -> None:
+def test_max_seqlen_may_be_a_tensor_of_one_element_and_inputs_may_have_a_batch_dimension_of_one() -> None:
     params = packed([3, 5], 1)
     parts = [drawn(8, heads, 8, seed=seed) for seed, heads in enumerate((4, 2, 2))]
     plain = module(VarlenAttention)(*parts, None, packed_seq_params=params)
@@ -129,7 +129,7 @@ def test_the_first_signature_of_torch_2_10_serves_grouped_heads_too(monkeypatch:
 
 
 def test_the_contract_holds_the_names_of_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the module would be tested against a function that torch does not have."""
+    """Otherwise the module would be tested with a function that torch does not have."""
     import inspect
 
     monkeypatch.undo()
