@@ -31,6 +31,7 @@ from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
 from harness.core.run.states import CellStatus
 from harness.core.serialization import from_jsonable, loads
+from harness.core.text.counts import counted
 from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
@@ -66,7 +67,8 @@ class Leader(Agent):
             self.lost.update(self.others.silent())
         if self.lost and self.waiting:
             names = ", ".join(str(node) for node in sorted(self.lost))
-            raise InfrastructureError(f"node {names} was lost; {len(self.waiting)} cells were not started")
+            lost = f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost"
+            raise InfrastructureError(f"{lost}; {counted(len(self.waiting), 'cell')} not started")
 
     def _await_followers(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal: they start to follow it."""

@@ -129,11 +129,11 @@ def _launch(
     addresses = own_addresses() if share.nodes > 1 and share.node == 0 else ["127.0.0.1"]
     listener = rendezvous.listen(share, addresses) if share.node == 0 else None
     with listener or nullcontext():
-        meeting = _meet(attempt, share, listener, addresses, deadline)
-        if meeting is None:
+        store = _store_address(attempt, share, listener, addresses, deadline)
+        if store is None:
             return {}, {}
         descriptor = listener.fileno() if listener else None
-        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size), **meeting}
+        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size), **store}
         ranks = dict(enumerate(share.ranks))
         arguments = (str(attempt.root), cell, config, deadline.at, descriptor, os.getpid(), share)
         processes = start_processes(
@@ -151,7 +151,7 @@ def _launch(
     return {rank: children[pid].exitcode or 0 for rank, pid in pids.items()}, late
 
 
-def _meet(
+def _store_address(
     attempt: AttemptDir, share: NodeShare, listener: socket.socket | None, addresses: list[str], deadline: Deadline
 ) -> dict[str, str] | None:
     """Environment variables with the address of the store; None when the cell was aborted first.
@@ -165,11 +165,11 @@ def _meet(
             return here
         rendezvous.announce(attempt, listener, addresses)
         return here | gloo_interface(addresses[0])
-    meeting = rendezvous.await_rendezvous(attempt, deadline.at)
-    if meeting is None:
+    announced = rendezvous.await_rendezvous(attempt, deadline.at)
+    if announced is None:
         return None
-    address, own = reach(meeting.addresses, meeting.port)
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(meeting.port), **gloo_interface(own)}
+    address, own = reach(announced.addresses, announced.port)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(announced.port), **gloo_interface(own)}
 
 
 def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Deadline) -> None:

@@ -115,7 +115,7 @@ def test_a_hang_dumps_the_stacks_of_both_nodes(two: dict[str, Ran]) -> None:
 
 def test_a_cell_that_does_not_fill_the_nodes_is_an_error_and_the_others_run(two: dict[str, Ran]) -> None:
     assert two["odd"].result.status == "error"
-    assert two["odd"].result.reason == "1 ranks cannot be split over 2 nodes with the same number of ranks each"
+    assert two["odd"].result.reason == "1 rank cannot be split over 2 nodes with the same number of ranks each"
 
 
 def test_no_rank_outlives_its_cell(two: dict[str, Ran], four: dict[str, Ran]) -> None:
@@ -163,7 +163,7 @@ def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocati
     last = agents.events(0)[-1]
     assert (last["event"], last["reason"]) == (
         "failed",
-        "InfrastructureError: node 1 was lost; 1 cells were not started",
+        "InfrastructureError: node 1 was lost; 1 cell not started",
     )
 
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.text.counts import counted
 
 HEARTBEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost
@@ -36,12 +37,12 @@ class NodeShare:
     node: int
     nodes: int
     world_size: int
-    alone: bool = False  # the cell is timed: nothing else may run on the node
+    exclusive: bool = False  # the cell is timed: nothing else may run on the node
     gpus: tuple[int, ...] | None = None  # indices of the GPUs that the cell's ranks may use; None: all of the node's
 
     def room(self, capacity: int) -> int:
         """How many places the cell occupies on a node where `capacity` ranks may run at once."""
-        return max(self.size, capacity) if self.alone else self.size
+        return max(self.size, capacity) if self.exclusive else self.size
 
     @property
     def size(self) -> int:
@@ -58,8 +59,8 @@ class NodeShare:
         """Why the cell's ranks do not fit the allocation's nodes; None when they do, as on a single node."""
         if self.nodes == 1 or (self.world_size % self.nodes == 0 and per_node in (None, self.size)):
             return None
-        each = f"{per_node} ranks each" if per_node else "the same number of ranks each"
-        return f"{self.world_size} ranks cannot be split over {self.nodes} nodes with {each}"
+        each = f"{counted(per_node, 'rank')} each" if per_node else "the same number of ranks each"
+        return f"{counted(self.world_size, 'rank')} cannot be split over {self.nodes} nodes with {each}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,16 +179,16 @@ def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
 
 def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[str]) -> Rendezvous:
     """Publish the address of the store for the other nodes."""
-    meeting = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
-    write_json(rendezvous_file(attempt), meeting)
-    return meeting
+    announced = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
+    write_json(rendezvous_file(attempt), announced)
+    return announced
 
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
     """Where rank 0 serves the store; None if the cell is aborted or `until` (seconds since the epoch) passes first."""
     while time.time() < until:
-        if meeting := read(Rendezvous, rendezvous_file(attempt)):
-            return meeting
+        if announced := read(Rendezvous, rendezvous_file(attempt)):
+            return announced
         if read(Abort, abort_file(attempt)):
             return None
         time.sleep(0.02)

@@ -52,7 +52,8 @@ def broken_gpus(part: Sequence[int]) -> str:
             compute(f"cuda:{index}")
 
     try:
-        in_child(use, f"using GPU {', '.join(map(str, part))} after a cell failed on it")
+        names = ("GPU " if len(part) == 1 else "GPUs ") + ", ".join(map(str, part))
+        in_child(use, f"using {names} after a cell failed there")
     except InfrastructureError as error:
         return str(error)
     return ""

@@ -43,7 +43,7 @@ def test_the_gpus_of_the_cell_are_used_in_a_child(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_health, "compute", compute)
     assert gpu_health.broken_gpus((0,)) == ""
     assert gpu_health.broken_gpus((0, 2)) == (
-        "using GPU 0, 2 after a cell failed on it: RuntimeError: uncorrectable ECC error on GPU-c"
+        "using GPUs 0, 2 after a cell failed there: RuntimeError: uncorrectable ECC error on GPU-c"
     )
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b,GPU-c"
 
