@@ -74,7 +74,7 @@ def test_eight_ranks_on_two_nodes_compute_what_one_rank_does(two: dict[str, Ran]
 
 
 @pytest.mark.parametrize("name", ["tp2-pp4", "tp2-pp4-cp2"])
-def test_eight_and_sixteen_ranks_on_four_nodes_compute_it_too(
+def test_eight_and_sixteen_ranks_on_four_nodes_compute_the_same(
     four: dict[str, Ran], truth: RankRecord, name: str
 ) -> None:
     _equals(four[name], truth)
@@ -205,7 +205,7 @@ def test_a_heartbeat_of_an_earlier_job_does_not_count(tmp_path: Path) -> None:
     assert others.latest()[1].token == "new"
 
 
-def test_silence_is_measured_by_change_and_not_by_the_other_clock(tmp_path: Path) -> None:
+def test_silence_is_measured_by_changes_and_not_by_the_other_nodes_clock(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _beat(run)
     others = HeartbeatMonitor(run, "local", [1], silence_s=0.0)
@@ -217,7 +217,7 @@ def test_silence_is_measured_by_change_and_not_by_the_other_clock(tmp_path: Path
     assert others.silent() == [1]
 
 
-def test_an_agent_that_says_that_it_ended_is_silent_at_once(tmp_path: Path) -> None:
+def test_an_agent_whose_last_heartbeat_says_ended_is_silent_at_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     others = HeartbeatMonitor(run, "local", [1], silence_s=1e6)
     _beat(run, state="ended")
@@ -234,7 +234,7 @@ def test_the_first_abort_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["abort.json"]
 
 
-def test_what_an_interrupted_attempt_left_is_cleared(tmp_path: Path) -> None:
+def test_the_files_of_an_interrupted_attempt_are_removed(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for name in ("config.json", "abort.json", "rendezvous.json", "nodes/node-1.json", "ranks/rank-00000.json"):
         write_atomic(tmp_path / name, "{}")

@@ -115,7 +115,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_the_code_under_test_is_its_own_but_for_what_the_system_did(
+def test_an_error_in_the_code_under_test_is_blamed_on_it_unless_the_system_caused_it(
     kind: str, tmp_path: Path, upstream: Any
 ) -> None:
     error, domain, row = KINDS[kind]
@@ -126,7 +126,7 @@ def test_an_error_in_the_code_under_test_is_its_own_but_for_what_the_system_did(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_path: Path) -> None:
+def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: str, tmp_path: Path) -> None:
     """Except asynchronous errors of kernels, which may come from the code under test."""
     error, domain, _ = KINDS[kind]
     failure = Failure(
@@ -148,9 +148,7 @@ def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_p
         assert found in ("infrastructure", "unknown")
 
 
-def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_harness(
-    tmp_path: Path, upstream: Any
-) -> None:
+def test_a_hook_that_upstream_calls_in_another_way_is_a_defect_of_the_harness(tmp_path: Path, upstream: Any) -> None:
     failure = recorded(tmp_path, lambda: upstream.calls(hook(Hooked())))
     assert failure.type == "IndexError"
     assert "harness/node/probe/hooks/prediction.py" in failure.frames[-1]
@@ -167,11 +165,11 @@ def test_a_hook_that_does_not_take_an_argument_of_upstream_is_a_defect_of_the_ha
     assert blamed(failure) == ("harness", "harness-defect")
 
 
-def test_an_argument_that_upstream_gives_its_own_function_is_upstreams(tmp_path: Path, upstream: Any) -> None:
+def test_a_wrong_argument_of_upstream_to_its_own_function_is_blamed_on_upstream(tmp_path: Path, upstream: Any) -> None:
     assert blamed(recorded(tmp_path, lambda: upstream.calls(upstream.adds, 1, 2, scale=3)))[0] == "code"
 
 
-def test_torch_raises_what_its_caller_made_it_raise(tmp_path: Path, upstream: Any) -> None:
+def test_an_error_that_torch_raises_is_blamed_on_its_caller(tmp_path: Path, upstream: Any) -> None:
     failure = recorded(tmp_path, lambda: upstream.adds(torch.zeros(2), torch.zeros(3)))
     assert blamed(failure) == ("code", "python-exception")
 
@@ -183,7 +181,7 @@ def test_a_cpu_stub_that_raises_is_a_limit_of_the_stub(tmp_path: Path, upstream:
     assert "the real kernel may accept it" in failure.message
 
 
-def test_an_injected_fault_plays_the_part_of_upstream(tmp_path: Path) -> None:
+def test_an_injected_fault_is_blamed_like_upstream(tmp_path: Path) -> None:
     context = RankContext(config=config(tp=2), place=PLACE, device=None, folder=tmp_path)  # type: ignore[arg-type]
     failure = recorded(tmp_path, lambda: ExceptionAtStep1().on_step(context, 1))
     assert blamed(failure) == ("code", "python-exception")
@@ -197,7 +195,7 @@ def test_a_storage_error_in_the_chain_of_an_exception_counts(tmp_path: Path, ups
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOLCK, errno.ENOENT])
 @pytest.mark.parametrize("place", ["progress", "flush", "record"])
-def test_what_the_storage_does_to_the_files_of_a_rank_is_infrastructure(
+def test_storage_errors_on_the_files_of_a_rank_are_infrastructure(
     place: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -222,7 +220,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_a_torch_error_while_ranks_meet_is_no_defect_of_the_harness() -> None:
+def test_a_torch_error_during_initialisation_is_not_a_defect_of_the_harness() -> None:
     frames = ["harness/node/rank.py:70 in _run", "harness/node/probe/run.py:90 in _join"]
     unknown = Failure(type="RuntimeError", message="it did not work", traceback="", time=1.0, frames=frames)
     assert blamed(unknown, "start", "setup") == ("unknown", "setup-error")

@@ -30,7 +30,7 @@ from tests.node.conftest import config, upstream_module
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
+def test_a_rank_that_finds_the_disk_full_exits_with_code_28(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: Any) -> NoReturn:
@@ -48,7 +48,7 @@ def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
     assert f"rank 0: cannot write {tmp_path}: No space left on device" in capfd.readouterr().err
 
 
-def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: Path) -> None:
+def test_a_full_disk_is_not_a_failure_of_the_code_under_test(tmp_path: Path) -> None:
     endings = [RankEnding(rank=0, ended="missing", exit_code=1), RankEnding(rank=1, ended="missing", exit_code=28)]
     result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
@@ -142,7 +142,7 @@ def test_a_frozen_rank_is_infrastructure_though_others_wait_for_it(late: dict[st
     assert "barrier (rank 0) waited for it" in cause.message
 
 
-def test_a_storage_error_on_a_rank_s_own_progress_file_is_infrastructure(late: dict[str, Path]) -> None:
+def test_a_storage_error_on_a_progress_file_is_infrastructure(late: dict[str, Path]) -> None:
     result, records, cause = _read(late["stale"])
     assert result.status == "failed"
     assert records[1].failure is not None
@@ -171,7 +171,7 @@ def _stale(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize(("how", "exit_code"), [("dies", -signal.SIGSEGV), ("raises", None)])
-def test_a_rank_that_fails_once_the_deadline_has_come_leaves_the_verdict_of_a_hang(
+def test_a_failure_after_the_deadline_does_not_change_the_verdict_of_a_hang(
     late: dict[str, Path], how: str, exit_code: int | None
 ) -> None:
     result, records, cause = _read(late[how])
@@ -184,7 +184,7 @@ def test_a_rank_that_fails_once_the_deadline_has_come_leaves_the_verdict_of_a_ha
     assert cause.message.startswith("hang in barrier (rank 0)")
 
 
-def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Path) -> None:
+def test_an_exception_before_the_deadline_counts_and_a_later_one_does_not(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for rank, when in enumerate((99.0, 101.0)):
         failure = Failure(type="ValueError", message="m", traceback="", time=when)
@@ -194,7 +194,7 @@ def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Pa
     assert [ending.ended for ending in endings] == ["raised", "deadline"]
 
 
-def test_a_rank_that_had_died_before_the_deadline_died_by_itself(tmp_path: Path) -> None:
+def test_a_rank_that_died_before_the_deadline_counts_as_killed(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for rank in (0, 1):
         write_json(attempt.record(rank), RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank)))

@@ -44,9 +44,9 @@ class SkyrlPath:
         if home is None:
             return Missing(reason="neither skyrl nor skyrl-train is installed; add one to `packages` of the stack")
         root = home.split(".")[0]
-        lack = module_unavailable(f"{home}.megatron_utils", root) or module_unavailable(f"{home}.model_utils", root)
-        if lack:
-            return lack
+        reason = module_unavailable(f"{home}.megatron_utils", root) or module_unavailable(f"{home}.model_utils", root)
+        if reason:
+            return reason
         packing = _upstream("megatron_utils")
         packs = config.options.remove_microbatch_padding
         needed = ("preprocess_packed_seqs",) if packs else ("remove_left_padding", "recover_left_padding")

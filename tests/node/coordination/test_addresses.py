@@ -23,7 +23,9 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("debian")
-def test_a_host_that_is_127_0_1_1_to_itself_announces_what_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_own_name_is_127_0_1_1_announces_addresses_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert addresses.own_addresses() == ["10.1.0.7", "192.168.5.7"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert addresses.own_addresses() == ["192.168.5.7"]

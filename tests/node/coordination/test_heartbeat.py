@@ -58,7 +58,7 @@ def test_an_agent_whose_main_loop_hangs_for_long_stops_its_heartbeat(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_disk_that_is_full_for_the_heartbeat_ends_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_ends_when_the_disk_is_full_for_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = os.getpid()
 
     def full(path: Path, value: object) -> None:

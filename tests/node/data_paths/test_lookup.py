@@ -32,12 +32,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_module_that_imports_is_there(project: Path) -> None:
+def test_a_module_that_can_be_imported_is_available(project: Path) -> None:
     assert module_unavailable("upstream.whole", "upstream") is None
 
 
 @pytest.mark.parametrize("module", ["upstream.new_feature", "upstream.new.feature"])
-def test_a_module_that_the_release_does_not_have_is_a_fact_that_names_the_release(project: Path, module: str) -> None:
+def test_a_module_that_the_release_does_not_have_is_rejected_naming_the_release(project: Path, module: str) -> None:
     found = module_unavailable(module, "upstream")
     assert isinstance(found, Rejection)
     assert found.reason == f"upstream 1.2.0 has no {module}"
@@ -52,14 +52,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("module", "said"), BROKEN)
-def test_a_module_that_breaks_when_it_is_imported_is_no_rule(project: Path, module: str, said: str) -> None:
+def test_a_module_that_cannot_be_imported_is_missing_not_rejected(project: Path, module: str, said: str) -> None:
     found = module_unavailable(f"upstream.{module}", "upstream")
     assert isinstance(found, Missing)
     assert said in found.reason
     assert "upstream 1.2.0" in found.reason
 
 
-def test_a_project_that_is_not_installed_is_no_rule() -> None:
+def test_a_project_that_is_not_installed_is_missing_not_rejected() -> None:
     found = module_unavailable("no_such_project.part", "no_such_project")
     assert isinstance(found, Missing)
     assert "no-such-project is not installed" in found.reason
@@ -71,6 +71,6 @@ def test_without_either_of_two_modules_the_cell_is_rejected_only_if_the_release_
     assert isinstance(none_of(not_in_release("a"), Missing(reason="b")), Missing)
 
 
-def test_a_checkout_without_a_version_is_called_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_without_a_version_is_called_a_checkout(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "__init__.py").write_text("")
     assert lookup.release("upstream") == "this checkout of upstream"

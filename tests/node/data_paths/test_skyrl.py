@@ -19,7 +19,7 @@ from tests.node.conftest import config
 from tests.node.data_paths.test_table import fact
 
 
-def test_without_skyrl_the_cell_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_skyrl_the_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skyrl, "find_spec", lambda name: None)
     found = SkyrlPath.unavailable(config("skyrl"))
     assert isinstance(found, Missing)

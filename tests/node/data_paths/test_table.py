@@ -79,7 +79,7 @@ def test_rows_of_a_micro_batch_are_stacked_as_upstreams_loader_does() -> None:
 
 
 @pytest.mark.train
-def test_a_cell_whose_stack_lacks_the_path_is_rejected_with_the_reason_and_others_run(tmp_path: Path) -> None:
+def test_a_cell_whose_stack_does_not_have_the_path_is_rejected_with_the_reason_and_others_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     cells = {cell_id(one): one for one in (config("sft"), config("unpacked"))}
     for cell, one in cells.items():

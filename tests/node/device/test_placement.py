@@ -60,7 +60,7 @@ def test_a_rank_takes_its_gpu_and_nccl_or_shares_one_over_gloo(two_gpus: list[in
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_a_rank_that_is_to_use_the_cpu_hides_the_gpus(two_gpus: list[int]) -> None:
+def test_a_rank_that_must_use_the_cpu_hides_the_gpus(two_gpus: list[int]) -> None:
     device = choose_device(0, 1, "cpu")
     assert (device.kind, device.torch_device, two_gpus) == ("cpu", torch.device("cpu"), [])
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == ""

@@ -107,7 +107,7 @@ def test_changed_leaves_the_original_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["cp-chunks-contiguous", "cp-zigzag-over-the-whole-row"])
-def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
+def test_a_wrong_cp_split_still_contains_every_slot_once(name: str) -> None:
     batches = [injected(name, rank)[1] for rank in range(2)]
     assert batches[0].tokens is not None and batches[1].tokens is not None
     dealt = torch.cat([batches[0].tokens, batches[1].tokens], dim=1).flatten().sort().values
@@ -116,7 +116,7 @@ def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
     assert "tokens" in differing(*injected(name))
 
 
-def test_the_tail_that_truncation_keeps_belongs_to_the_long_document_alone() -> None:
+def test_the_truncation_fault_changes_only_the_micro_batch_of_the_long_document() -> None:
     for micro_batch, changes in ((0, set()), (2, {"tokens", "labels"})):
         assert differing(*injected("truncation-keeps-the-tail", micro_batch=micro_batch)) == changes
 
@@ -146,7 +146,7 @@ def test_the_reused_loss_mask_is_right_in_the_first_step() -> None:
     assert fault.on_batch(second, context, 0, 0).loss_mask is first.loss_mask
 
 
-def test_loss_faults_keep_or_lose_what_they_say() -> None:
+def test_loss_faults_change_only_the_sum_or_count_that_they_name() -> None:
     loss, tokens, none = torch.tensor(6.0), torch.tensor(3, dtype=torch.int), torch.tensor(0, dtype=torch.int)
     average = fault_named("loss-averaged-per-micro-batch").on_loss(loss, tokens, context_of("gradients-times-cp"))
     assert [float(value) for value in average] == [2.0, 1.0]

@@ -54,7 +54,7 @@ def test_the_recorder_of_this_torch_is_read_and_names_the_collective_that_one_ra
     assert found[0].group.startswith("TENSOR_MODEL_PARALLEL_GROUP")
 
 
-def test_the_functions_that_are_asked_are_those_of_this_torch() -> None:
+def test_this_torch_has_one_of_the_dump_functions() -> None:
     assert dumped(c10d) is not None
     assert waiting(dumped(c10d) or {}) == []
 
@@ -66,7 +66,7 @@ def test_the_functions_that_are_asked_are_those_of_this_torch() -> None:
         {"_dump_nccl_trace": lambda: pickle.dumps(trace(entry(1)))},
     ],
 )
-def test_json_is_asked_for_and_pickle_where_a_release_has_no_json(functions: dict[str, Any]) -> None:
+def test_json_is_read_and_pickle_if_a_release_has_no_json(functions: dict[str, Any]) -> None:
     assert dumped(SimpleNamespace(**functions)) == trace(entry(1))
     assert dumped(SimpleNamespace()) is None
 

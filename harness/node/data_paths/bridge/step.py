@@ -20,8 +20,8 @@ from harness.node.data_paths.lookup import Unavailable, module_unavailable
 def missing(*modules: str) -> Unavailable:
     """Why these modules of megatron.bridge cannot be used; None when they can."""
     for module in modules:
-        if lack := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge"):
-            return lack
+        if reason := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge"):
+            return reason
     return None
 
 

@@ -37,7 +37,7 @@ def test_a_package_that_the_stack_does_not_have_is_named() -> None:
     assert "megatron.bridge.data.collators.sequence" in found.reason
 
 
-def test_a_release_that_leaves_the_split_to_its_models_cannot_serve_context_ranks(
+def test_a_release_that_leaves_the_split_to_its_models_cannot_run_with_cp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -33,13 +33,13 @@ def returned(path: object) -> TensorSeen | None:
     return log_probs_returned(path, StepTruth(one, 0, 0).micro_batches[0], context, Batch())
 
 
-def test_log_probs_that_come_back_to_their_tokens_are_right() -> None:
+def test_log_probs_returned_for_their_tokens_are_right() -> None:
     seen = returned(Unpacks())
     assert seen is not None
     assert seen.mismatches == 0
 
 
-def test_a_log_prob_of_another_token_is_named_with_the_slot_it_was_computed_at() -> None:
+def test_a_log_prob_of_another_token_is_reported_with_the_slot_it_was_computed_for() -> None:
     seen = returned(Unpacks(lambda stream: stream.roll(1)))
     assert seen is not None
     assert seen.mismatches > 10

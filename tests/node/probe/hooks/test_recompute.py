@@ -58,7 +58,7 @@ def test_backward_finds_the_micro_batch_of_the_forward_although_the_pipeline_is_
     assert position.micro_batch == 2
 
 
-def test_a_pass_without_a_backward_leaves_nothing_to_the_next() -> None:
+def test_a_pass_without_a_backward_does_not_affect_the_next_one() -> None:
     layer, position, recomputed = _watched(CONFIG)
     _forward(layer, position, 4)
     recomputed.begin()

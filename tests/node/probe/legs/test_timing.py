@@ -54,13 +54,13 @@ def test_the_next_cell_runs_and_is_timed(ran: dict[str, Ran]) -> None:
     assert record.gpu_states == []
 
 
-def test_a_cell_without_fingerprints_has_its_losses_and_norms_all_the_same(ran: dict[str, Ran]) -> None:
+def test_a_cell_without_fingerprints_still_has_losses_and_norms(ran: dict[str, Ran]) -> None:
     record = ran["timed"].records[0]
     assert (record.parameters, record.activations) == ([], [])
     assert all(step.grad_norm and step.documents for step in record.steps)
 
 
-def test_a_cell_that_asks_for_fused_kernels_lacks_a_gpu_on_the_cpu(ran: dict[str, Ran]) -> None:
+def test_a_cell_with_fused_kernels_is_an_error_without_a_gpu(ran: dict[str, Ran]) -> None:
     result = ran["fused"].result
     assert (result.status, ran["fused"].records) == ("error", {})
     assert "the ranks compute on the CPU" in result.reason

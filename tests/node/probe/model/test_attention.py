@@ -69,7 +69,7 @@ def test_no_gradient_flows_between_documents() -> None:
 
 
 @pytest.mark.parametrize("part", [5, 12])
-def test_long_rows_attend_part_by_part_to_the_same_values_and_gradients(
+def test_long_rows_processed_in_parts_have_the_same_values_and_gradients(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = [0, 1, 5, 12]

@@ -81,7 +81,7 @@ def test_kernels_are_rejected_where_ranks_compute_on_the_cpu(stack: dict[str, st
     assert rule(cell(kind)) is None
 
 
-def test_what_the_stack_lacks_is_named(stack: dict[str, str]) -> None:
+def test_a_package_that_the_stack_does_not_have_is_an_error(stack: dict[str, str]) -> None:
     assert rule(cell("te-fused")) == "missing"
     stack["transformer-engine"] = "2.20.2"
     assert rule(cell("te")) == "missing"
@@ -91,7 +91,7 @@ def test_what_the_stack_lacks_is_named(stack: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("package", "expected"), [("flash-attn", "attention.te-flash"), ("flash-attn-3", None)])
-def test_padding_between_documents_needs_the_third_flash_attention(
+def test_padding_between_documents_needs_flash_attn_3(
     stack: dict[str, str], package: str, expected: str | None
 ) -> None:
     stack.update(ENGINE | {package: "1"})
@@ -118,7 +118,7 @@ def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPat
 H200 = Gpu(name="H200", capability=(9, 0), memory_bytes=1)
 
 
-def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_cell_is_timed(
+def test_packed_rows_that_cudnn_cannot_compute_deterministically_are_rejected_unless_timed(
     stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.update(ENGINE)
@@ -146,7 +146,7 @@ def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_
     assert attention_kinds.unsupported_attention(long, gpu, (9, 0)) is None
 
 
-def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_checked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     stack.update(ENGINE)
     gpus = [0]
     monkeypatch.setattr(refusals, "gpu_table", lambda: (H200,) * gpus[0])

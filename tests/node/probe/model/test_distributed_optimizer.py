@@ -28,14 +28,14 @@ def test_ddp_is_configured_as_the_axis_says(value: str, sharded: bool, overlap: 
     assert made.overlap_grad_reduce == made.overlap_param_gather == overlap
 
 
-def test_a_small_model_has_several_buckets_to_overlap_and_a_large_one_those_of_upstream() -> None:
+def test_a_small_model_has_several_buckets_to_overlap_and_a_large_one_has_upstreams() -> None:
     assert ddp_config(cell("overlap", hidden=64, ffn=128)).bucket_size == 64 * 128
     assert ddp_config(cell("overlap", hidden=8192, ffn=28672)).bucket_size == 40_000_000
     assert ddp_config(cell("on")).bucket_size is None
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_schedules_get_the_functions_of_every_chunk_with_overlap_alone(count: int) -> None:
+def test_schedules_get_the_functions_of_every_chunk_only_with_overlap(count: int) -> None:
     chunks: list[Any] = [
         SimpleNamespace(ddp_config=ddp_config(cell("overlap")), no_sync=number, start_grad_sync=-number)
         for number in range(count)

@@ -61,13 +61,13 @@ def test_every_group_of_several_ranks_is_used_once_before_upstream_needs_it(said
     assert "PIPELINE_MODEL_PARALLEL_GROUP" not in said["groups"]  # it has one rank
 
 
-def test_upstream_draws_no_weight_and_the_probe_every_one(said: dict[str, Any]) -> None:
+def test_upstream_draws_no_weights_and_the_probe_sets_every_one(said: dict[str, Any]) -> None:
     assert (said["drawn"], said["finite"]) == (0, True)
     assert "mlp.linear_fc1.weight" in said["split"]  # without drawing, upstream still says how weights are split
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_group_that_adds_up_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_all_reduce_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda total, group=None: total.add_(1))
     with pytest.raises(RuntimeError, match="first all_reduce of ones in WORLD gave 2 instead of 1"):
         gpt.first_collectives(CPU)

@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
 LOGITS = torch.tensor([[9.0, 8, 0, 0], [0, 9, 8, 0], [0, 0, 9, 8], [9, 0, 0, 8]])
 
 
-def test_real_and_padding_tokens_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_and_padding_tokens_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch, rows=1, real=[0, 0, 1, -1], logits=LOGITS[:, None])
     assert [(part.tokens, part.counts) for part in seen.real] == [(3, [1, 2, 2, 1])]
     assert [(part.tokens, part.counts) for part in seen.padding] == [(1, [1, 0, 0, 1])]
@@ -86,7 +86,7 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
         (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
     ],
 )
-def test_a_release_that_lacks_a_feature_is_rejected_naming_the_one_that_has_it(
+def test_a_release_without_a_feature_is_rejected_naming_the_one_that_has_it(
     monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
 ) -> None:
     from harness.node.probe.model import parts as model_parts
@@ -129,7 +129,7 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     ("recompute", "packing", "refused"),
     [("full", "reference", True), ("selective", "reference", False), ("full", "unpacked", False)],
 )
-def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows_says_so(
+def test_prediction_layers_that_cannot_be_recomputed_with_packed_rows_are_rejected(
     monkeypatch: pytest.MonkeyPatch, recompute: str, packing: str, refused: bool
 ) -> None:
     from harness.node.probe.model import parts
