@@ -54,7 +54,7 @@ class Leader(Agent):
     def work(self) -> None:
         if self.nodes > 1:
             self._await_followers()
-        else:  # with several nodes, one cell at a time has all GPUs
+        else:  # a cell that spans nodes gets all of their GPUs
             from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
