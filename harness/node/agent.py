@@ -31,6 +31,7 @@ from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, RunDir, protect_new_files, write_json
 from harness.core.run.states import CellStatus
 from harness.core.serialization import from_jsonable, loads
+from harness.core.text.counts import counted
 from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
@@ -53,7 +54,7 @@ class Leader(Agent):
     def work(self) -> None:
         if self.nodes > 1:
             self._await_followers()
-        else:  # a cell that spans nodes runs alone on them
+        else:  # a cell that spans nodes gets all of their GPUs
             from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
@@ -66,10 +67,11 @@ class Leader(Agent):
             self.lost.update(self.others.silent())
         if self.lost and self.waiting:
             names = ", ".join(str(node) for node in sorted(self.lost))
-            raise InfrastructureError(f"node {names} was lost; {len(self.waiting)} cells were not started")
+            lost = f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost"
+            raise InfrastructureError(f"{lost}; {counted(len(self.waiting), 'cell')} not started")
 
     def _await_followers(self) -> None:
-        """Wait until the agents of all nodes have loaded, then name them in the journal, so that they follow."""
+        """Wait until the agents of all nodes have loaded, then name them in the journal: they start to follow it."""
         limit = time.monotonic() + STARTUP_S
         while True:
             ready = {node: found for node, found in self.others.latest().items() if found.state == "ready"}
@@ -173,7 +175,7 @@ class Follower(Agent):
             self.heartbeat.tick()
 
     def _handle(self, event: Event) -> None:
-        """Act on an event of the leader's journal; events from before it named this process are old."""
+        """Act on an event of the leader's journal; ignore those written before it named this process."""
         if isinstance(event, Gathered):
             self.acknowledged = event.tokens.get(str(self.node)) == self.heartbeat.token
         elif self.acknowledged and isinstance(event, CellStarted):
@@ -182,7 +184,7 @@ class Follower(Agent):
             self.over = True
 
     def _start(self, cell: str, number: int, begun: float) -> None:
-        if self.run.attempt(cell, number).result.exists():  # it ended before this node read the event
+        if self.run.attempt(cell, number).result.exists():  # the cell ended before this node read the event
             return
         config = self.config(cell, number)
         now = time.time()
@@ -218,7 +220,7 @@ def main() -> int:
     if arguments.attached_to:
         die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Otherwise is_available() initialises CUDA, which forked ranks could not use any more.
+    # Otherwise is_available() initialises CUDA, and forked ranks could no longer use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})
     resource.setrlimit(

@@ -1,7 +1,7 @@
 """The deadline of a cell. Once it has passed, nothing that a rank does changes how the cell ended.
 
-Dumping a rank's stacks reads frames that its threads still change, and can crash it; its peers then raise. So from
-the deadline on failures do not count: ranks dump their stacks, are stopped, and are killed.
+A stack dump reads frames that the rank's threads still change, and can crash the rank; its peers then raise. So
+failures after the deadline do not count: ranks dump their stacks, are stopped, and are killed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-EARLY_S = 0.2  # before the deadline, torch elastic is no longer polled: it ends all ranks as soon as one has failed
-DUMP_S = 1.0  # for the dumps, before the ranks are stopped
-KILL_S = 2.0  # after the deadline; nodes whose clocks differ have stopped their ranks by then
+EARLY_S = 0.2  # polling torch elastic, which ends all ranks once one has failed, stops this long before the deadline
+DUMP_S = 1.0  # time for the stack dumps before the ranks are stopped
+KILL_S = 2.0  # from the deadline to the kill; by then nodes whose clocks differ have stopped their ranks too
 
 
 class Deadline:
-    """The deadline of the ranks that this process forked, its only children. `at` in seconds since the epoch."""
+    """The deadline (`at`, seconds since the epoch) of the ranks that this process forked, its only children."""
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.found: dict[int, float] = {}  # pid of a rank that still ran -> when it was found, seconds since the epoch
+        self.found: dict[int, float] = {}  # pid of a rank still running -> when that was seen, seconds since the epoch
 
     def arm(self) -> None:
         """Kill the ranks KILL_S after the deadline, even if this process is blocked by then."""
@@ -35,7 +35,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds for which a failing rank still ends the cell."""
+        """Seconds during which the failure of a rank still ends the cell."""
         return self.at - EARLY_S - time.time()
 
     def wait(self) -> None:
@@ -43,12 +43,12 @@ class Deadline:
         time.sleep(max(self.at - time.time(), 0))
 
     def end(self) -> None:
-        """End all ranks: at the deadline, or before it when it has passed on another node.
+        """End all ranks: at the deadline, or earlier when it has passed on another node.
 
-        Ranks are stopped before any is killed: a rank that still ran would report the loss of its peer as a failure.
+        All ranks are stopped before any is killed: a running rank would report the loss of its peer as a failure.
         """
         self._note()
-        if time.time() < self.at:  # their own watchdogs have not fired yet
+        if time.time() < self.at:  # the ranks' own watchdogs have not fired yet
             _signal_all(signal.SIGUSR1)
         signal.setitimer(signal.ITIMER_REAL, KILL_S)
         time.sleep(DUMP_S)
@@ -68,5 +68,5 @@ class Deadline:
 
 def _signal_all(number: signal.Signals) -> None:
     for child in multiprocessing.active_children():
-        with suppress(ProcessLookupError):  # it has just exited
+        with suppress(ProcessLookupError):  # the rank has just exited
             os.kill(child.pid or 0, number)

@@ -9,16 +9,16 @@ import os
 def load() -> None:
     """Import everything that a rank needs. InfrastructureError if an import initialises CUDA.
 
-    Without a GPU torch's compiler is switched off first: see docs/decisions/0020-no-compiler-on-the-cpu.md.
+    Without a GPU, torch's compiler is disabled first: see docs/decisions/0020-no-compiler-on-the-cpu.md.
 
-    GPUs are hidden meanwhile: where flash-attn is installed, Transformer Engine queries their architecture on import,
-    and ranks forked from a process that has initialised CUDA cannot use it.
+    GPUs are hidden during the imports: where flash-attn is installed, Transformer Engine queries their architecture,
+    which initialises CUDA, and ranks forked afterwards could not use it.
     """
     from harness.node.device.cuda_forks import driver_installed, forks_protected  # imports torch
 
     if not driver_installed():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    gc.disable()  # saves a tenth of the CPU time of these imports, which leave next to no garbage
+    gc.disable()  # saves a tenth of the CPU time of these imports, which create almost no garbage
     with forks_protected("importing the stack under test"):
         from harness.node.probe.imports import import_all
 

@@ -36,7 +36,7 @@ Running = tuple[str, int, CellConfig, NodeShare, float]
 
 
 class Agent(ABC):
-    """Common to leader and followers: one supervisor per cell, a journal, a heartbeat."""
+    """What leader and followers share: one supervisor per cell, a journal, a heartbeat."""
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
@@ -59,7 +59,7 @@ class Agent(ABC):
         self.heartbeat.start("loading")
         try:
             load()
-            gc.freeze()  # else the first collection in every rank would touch, and so copy, all pages of the parent
+            gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent
             self.note(Loaded(import_s=time.perf_counter() - begin))
             self.heartbeat.tick()
             self.work()
@@ -71,7 +71,7 @@ class Agent(ABC):
         else:
             self.note(Finished())
         finally:
-            gc.unfreeze()  # else packages written in C++ report at exit that what they made is still there
+            gc.unfreeze()  # else C++ extensions report leaked objects at exit
             for process in self.running:
                 os.killpg(process.pid or 0, signal.SIGKILL)
             self.heartbeat.stop()
@@ -95,12 +95,12 @@ class Agent(ABC):
         self.running[process] = (cell, number, config, share, deadline_at)
 
     def gpus_of(self, cell: str, config: CellConfig) -> tuple[int, ...] | None:
-        """The GPUs of this node that the cell's ranks may use; None: all."""
+        """Indices of the GPUs of this node that the cell's ranks may use; None: all."""
         return None
 
     def node_share(self, config: CellConfig) -> NodeShare:
         return NodeShare(
-            node=self.node, nodes=self.nodes, world_size=config.layout.world_size, alone=config.timing.asked
+            node=self.node, nodes=self.nodes, world_size=config.layout.world_size, exclusive=config.timing.asked
         )
 
     def reap(self, at_most_s: float) -> None:

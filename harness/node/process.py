@@ -1,4 +1,4 @@
-"""Setup of every process of the node side: log to a file, and die with the parent."""
+"""Setup of every process on a node: log to a file, and die with the parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log_to(path: Path) -> None:
 
 
 def remove_secrets(logs: Iterable[Path]) -> None:
-    """Remove what looks like a secret, and values of secret variables here, from logs that are no longer written to."""
+    """Remove secrets, and the values of this process's secret variables, from logs that are no longer written to."""
     values = secret_values(os.environ)
     for log in logs:
         without_secrets_in(log, values)
@@ -41,14 +41,14 @@ def other_threads() -> list[str]:
     names = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
-            with suppress(OSError):  # it has just exited
+            with suppress(OSError):  # the thread has just exited
                 names.append((task / "comm").read_text(encoding="utf-8", errors="replace").strip())
     return sorted(names)
 
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Put this process's temporary files into `folder`, which is removed at the end.
+    """Have tempfile create this process's temporary files in `folder`, which is removed at the end.
 
     torch elastic creates a folder and a file per cell and never removes them. If the supervisor is killed, they stay in
     the run directory, not in /tmp.
@@ -63,7 +63,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, a pid, exits: no rank outlives a killed agent (Linux)."""
+    """Have the kernel kill this process when its parent (a pid) exits: no rank outlives a killed agent (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it exited before the call
+    if os.getppid() != parent:  # the parent exited before the call
         os.kill(os.getpid(), signal.SIGKILL)

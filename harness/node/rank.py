@@ -33,11 +33,12 @@ def rank_main(
     supervisor: int,
     share: NodeShare,
 ) -> None:
-    """Run the probe and write a complete record, however it ends. `deadline_at` in seconds since the epoch.
+    """Run the probe and write a complete record, however the probe ends.
 
-    `listener` is the bound socket on which rank 0 serves the store, None on nodes that do not have rank 0;
-    `supervisor` is the pid of the parent. At the deadline, or earlier on SIGUSR1 when it has passed on another node,
-    faulthandler's watchdog writes every thread's stack to the log; the supervisor kills the process shortly after.
+    `deadline_at`: seconds since the epoch. `listener`: descriptor of the bound socket on which rank 0 serves the
+    store, None on nodes without rank 0. `supervisor`: pid of the parent. At the deadline, or earlier on SIGUSR1 when
+    the deadline has passed on another node, faulthandler writes every thread's stack to the log; the supervisor kills
+    the process shortly after.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would turn SIGTERM into an exception
     attempt = AttemptDir(Path(attempt_root))
@@ -59,7 +60,7 @@ def rank_main(
     except DiskFullError as error:  # not a failure of the code under test
         with suppress(OSError):  # the log is on the same disk
             print(f"rank {rank}: {error}", file=sys.stderr)
-        os._exit(DiskFullError.process_exit_code)  # an orderly exit would flush the log and fail
+        os._exit(DiskFullError.process_exit_code)  # a normal exit would flush the log and fail
     except OSError as error:
         if recorder is not None and recorder.written == "raised":
             raise
@@ -71,7 +72,7 @@ def rank_main(
 
 
 def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: AttemptDir, share: NodeShare) -> None:
-    """Run the probe; an exception of the code under test is recorded and raised again."""
+    """Run the probe; record an exception of the code under test and raise it again."""
     tempfile.tempdir = None  # inherited from the supervisor, which may remove it before this process exits
     try:
         run_probe(config, recorder.record.place, recorder, listener)
@@ -83,11 +84,11 @@ def _run(config: CellConfig, recorder: Recorder, listener: int | None, attempt: 
         if share.nodes > 1:  # before connections close and the peers fail in turn
             reason = redacted(f"{type(error).__name__}: {error}", secret_values(os.environ))[:1000]
             write_abort(attempt, Abort(node=share.node, rank=recorder.record.rank, reason=reason))
-        if isinstance(error, SystemExit):  # whatever its code: elastic must see a failure
+        if isinstance(error, SystemExit):  # whatever its exit code, elastic must see a failure
             raise SystemExit(1) from error
         raise
 
 
 def _prove_imports(recorder: Recorder) -> None:
-    """Record all imported modules, which only the last record of a rank has."""
+    """Record all imported modules; only a rank's final record has them."""
     recorder.record.imports, recorder.record.modules = import_proof(), other_modules()

@@ -28,10 +28,10 @@ _UNWRITTEN = {
 def rank_endings(
     attempt: AttemptDir, ranks: Iterable[int], exit_codes: Mapping[int, int], late: Mapping[int, float]
 ) -> list[RankEnding]:
-    """How ranks ended. Records that ranks could not complete are completed here.
+    """How ranks ended; completes the records that ranks could not complete.
 
-    `late`: the ranks that still ran at the deadline -> when that was seen, in seconds since the epoch. Exceptions and
-    crashes after that are consequences of the deadline, and do not count.
+    `late`: rank still running at the deadline -> when the supervisor saw it, seconds since the epoch. Exceptions and
+    crashes after that time are consequences of the deadline and do not count.
     """
     endings = []
     for rank in ranks:
@@ -84,7 +84,7 @@ def cell_result(
 
 
 def _first_failure(attempt: AttemptDir, records: dict[int, RankRecord], failed: list[RankEnding]) -> int | None:
-    """The rank that failed first: with several nodes, the one in abort.json, since their clocks may differ."""
+    """The rank that failed first; with several nodes, the one in abort.json, since the nodes' clocks may differ."""
     if not failed:
         return None
     abort = rendezvous.read(Abort, rendezvous.abort_file(attempt))
@@ -103,16 +103,16 @@ def _dumped(log: Path) -> list[str] | None:
     return stack_of(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
 
 
-def _still_s(record: Path, found: float | None) -> float | None:
-    """Seconds without progress of a rank that still ran at the deadline; None if unknown.
+def _still_s(record: Path, seen_at: float | None) -> float | None:
+    """Seconds without progress of a rank that was seen running at the deadline; None if unknown.
 
-    By the clock of the file system, which may differ from this node's.
+    Measured by the clock of the file system, which may differ from this node's.
     """
     path = progress_file(record)
-    if found is None or not path.exists():
+    if seen_at is None or not path.exists():
         return None
     probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     probe.write_text("", encoding="utf-8")
     now = probe.stat().st_mtime
     probe.unlink()
-    return max(now - path.stat().st_mtime - (time.time() - found), 0.0)
+    return max(now - path.stat().st_mtime - (time.time() - seen_at), 0.0)

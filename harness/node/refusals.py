@@ -1,4 +1,4 @@
-"""Why this node cannot run a cell, checked before it starts; complements the rules of the plan.
+"""Why this node cannot run a cell, checked before the cell starts; complements the rules of the plan.
 
 A limit of the release, or arithmetic, rejects the cell. Software that is missing on the node, or whose import fails, is
 an ERROR: a broken image must not look like a rule.
@@ -20,20 +20,19 @@ _STACK = "the stack under test"
 def refusal(config: CellConfig, ranks_here: int) -> Rejection | Missing | None:
     """The first reason why the cell cannot run here with `ranks_here` ranks on this node; None when it can."""
     with forks_protected(f"importing data path {config.data_path}"):
-        lack = ADAPTERS[config.data_path].unavailable(config)
-    if lack:
-        return lack
+        unavailable = ADAPTERS[config.data_path].unavailable(config)
+    if unavailable:
+        return unavailable
     if reason := model_parts.unsupported_parts(config):
         return Rejection(rule="stack.model", reason=reason, source=_STACK)
     if refused := gpt.unsupported_fields(config):
         return refused
     table = gpu_table()
-    there = len(table)
-    if refused := unplaced(config, there, ranks_here):
+    if refused := unplaced(config, len(table), ranks_here):
         return refused
-    found = place(config.device, there, 0, ranks_here)
-    if reason := kernels.unsupported_kernel(config, found.kind):
+    device = place(config.device, len(table), 0, ranks_here)
+    if reason := kernels.unsupported_kernel(config, device.kind):
         if config.device == "cpu":
             return Rejection(rule="kernels.rope-fusion", reason=reason, source="Megatron-LM apply_rotary_pos_emb")
         return Missing(reason=reason)
-    return attention_kinds.unsupported_attention(config, found, table[0].capability if table else None)
+    return attention_kinds.unsupported_attention(config, device, table[0].capability if table else None)

@@ -33,12 +33,12 @@ from harness.node.rank import rank_main
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.kernel_log import xid_lines
 
-END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because of another node
+END_GRACE_S = 5.0  # between SIGTERM and SIGKILL for ranks that end because another node failed
 COLLECT_GRACE_S = 10.0  # after the deadline, for the other nodes' results
 
 
 class _Peers:
-    """The other nodes of a cell, polled by the loop that waits for the ranks. No threads: this process forks."""
+    """The other nodes of a cell, polled while waiting for the ranks: a process that forks must have no threads."""
 
     def __init__(self, attempt: AttemptDir, share: NodeShare, deadline_at: float, heartbeats: HeartbeatMonitor) -> None:
         self.attempt, self.share, self.deadline_at, self.heartbeats = attempt, share, deadline_at, heartbeats
@@ -84,13 +84,13 @@ def supervise(
 ) -> None:
     """Run the cell's ranks on this node, in a new session; node 0 writes result.json.
 
-    `agent` is the pid of the parent, `deadline_at` seconds since the epoch.
+    `agent`: pid of the parent. `deadline_at`: seconds since the epoch.
     """
     die_with(agent)
     os.setsid()
     attempt = AttemptDir(Path(attempt_root))
     log_to(log := attempt.root / "log" / ("supervisor.log" if share.node == 0 else f"supervisor-{share.node}.log"))
-    if share.gpus is not None:  # ranks, where CUDA starts, see only these, as cuda:0 and up
+    if share.gpus is not None:  # ranks, which initialise CUDA, see only these GPUs, as cuda:0 and up
         os.environ["CUDA_VISIBLE_DEVICES"] = shown_gpus(share.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     started = time.time()
     deadline = Deadline(deadline_at)
@@ -110,7 +110,7 @@ def supervise(
     _log_xids(attempt, [rank for rank, code in exit_codes.items() if code], begun)
     endings = rank_endings(attempt, share.ranks, exit_codes, late)
     remove_secrets([*(attempt.log(rank) for rank in share.ranks), log])
-    log_to(log)  # which may be another file now
+    log_to(log)  # remove_secrets may have replaced the file
     if share.node > 0:
         result = NodeResult(node=share.node, ranks=endings, trouble=trouble)
         write_json(rendezvous.node_file(attempt, share.node), result)
@@ -122,18 +122,18 @@ def supervise(
 def _launch(
     attempt: AttemptDir, cell: str, config: CellConfig, deadline: Deadline, share: NodeShare, peers: _Peers | None
 ) -> tuple[dict[int, int], dict[int, float]]:
-    """Fork the ranks and wait for them. Returns rank -> exit code, and rank -> time for those hit by the deadline.
+    """Fork the ranks and wait for them; elastic ends the other ranks once one has failed.
 
-    Elastic ends the other ranks once one has failed.
+    Returns rank -> exit code, and rank -> time (seconds since the epoch) for ranks still running at the deadline.
     """
     addresses = own_addresses() if share.nodes > 1 and share.node == 0 else ["127.0.0.1"]
     listener = rendezvous.listen(share, addresses) if share.node == 0 else None
     with listener or nullcontext():
-        meeting = _meet(attempt, share, listener, addresses, deadline)
-        if meeting is None:
+        store = _store_address(attempt, share, listener, addresses, deadline)
+        if store is None:
             return {}, {}
         descriptor = listener.fileno() if listener else None
-        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size), **meeting}
+        common = {"WORLD_SIZE": str(share.world_size), "LOCAL_WORLD_SIZE": str(share.size), **store}
         ranks = dict(enumerate(share.ranks))
         arguments = (str(attempt.root), cell, config, deadline.at, descriptor, os.getpid(), share)
         processes = start_processes(
@@ -151,10 +151,10 @@ def _launch(
     return {rank: children[pid].exitcode or 0 for rank, pid in pids.items()}, late
 
 
-def _meet(
+def _store_address(
     attempt: AttemptDir, share: NodeShare, listener: socket.socket | None, addresses: list[str], deadline: Deadline
 ) -> dict[str, str] | None:
-    """Environment with the address of the store; None when the cell was aborted first.
+    """Environment variables with the address of the store; None when the cell was aborted first.
 
     InfrastructureError when this node cannot reach node 0.
     """
@@ -165,17 +165,17 @@ def _meet(
             return here
         rendezvous.announce(attempt, listener, addresses)
         return here | gloo_interface(addresses[0])
-    meeting = rendezvous.await_rendezvous(attempt, deadline.at)
-    if meeting is None:
+    announced = rendezvous.await_rendezvous(attempt, deadline.at)
+    if announced is None:
         return None
-    address, own = reach(meeting.addresses, meeting.port)
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(meeting.port), **gloo_interface(own)}
+    address, own = reach(announced.addresses, announced.port)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(announced.port), **gloo_interface(own)}
 
 
 def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Deadline) -> None:
     """Wait until every rank has exited, the deadline has passed, or another node has aborted the cell.
 
-    torch raises when it reads the error file of a rank that was killed while it wrote it.
+    torch raises EOFError or UnpicklingError on the error file of a rank that was killed while writing it.
     """
     ended, elsewhere = None, False
     try:
@@ -185,7 +185,7 @@ def _wait(processes: Any, share: NodeShare, peers: _Peers | None, deadline: Dead
     except (EOFError, pickle.UnpicklingError):
         processes.close()
         if peers is not None:
-            peers.abort("a rank was killed while it failed")
+            peers.abort("a rank was killed while it wrote its error file")
         return
     if ended is None:
         if not elsewhere:
@@ -208,7 +208,7 @@ def _log_xids(attempt: AttemptDir, failed: list[int], begun: float) -> None:
 
 
 def _add_other_nodes(attempt: AttemptDir, endings: list[RankEnding], peers: _Peers) -> list[str]:
-    """Append the endings of the other nodes' ranks to `endings`; returns the errors of whole nodes."""
+    """Append how the other nodes' ranks ended to `endings`; return the errors of whole nodes."""
     troubles = []
     found = peers.collect()
     for node in range(1, peers.share.nodes):

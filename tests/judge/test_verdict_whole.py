@@ -133,8 +133,9 @@ def test_the_control_is_judged_on_the_same_day() -> None:
 
 
 def test_the_throughput_lane_needs_times_of_ranks_that_completed() -> None:
-    evidence = timed({("packed", 0): 0.1, ("unpacked", 0): 0.1})
-    assert judge(evidence) == CellVerdict(Outcome.PASS, lanes("pass", "pass", "pass"), [], "")
+    seconds = {("packed", 0): 0.1, ("unpacked", 0): 0.1}
+    assert judge(timed(seconds)) == CellVerdict(Outcome.PASS, lanes("pass", "pass", "pass"), [], "")
+    evidence = timed(seconds)
     assert evidence.result is not None
     cut_off(evidence.records[0], "running")
     evidence.result.status, evidence.result.ranks = "failed", [RankEnding(rank=0, ended="killed", exit_code=-9)]

@@ -51,7 +51,7 @@ def upstream_module(folder: Path, text: str) -> Any:
 
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
-    """torch.distributed and Megatron's groups for a single rank, taken down afterwards."""
+    """torch.distributed and Megatron's groups for a single rank, destroyed afterwards."""
     from megatron.core import parallel_state
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -63,7 +63,7 @@ def world_of_one() -> Iterator[None]:
 
 @dataclass
 class Ran:
-    """The files of one cell after an agent ran it."""
+    """What one cell's files contain after an agent has run it."""
 
     config: CellConfig
     result: CellResult
@@ -79,7 +79,7 @@ def run_cells(root: Path, configs: dict[str, CellConfig], parallel_ranks: int = 
 
 
 class Agents:
-    """The agents of one allocation, one process per node, all on this machine and on one run directory."""
+    """The agents of one allocation, one process per node, all on this machine with one run directory."""
 
     def __init__(self, root: Path, configs: dict[str, CellConfig], nodes: int = 1, **order: Any) -> None:
         self.run, self.configs = RunDir(root), configs
@@ -104,7 +104,7 @@ class Agents:
         return [process.wait(timeout=300) for process in self.processes]
 
     def until(self, condition: Callable[[], bool], node: int = 0) -> None:
-        """Wait for a condition; fails when the agent of `node`, which must bring it about, ends before."""
+        """Wait for a condition; fails if the agent of `node`, which should bring it about, ends first."""
         for _ in range(3000):
             if condition():
                 return

@@ -1,6 +1,6 @@
 """Fake GPU tensors: an operation that mixes them with CPU tensors raises, as with CUDA.
 
-They compute on the CPU. Moving them there (cpu, item, tolist, float) returns plain tensors and numbers.
+They compute on the CPU. Reading them on the host (cpu, item, tolist, float) returns plain tensors and numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class OnGpu(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
-        strangers = [leaf for leaf in leaves if type(leaf) is torch.Tensor and leaf.dim() > 0]
-        if strangers:
+        on_cpu = [leaf for leaf in leaves if type(leaf) is torch.Tensor and leaf.dim() > 0]
+        if on_cpu:
             raise RuntimeError(
                 f"{func.__name__}: expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:0 and cpu"

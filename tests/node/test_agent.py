@@ -1,4 +1,4 @@
-"""Real training through a real agent: several cells from one import, and broken ones that harm only themselves."""
+"""Real training by a real agent: several cells in one agent process, where a broken cell does not affect the others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_raising_rank_leaves_its_traceback_and_is_named_first(ran: dict[str, R
     assert first.ended == "raised"
     assert first.failure.traceback.startswith("Traceback")
     assert first.progress.step == 1
-    assert len(first.batches) == len(cell.config.micro_batches(0)[0])  # the metadata leg is whole
+    assert len(first.batches) == len(cell.config.micro_batches(0)[0])  # the metadata leg is complete
 
 
 def test_a_hanging_rank_ends_at_the_deadline_and_the_collective_is_named(ran: dict[str, Ran]) -> None:

@@ -1,4 +1,4 @@
-"""Cells whose ranks span several nodes: one agent per node, here as processes of one machine on one run directory."""
+"""Cells that span several nodes: one agent per node, all run here on one machine with one run directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.node.conftest import Agents, Ran, config, run_cells
 
 pytestmark = pytest.mark.train
 
-FAR_S = 600.0  # a deadline that no test waits for: the agents must end twice as early
+FAR_S = 600.0  # a deadline that no test waits for: agents must end within half of it
 HANG = "rank-enters-a-collective-alone"
 
 
@@ -36,7 +36,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> RankRecord:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Cells on two nodes; in those of two ranks, rank 1 is on node 1."""
+    """Cells on two nodes; of two ranks, rank 1 is on node 1."""
     configs = {
         "raises": config(tp=2, fault="exception-at-step-1", deadline_s=FAR_S),
         "crashes": config(pp=2, fault="native-crash-in-a-kernel", deadline_s=FAR_S),
@@ -74,7 +74,7 @@ def test_eight_ranks_on_two_nodes_compute_what_one_rank_does(two: dict[str, Ran]
 
 
 @pytest.mark.parametrize("name", ["tp2-pp4", "tp2-pp4-cp2"])
-def test_eight_and_sixteen_ranks_on_four_nodes_compute_it_too(
+def test_eight_and_sixteen_ranks_on_four_nodes_compute_the_same(
     four: dict[str, Ran], truth: RankRecord, name: str
 ) -> None:
     _equals(four[name], truth)
@@ -115,7 +115,7 @@ def test_a_hang_dumps_the_stacks_of_both_nodes(two: dict[str, Ran]) -> None:
 
 def test_a_cell_that_does_not_fill_the_nodes_is_an_error_and_the_others_run(two: dict[str, Ran]) -> None:
     assert two["odd"].result.status == "error"
-    assert two["odd"].result.reason == "1 ranks do not fill 2 nodes with equally many ranks each"
+    assert two["odd"].result.reason == "1 rank cannot be split over 2 nodes with the same number of ranks each"
 
 
 def test_no_rank_outlives_its_cell(two: dict[str, Ran], four: dict[str, Ran]) -> None:
@@ -137,7 +137,7 @@ def _parent(pid: int) -> int:
 
 
 def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocation_in_order(tmp_path: Path) -> None:
-    """The leader ends when a follower is lost, since every cell needs all nodes: the launcher must find new ones."""
+    """The leader ends when a follower is lost, since every cell needs all nodes."""
     configs = {
         "first": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "second": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
@@ -163,7 +163,7 @@ def test_a_killed_supervisor_costs_one_cell_and_a_killed_agent_ends_the_allocati
     last = agents.events(0)[-1]
     assert (last["event"], last["reason"]) == (
         "failed",
-        "InfrastructureError: node 1 was lost; 1 cells were not started",
+        "InfrastructureError: node 1 was lost; 1 cell not started",
     )
 
 
@@ -172,13 +172,13 @@ def test_an_abort_ends_the_ranks_and_followers_end_when_the_leader_is_killed(tmp
         "aborted": config(tp=2, fault=HANG, deadline_s=FAR_S),
         "hangs": config("sft", tp=2, fault=HANG, deadline_s=FAR_S),
     }
-    # Long enough that node 1 does not count as silent on a busy machine, which would leave out how its rank ended.
+    # Long enough that node 1 does not count as silent on a busy machine: the result would not say how its rank ended.
     agents = Agents(tmp_path, configs, nodes=2, parallel_ranks=1, silence_s=25.0)
     agents.until(lambda: _trains(agents, "aborted", 1))
     write_abort(agents.attempt("aborted"), Abort(node=1, reason="no connection breaks: only this file ends the cell"))
     agents.until(lambda: _trains(agents, "hangs", 1), node=1)
     codes = [rank.exit_code for rank in agents.read("aborted").result.ranks]
-    assert -signal.SIGTERM in codes  # the other may see the connection break before its own signal comes
+    assert -signal.SIGTERM in codes  # the other rank may see the connection break before it gets its own signal
     assert all(codes)
 
     agents.processes[0].kill()
@@ -205,7 +205,7 @@ def test_a_heartbeat_of_an_earlier_job_does_not_count(tmp_path: Path) -> None:
     assert others.latest()[1].token == "new"
 
 
-def test_silence_is_measured_by_change_and_not_by_the_other_clock(tmp_path: Path) -> None:
+def test_silence_is_measured_by_changes_and_not_by_the_other_nodes_clock(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _beat(run)
     others = HeartbeatMonitor(run, "local", [1], silence_s=0.0)
@@ -217,7 +217,7 @@ def test_silence_is_measured_by_change_and_not_by_the_other_clock(tmp_path: Path
     assert others.silent() == [1]
 
 
-def test_an_agent_that_says_that_it_ended_is_silent_at_once(tmp_path: Path) -> None:
+def test_an_agent_whose_last_heartbeat_says_ended_is_silent_at_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     others = HeartbeatMonitor(run, "local", [1], silence_s=1e6)
     _beat(run, state="ended")
@@ -234,7 +234,7 @@ def test_the_first_abort_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["abort.json"]
 
 
-def test_what_an_interrupted_attempt_left_is_cleared(tmp_path: Path) -> None:
+def test_the_files_of_an_interrupted_attempt_are_removed(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for name in ("config.json", "abort.json", "rendezvous.json", "nodes/node-1.json", "ranks/rank-00000.json"):
         write_atomic(tmp_path / name, "{}")

@@ -1,4 +1,4 @@
-"""Each kind of error, raised from each kind of frame on a rank, through the recorder and the classifier."""
+"""Errors of each kind, raised in frames of each kind, recorded by the real recorder and classified by the judge."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def recorded(tmp_path: Path, act: Callable[[], Any]) -> Failure:
-    """What the real recorder keeps of what `act` raises, read back from its file."""
+    """The failure that the real recorder writes for what `act` raises, read back from its file."""
     recorder = Recorder(RankRecord(cell="cell", rank=1, place=PLACE), tmp_path / "ranks" / "rank-00001.json")
     with pytest.raises(BaseException) as caught:
         act()
@@ -67,7 +67,7 @@ def blamed(failure: Failure, leg: str = "training", phase: str = "forward") -> t
 
 
 def hook(watch: Any) -> Callable[..., Any]:
-    """A hook of the harness as torch calls it when upstream passes its input by keyword: without positional inputs."""
+    """A hook of the harness, called without positional inputs, as torch does when upstream passes keywords."""
     return lambda: PredictionRecorder._before_output(watch, torch.nn.Identity(), ())
 
 
@@ -115,19 +115,19 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_the_code_under_test_is_its_own_but_for_what_the_system_did(
+def test_an_error_in_the_code_under_test_is_blamed_on_it_unless_the_system_caused_it(
     kind: str, tmp_path: Path, upstream: Any
 ) -> None:
     error, domain, row = KINDS[kind]
     failure = recorded(tmp_path, lambda: upstream.fails(error))
     assert failure.frames[-1].startswith("skyrl/simulated.py:")
     assert blamed(failure) == (domain, row)
-    assert blamed(failure, phase="setup") == (domain, row), "building the model is the code's too"
+    assert blamed(failure, phase="setup") == (domain, row), "errors while the model is built count as the code's, too"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_path: Path) -> None:
-    """Only asynchronous errors of kernels may come from elsewhere."""
+def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: str, tmp_path: Path) -> None:
+    """Except asynchronous errors of kernels, which may come from the code under test."""
     error, domain, _ = KINDS[kind]
     failure = Failure(
         type=type(error).__name__,
@@ -141,16 +141,14 @@ def test_an_error_in_the_harness_is_never_the_fault_of_the_code(kind: str, tmp_p
     if kind in ("NaN", "kernel"):
         assert found == "code"
     elif domain == "code" and kind == "wrong path":
-        assert (found, row) == ("infrastructure", "storage-error"), "a file of the harness's own"
+        assert (found, row) == ("infrastructure", "storage-error"), "a file that the harness opens"
     elif domain == "code" and kind != "no memory":
         assert (found, row) == ("harness", "harness-defect")
     else:
         assert found in ("infrastructure", "unknown")
 
 
-def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_harness(
-    tmp_path: Path, upstream: Any
-) -> None:
+def test_a_hook_that_upstream_calls_in_another_way_is_a_defect_of_the_harness(tmp_path: Path, upstream: Any) -> None:
     failure = recorded(tmp_path, lambda: upstream.calls(hook(Hooked())))
     assert failure.type == "IndexError"
     assert "harness/node/probe/hooks/prediction.py" in failure.frames[-1]
@@ -160,18 +158,18 @@ def test_a_hook_of_the_harness_that_upstream_calls_otherwise_is_a_defect_of_the_
 def test_a_hook_that_does_not_take_an_argument_of_upstream_is_a_defect_of_the_harness(
     tmp_path: Path, upstream: Any
 ) -> None:
-    """The exception is raised in upstream's frame, which calls rightly."""
+    """The exception is raised in upstream's frame, although upstream's call is right."""
     hook = PredictionRecorder._before_output
     failure = recorded(tmp_path, lambda: upstream.calls(hook, Hooked(), None, None, weight=None))
     assert failure.message.startswith("PredictionRecorder._before_output() got an unexpected keyword argument")
     assert blamed(failure) == ("harness", "harness-defect")
 
 
-def test_an_argument_that_upstream_gives_its_own_function_is_upstreams(tmp_path: Path, upstream: Any) -> None:
+def test_a_wrong_argument_of_upstream_to_its_own_function_is_blamed_on_upstream(tmp_path: Path, upstream: Any) -> None:
     assert blamed(recorded(tmp_path, lambda: upstream.calls(upstream.adds, 1, 2, scale=3)))[0] == "code"
 
 
-def test_torch_raises_what_its_caller_made_it_raise(tmp_path: Path, upstream: Any) -> None:
+def test_an_error_that_torch_raises_is_blamed_on_its_caller(tmp_path: Path, upstream: Any) -> None:
     failure = recorded(tmp_path, lambda: upstream.adds(torch.zeros(2), torch.zeros(3)))
     assert blamed(failure) == ("code", "python-exception")
 
@@ -183,7 +181,7 @@ def test_a_cpu_stub_that_raises_is_a_limit_of_the_stub(tmp_path: Path, upstream:
     assert "the real kernel may accept it" in failure.message
 
 
-def test_an_injected_fault_plays_the_part_of_upstream(tmp_path: Path) -> None:
+def test_an_injected_fault_is_blamed_like_upstream(tmp_path: Path) -> None:
     context = RankContext(config=config(tp=2), place=PLACE, device=None, folder=tmp_path)  # type: ignore[arg-type]
     failure = recorded(tmp_path, lambda: ExceptionAtStep1().on_step(context, 1))
     assert blamed(failure) == ("code", "python-exception")
@@ -197,7 +195,7 @@ def test_a_storage_error_in_the_chain_of_an_exception_counts(tmp_path: Path, ups
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOLCK, errno.ENOENT])
 @pytest.mark.parametrize("place", ["progress", "flush", "record"])
-def test_what_the_storage_does_to_the_files_of_a_rank_is_infrastructure(
+def test_storage_errors_on_the_files_of_a_rank_are_infrastructure(
     place: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -222,7 +220,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_a_torch_error_while_ranks_meet_is_no_defect_of_the_harness() -> None:
+def test_a_torch_error_during_initialisation_is_not_a_defect_of_the_harness() -> None:
     frames = ["harness/node/rank.py:70 in _run", "harness/node/probe/run.py:90 in _join"]
     unknown = Failure(type="RuntimeError", message="it did not work", traceback="", time=1.0, frames=frames)
     assert blamed(unknown, "start", "setup") == ("unknown", "setup-error")

@@ -14,7 +14,7 @@ COMPILER = "TORCHDYNAMO_DISABLE"
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable is not set, whatever the caller has, and not left behind."""
+    """Unset the variable, and restore it after the test."""
     monkeypatch.setenv(COMPILER, "")
     monkeypatch.delenv(COMPILER)
 
@@ -37,7 +37,7 @@ def test_the_compiler_is_off_only_without_a_gpu_and_the_user_decides(
     assert seen == [expected]
 
 
-def test_garbage_is_collected_again_once_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_enabled_again_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(imports, "import_all", lambda: seen.append(gc.isenabled()))
     load()
@@ -45,7 +45,9 @@ def test_garbage_is_collected_again_once_all_is_loaded(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("shown", [None, "0,1"])
-def test_gpus_are_hidden_while_modules_load_and_shown_again(shown: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_hidden_while_modules_load_and_visible_afterwards(
+    shown: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)

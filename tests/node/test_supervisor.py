@@ -30,7 +30,7 @@ from tests.node.conftest import config, upstream_module
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
+def test_a_rank_that_finds_the_disk_full_exits_with_code_28(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: Any) -> NoReturn:
@@ -48,7 +48,7 @@ def test_a_rank_that_finds_the_disk_full_says_so_by_its_exit_code(
     assert f"rank 0: cannot write {tmp_path}: No space left on device" in capfd.readouterr().err
 
 
-def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: Path) -> None:
+def test_a_full_disk_is_not_a_failure_of_the_code_under_test(tmp_path: Path) -> None:
     endings = [RankEnding(rank=0, ended="missing", exit_code=1), RankEnding(rank=1, ended="missing", exit_code=28)]
     result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
@@ -56,7 +56,7 @@ def test_a_rank_without_room_for_its_record_is_no_failure_of_the_code(tmp_path: 
 
 
 class HalfAnErrorFile:
-    """torch's processes when a rank that failed was killed before its error file was whole."""
+    """Fake of torch's processes when a failed rank was killed before its error file was complete."""
 
     closed = False
 
@@ -77,7 +77,7 @@ TWO = Layout(tp=2, sp=True)
 
 
 def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
-    """What a supervisor left of a cell of two ranks, and its cause."""
+    """The result and records that a supervisor wrote for a cell of two ranks, and the cause of its failure."""
     attempt = AttemptDir(root)
     result = from_jsonable(CellResult, loads(attempt.result.read_text()))
     records = {rank: from_jsonable(RankRecord, loads(attempt.record(rank).read_text())) for rank in (0, 1)}
@@ -85,13 +85,13 @@ def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
 
 
 def _supervise(*arguments: Any) -> None:
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's own do not follow where descriptors lead
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's replacements ignore redirected descriptors
     supervise(*arguments)
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Attempts in which rank 0 waits in a barrier that rank 1 never enters, side by side."""
+    """Attempts, run side by side, in which rank 0 waits in a barrier that rank 1 never enters."""
     roots = {how: tmp_path_factory.mktemp(how) for how in ("dies", "raises", "frozen", "stale", "unwritable")}
     upstream = upstream_module(tmp_path_factory.mktemp("upstream"), "def sleep(seconds):\n    time.sleep(seconds)\n")
     deadline_at = time.time() + 8.0
@@ -109,12 +109,12 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 patch.setattr(os, "pwrite", _stale)
                 if how == "unwritable":
                     patch.setattr(Path, "write_text", _stale)
-                    patch.undo = lambda: None  # for as long as the process lives
+                    patch.undo = lambda: None  # keep the patches until the process ends
                 recorder.progress("training", 1, 0, "backward")
-        upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # its stack is written by then
+        upstream.sleep(max(deadline_at + 0.3 - time.time(), 0))  # by then its stack has been dumped
         if how == "raises":
             raise ValueError("a consequence")
-        os.kill(os.getpid(), signal.SIGSEGV)  # as the dump of its stacks may do
+        os.kill(os.getpid(), signal.SIGSEGV)  # a crash that the stack dump may cause
 
     def start(how: str) -> BaseProcess:
         share, monitor = NodeShare(node=0, nodes=1, world_size=2), HeartbeatMonitor(RunDir(roots[how]), "local", [])
@@ -142,7 +142,7 @@ def test_a_frozen_rank_is_infrastructure_though_others_wait_for_it(late: dict[st
     assert "waiting for it: barrier (rank 0)" in cause.message
 
 
-def test_a_storage_error_on_a_rank_s_own_progress_file_is_infrastructure(late: dict[str, Path]) -> None:
+def test_a_storage_error_on_a_progress_file_is_infrastructure(late: dict[str, Path]) -> None:
     result, records, cause = _read(late["stale"])
     assert result.status == "failed"
     assert records[1].failure is not None
@@ -171,7 +171,7 @@ def _stale(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize(("how", "exit_code"), [("dies", -signal.SIGSEGV), ("raises", None)])
-def test_a_rank_that_fails_once_the_deadline_has_come_leaves_the_verdict_of_a_hang(
+def test_a_failure_after_the_deadline_does_not_change_the_verdict_of_a_hang(
     late: dict[str, Path], how: str, exit_code: int | None
 ) -> None:
     result, records, cause = _read(late[how])
@@ -184,7 +184,7 @@ def test_a_rank_that_fails_once_the_deadline_has_come_leaves_the_verdict_of_a_ha
     assert cause.message.startswith("hang in barrier (rank 0)")
 
 
-def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Path) -> None:
+def test_an_exception_before_the_deadline_counts_and_a_later_one_does_not(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for rank, when in enumerate((99.0, 101.0)):
         failure = Failure(type="ValueError", message="m", traceback="", time=when)
@@ -194,7 +194,7 @@ def test_what_a_rank_raised_before_the_deadline_found_others_counts(tmp_path: Pa
     assert [ending.ended for ending in endings] == ["raised", "deadline"]
 
 
-def test_a_rank_that_had_died_before_the_deadline_died_by_itself(tmp_path: Path) -> None:
+def test_a_rank_that_died_before_the_deadline_counts_as_killed(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     for rank in (0, 1):
         write_json(attempt.record(rank), RankRecord(cell="c", rank=rank, place=TWO.coordinates(rank)))

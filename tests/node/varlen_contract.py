@@ -1,4 +1,4 @@
-"""What torch.nn.attention.varlen.varlen_attn promises, in plain loops in float64, for tests without its kernels."""
+"""The contract of torch.nn.attention.varlen.varlen_attn as plain float64 loops, for tests without its kernels."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def varlen_attn(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> Tensor:
-    """[t, heads, dim]; causal attention of each segment. Slots of no segment are NaN: the kernel leaves them unset.
+    """Causal attention inside each segment, [t, heads, dim]; NaN for slots outside segments, which the kernel omits.
 
-    The kernel's own demands are assertions: int32 offsets, Python ints, contiguous parts, one tensor of offsets for
-    cuDNN, grouped heads only when they are announced, and no segment longer than max_q.
+    The kernel's requirements are asserted: int32 offsets, Python ints, contiguous inputs, one tensor of offsets (for
+    cuDNN), grouped heads only with enable_gqa, and no segment longer than max_q.
     """
     assert cu_seq_q is cu_seq_k
     assert cu_seq_q.dtype == torch.int32
@@ -59,6 +59,6 @@ def varlen_attn_of_torch_2_10(
     max_k: int,
     is_causal: bool = False,
 ) -> Tensor:
-    """The same by its first signature."""
+    """The same with the signature of torch 2.10."""
     window = (-1, 0) if is_causal else (-1, -1)
     return varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=window)

@@ -15,11 +15,11 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError
 from harness.core.hardware.interfaces import candidates, interface_of, is_loopback
 
-REACH_S = 30.0  # time for node 0 to accept a connection; a listening socket does at once
+REACH_S = 30.0  # time for node 0 to accept a connection; a listening socket accepts at once
 _ATTEMPT_S = 3.0  # time-out per address: packets to a wrong network are dropped, not refused
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
-_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6; such an address is valid with its interface only
+_LINK_LOCAL = "20"  # scope in /proc/net/if_inet6; such an address is valid only together with its interface
 _IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -53,12 +53,12 @@ def own_addresses() -> list[str]:
     return candidates(interfaces(), resolved(socket.gethostname()), wanted)
 
 
-def reach(addresses: Sequence[str], port: int, patience_s: float = REACH_S) -> tuple[str, str]:
+def reach(addresses: Sequence[str], port: int, timeout_s: float = REACH_S) -> tuple[str, str]:
     """The first address that accepts a connection, and this host's own address on that connection.
 
     InfrastructureError naming every address tried and why it failed.
     """
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + timeout_s
     while True:
         failures = {}
         for address in addresses:
@@ -72,15 +72,15 @@ def reach(addresses: Sequence[str], port: int, patience_s: float = REACH_S) -> t
         time.sleep(0.1)
     tried = ", ".join(f"{address} port {port} ({why})" for address, why in failures.items())
     raise InfrastructureError(
-        f"node 0 could not be reached from {socket.gethostname()} within {patience_s:g} s: {tried}. Set "
-        "NCCL_SOCKET_IFNAME in the cluster profile's env to the network interface between the nodes"
+        f"node 0 could not be reached from {socket.gethostname()} within {timeout_s:g} s: {tried}. Set "
+        "NCCL_SOCKET_IFNAME in the cluster profile's env to the network interface that connects the nodes"
     )
 
 
 def gloo_interface(own: str) -> dict[str, str]:
-    """GLOO_SOCKET_IFNAME for hosts whose name resolves to a loopback address, which gloo would bind to.
+    """GLOO_SOCKET_IFNAME for a host whose name resolves to a loopback address, which gloo would bind to.
 
-    `own`: the address of this host that other nodes use. Empty where it is set already, or not needed.
+    Empty when it is already set or not needed. `own`: the address of this host that other nodes use.
     """
     named = resolved(socket.gethostname())
     if os.environ.get("GLOO_SOCKET_IFNAME") or is_loopback(own) or any(not is_loopback(one) for one in named):

@@ -1,7 +1,7 @@
 """The heartbeat of an agent, written by a separate process: imports, forks and driver calls exceed its period.
 
-It is written while the agent's main loop runs, however slowly, and stops with the agent. So silence means that the node
-or the agent is gone, not that the agent is busy.
+It is written while the agent's main loop runs, however slowly, and stops with the agent. So silence means that the
+agent or its node is lost, not that the agent is busy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.core.run.run_dir import write_json
 from harness.node.coordination.rendezvous import HEARTBEAT_S, AgentState, Heartbeat
 from harness.node.process import die_with
 
-STUCK_S = 900.0  # without an iteration of the agent's main loop, after which it counts as hung
+STUCK_S = 900.0  # an agent whose main loop makes no iteration for this long counts as hung
 _STATES: tuple[AgentState, ...] = get_args(AgentState)
 
 
@@ -42,7 +42,7 @@ class HeartbeatWriter:
         self._process = child
 
     def tick(self, state: AgentState = "ready") -> None:
-        """Note an iteration of the agent's main loop; a new state is written at once.
+        """Note an iteration of the agent's main loop; write a new state at once.
 
         DiskFullError when the disk of the run directory is full.
         """
@@ -54,7 +54,7 @@ class HeartbeatWriter:
             self._write(os.getpid())
 
     def stop(self) -> None:
-        """Stop the process and write a last heartbeat of state ended."""
+        """Stop the process and write a last heartbeat with the state "ended"."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -62,7 +62,7 @@ class HeartbeatWriter:
         self._write(os.getpid())
 
     def _run(self, agent: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends this process
         die_with(agent)
         while time.monotonic() < self._ticked.value + STUCK_S:
             time.sleep(HEARTBEAT_S)

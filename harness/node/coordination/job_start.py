@@ -1,6 +1,6 @@
-"""Which work order a job's agents run: a start of the job claims it first, and a second start makes new attempts.
+"""Which work order a job's agents run: a start of the job first claims it, and a second start makes new attempts.
 
-A second start changes no file of the first, whose processes may live on, on a node that only Slurm has lost.
+A second start changes no file of the first, whose processes may still run on a node that Slurm considers lost.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def work_order_of(
     allocation: str,
     node: int,
     environment: Mapping[str, str] = os.environ,
-    patience_s: float = STARTUP_S,
+    timeout_s: float = STARTUP_S,
 ) -> str | None:
     """Name of the work order that this agent runs; None when this start of the job must not run.
 
-    Node 0 claims, the other nodes wait for its claim. Outside a job there is only one start.
-    InfrastructureError when node 0 has not claimed within `patience_s`.
+    Node 0 claims; the other nodes wait for its claim. Outside a Slurm job there is only one start.
+    InfrastructureError when node 0 has not claimed within `timeout_s`.
     """
     start = JobStart.of(environment)
     if start is None:
         return allocation
     decide = _claim if node == 0 else _await_claim
-    return decide(run, allocation, start, patience_s)
+    return decide(run, allocation, start, timeout_s)
 
 
-def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:
-    limit = time.monotonic() + patience_s
+def _claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:
+    limit = time.monotonic() + timeout_s
     while True:
         claims = run.claims(allocation)
         refusal = claims[-1].refusal(start) if claims else None
@@ -59,15 +59,15 @@ def _claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> 
             if claims:
                 _write_second_order(run, before, order, start)
             return order
-        if time.monotonic() > limit:  # before that, another start may have just claimed it
-            raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} cannot be read")
+        if time.monotonic() > limit:  # until then, another start may have just written the claim
+            raise InfrastructureError(f"{run.claim(allocation, len(claims) + 1)} exists but cannot be read")
         time.sleep(POLL_S)
 
 
 def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) -> None:
     """The work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
 
-    The earlier attempts get a result, so that an agent of an earlier start that still runs begins none of them.
+    The earlier attempts get a result, so that an agent of an earlier start that still runs starts none of them.
     """
     reason = f"Slurm started job {start.job} again (restart {start.restart}) before the cell ended"
     first = read_work_order(run, before)
@@ -87,8 +87,8 @@ def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) ->
     write_work_order(run, name, replace(first, cells=tuple(cells)))
 
 
-def _await_claim(run: RunDir, allocation: str, start: JobStart, patience_s: float) -> str | None:
-    limit = time.monotonic() + patience_s
+def _await_claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:
+    limit = time.monotonic() + timeout_s
     while time.monotonic() < limit:
         if run.refused(allocation, start).exists():
             return None
@@ -96,4 +96,6 @@ def _await_claim(run: RunDir, allocation: str, start: JobStart, patience_s: floa
             if (claim.job, claim.restart) == (start.job, start.restart) and run.submission(claim.order).exists():
                 return claim.order
         time.sleep(POLL_S)
-    raise InfrastructureError(f"the agent of node 0 has not claimed {allocation} within {patience_s:.0f} s")
+    raise InfrastructureError(
+        f"the agent of node 0 has not claimed {allocation} within {timeout_s:.0f} s; see the log of its job step"
+    )

@@ -20,10 +20,11 @@ from typing import Literal, TypeVar
 from harness.core.run.records import RankEnding
 from harness.core.run.run_dir import AttemptDir, RunDir, write_json
 from harness.core.serialization import dumps, from_jsonable, loads
+from harness.core.text.counts import counted
 
 HEARTBEAT_S = 2.0  # between two heartbeats of an agent
-SILENCE_S = 30.0  # without a change of its heartbeat, after which a node counts as lost
-MAX_GAP_S = 3.0  # between two polls: a longer gap is this process's own, and counts as this much silence
+SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost
+MAX_GAP_S = 3.0  # between two polls; a longer gap is a delay of this process and counts as this much silence
 POLL_S = 0.2
 
 T = TypeVar("T")
@@ -36,12 +37,12 @@ class NodeShare:
     node: int
     nodes: int
     world_size: int
-    alone: bool = False  # the cell is timed: nothing else may run on the node
-    gpus: tuple[int, ...] | None = None  # indices that the cell's ranks may use; None: all of the node's
+    exclusive: bool = False  # the cell is timed: nothing else may run on the node
+    gpus: tuple[int, ...] | None = None  # indices of the GPUs that the cell's ranks may use; None: all of the node's
 
     def room(self, capacity: int) -> int:
-        """How many of the `capacity` ranks that may run at once on a node the cell occupies."""
-        return max(self.size, capacity) if self.alone else self.size
+        """How many places the cell occupies on a node where `capacity` ranks may run at once."""
+        return max(self.size, capacity) if self.exclusive else self.size
 
     @property
     def size(self) -> int:
@@ -55,10 +56,11 @@ class NodeShare:
         return range(node * self.size, (node + 1) * self.size)
 
     def misfit(self, per_node: int | None) -> str | None:
-        """Why the cell's ranks do not fit the allocation's nodes; None when they do. A single node takes any number."""
+        """Why the cell's ranks do not fit the allocation's nodes; None when they do, as on a single node."""
         if self.nodes == 1 or (self.world_size % self.nodes == 0 and per_node in (None, self.size)):
             return None
-        return f"{self.world_size} ranks do not fill {self.nodes} nodes with {per_node or 'equally many'} ranks each"
+        each = f"{counted(per_node, 'rank')} each" if per_node else "the same number of ranks each"
+        return f"{counted(self.world_size, 'rank')} cannot be split over {self.nodes} nodes with {each}"
 
 
 AgentState = Literal["loading", "ready", "ended"]
@@ -66,7 +68,7 @@ AgentState = Literal["loading", "ready", "ended"]
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Heartbeat of an agent. `token` is random per agent process, which identifies files of an earlier one."""
+    """Heartbeat of an agent. `token` is random per process, so that files of an earlier agent are recognised."""
 
     time: float
     state: AgentState
@@ -77,7 +79,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where rank 0 serves the store. `addresses`: the most likely first."""
+    """Where rank 0 serves the store. `addresses`: the most likely one first."""
 
     addresses: list[str]
     port: int
@@ -85,7 +87,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Abort:
-    """Why a cell ends early. `node` is the node that failed; `rank` the rank that failed, None for the node itself."""
+    """Why a cell ends early. `node` failed; `rank`: the rank that failed, None for the node itself."""
 
     node: int
     reason: str
@@ -128,15 +130,15 @@ def _text(path: Path) -> str:
 
 
 def _texts(paths: Sequence[Path]) -> list[str]:
-    """Texts of files, empty for those that do not exist. Their folders are listed first, once each.
+    """Texts of files, empty for those that do not exist.
 
-    Listing a folder makes an NFS client drop its cached knowledge that a file does not exist.
+    Each folder is listed first: that makes an NFS client drop its cached knowledge that a file does not exist.
     """
     try:
-        there = {entry.name for folder in {path.parent for path in paths} for entry in folder.iterdir()}
+        listed = {entry.name for folder in {path.parent for path in paths} for entry in folder.iterdir()}
     except FileNotFoundError:
-        there = set()
-    return [_read(path) if path.name in there else "" for path in paths]
+        listed = set()
+    return [_read(path) if path.name in listed else "" for path in paths]
 
 
 def _read(path: Path) -> str:
@@ -154,14 +156,14 @@ def clear(attempt: AttemptDir) -> None:
 
 
 def write_abort(attempt: AttemptDir, abort: Abort) -> None:
-    """Write abort.json unless it exists: the first failure stays, and its consequences do not hide it."""
+    """Write abort.json unless it exists: the consequences of the first failure must not hide it."""
     path = abort_file(attempt)
     if path.exists():
         return
     temporary = path.with_name(f".abort.{socket.gethostname()}.{os.getpid()}.tmp")
     temporary.write_text(dumps(abort) + "\n", encoding="utf-8")
     try:
-        os.link(temporary, path)  # unlike a rename, it refuses to replace the abort of another node
+        os.link(temporary, path)  # unlike a rename, a link never replaces the abort of another node
     except FileExistsError:
         pass
     except OSError:  # a file system without hard links
@@ -170,7 +172,7 @@ def write_abort(attempt: AttemptDir, abort: Abort) -> None:
 
 
 def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
-    """A listening socket for the store of rank 0: on loopback, or with several nodes on every interface."""
+    """A listening socket for the store of rank 0: on loopback for one node, on every interface for several."""
     backlog = share.world_size + share.nodes
     if share.nodes == 1:
         return socket.create_server(("127.0.0.1", 0), backlog=backlog)
@@ -180,16 +182,16 @@ def listen(share: NodeShare, addresses: Sequence[str]) -> socket.socket:
 
 def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[str]) -> Rendezvous:
     """Publish the address of the store for the other nodes."""
-    meeting = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
-    write_json(rendezvous_file(attempt), meeting)
-    return meeting
+    announced = Rendezvous(addresses=list(addresses), port=listener.getsockname()[1])
+    write_json(rendezvous_file(attempt), announced)
+    return announced
 
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
-    """Where the leader's store is; None when the cell is aborted first. `until` in seconds since the epoch."""
+    """Where rank 0 serves the store; None if the cell is aborted or `until` (seconds since the epoch) passes first."""
     while time.time() < until:
-        if meeting := read(Rendezvous, rendezvous_file(attempt)):
-            return meeting
+        if announced := read(Rendezvous, rendezvous_file(attempt)):
+            return announced
         if read(Abort, abort_file(attempt)):
             return None
         time.sleep(0.02)
@@ -199,9 +201,9 @@ def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
 class HeartbeatMonitor:
     """Watches the heartbeats of other agents.
 
-    A node is silent when its heartbeat has not changed over `silence_s` of polling. Time stamps are not compared, since
-    clocks of two nodes may differ, and a gap between two polls (this process imported, or its file system hung) counts
-    as MAX_GAP_S at most. The contents before the first poll may be those of an earlier job, and are ignored.
+    A node is silent when its heartbeat has not changed during `silence_s` of polling. Time stamps are not compared,
+    since the clocks of two nodes may differ. A gap between two polls (slow imports, a hung file system) counts as
+    MAX_GAP_S at most. What the files hold before the first poll may be from an earlier job, and is ignored.
     """
 
     def __init__(self, run: RunDir, allocation: str, others: Sequence[int], silence_s: float = SILENCE_S) -> None:

@@ -1,4 +1,4 @@
-"""What the adapter of a data path gives the probe. Each data path has one, which calls its upstream code."""
+"""The interface of a data path's adapter, which calls upstream code and gives its batches to the probe."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Coordinates
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.device.placement import Device
 from harness.node.probe.truth import StepTruth
 
 
 @dataclass(kw_only=True)
 class Batch:
-    """One micro-batch as a rank's model chunk gets it: int64 [rows, local slots], loss_mask float32.
+    """One micro-batch as a rank's model chunk gets it: [rows, local slots], int64, but loss_mask float32.
 
-    Fields that a stage does not need are None. `params` is megatron.core.packed_seq_params.PackedSeqParams.
+    Fields that a stage does not need are None. `params`: megatron.core.packed_seq_params.PackedSeqParams.
     """
 
     tokens: Tensor | None = None
@@ -28,7 +28,7 @@ class Batch:
     loss_mask: Tensor | None = None
     position_ids: Tensor | None = None
     params: Any = None
-    padding_mask: Tensor | None = None  # bool, true where a slot holds no token; for routers with an auxiliary loss
+    padding_mask: Tensor | None = None  # bool, True for slots without a token; for routers with an auxiliary loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class RankContext:
     config: CellConfig
     place: Coordinates
     device: Device
-    folder: Path = Path()  # of the attempt: shared by all ranks, kept with the run
+    folder: Path = Path()  # the attempt's folder, shared by all ranks and kept with the run
 
     @property
     def is_rank_zero(self) -> bool:
@@ -54,26 +54,26 @@ class RankContext:
         return self.place.pp == layout.pp - 1 and chunk == layout.vpp - 1
 
     def reads_tokens(self, chunk: int) -> bool:
-        """Whether the chunk embeds tokens: the first, and with multi-token prediction the last too."""
+        """Whether the chunk embeds tokens: the first one, and with multi-token prediction also the last."""
         return self.is_first(chunk) or (self.config.model.mtp is not None and self.is_last(chunk))
 
 
 class Adapter(Protocol):
     """Feeds one rank. `iterator` is called once per step and chunk, `fetch` once per micro-batch, in order.
 
-    A path that counts the work of a step stores it as `workload` (core/packing/workload.py) when chunk 0 asks for its
-    iterator.
+    A path that counts the work of a step stores it as `workload` (core/packing/workload.py) when `iterator` is called
+    for chunk 0.
     """
 
     def __init__(self, context: RankContext) -> None: ...
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
-        """Why the software under test cannot serve this cell by this path; None when it can."""
+    def unavailable(config: CellConfig) -> Unavailable:
+        """Why the software under test cannot run this cell on this path; None when it can."""
         ...
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
-        """What the schedule hands to `fetch`; None on ranks that read nothing."""
+        """The iterator that the schedule passes to `fetch`; None on ranks that read nothing."""
         ...
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Forbidden combinations that validators other than ConfigContainer.validate refuse.
+"""Forbidden combinations that are refused by validators other than ConfigContainer.validate.
 
 | case | validator | releases |
 |---|---|---|
@@ -21,7 +21,7 @@ import torch
 
 
 def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
-    """Opens a packed file with pad_cu_seqlens: forbidden without its metadata."""
+    """Open a packed file with pad_cu_seqlens: forbidden without the file's metadata."""
     from harness.node.data_paths.bridge.offline import Numbers, write_packed_row
 
     try:
@@ -46,7 +46,7 @@ def pad_cu_seqlens(forbidden: bool, folder: Path) -> None:
 
 
 def in_batch(forbidden: bool, folder: Path) -> None:
-    """Two rows to collate with in-batch packing: allowed for text, forbidden for a model that opts out of packing."""
+    """Collate two rows with in-batch packing: allowed for text, forbidden for a model that opts out of packing."""
     from megatron.bridge.data.collators.sequence import prepare_sequence_batch
     from megatron.bridge.models.qwen_omni.data.collate_fn import qwen3_omni_collate_fn
 
@@ -59,7 +59,7 @@ def in_batch(forbidden: bool, folder: Path) -> None:
 
 
 def megatron_arguments(forbidden: bool, folder: Path) -> None:
-    """Megatron-LM's command line for cp 2: forbidden with a sequence length that is not a multiple of 4."""
+    """Validate Megatron-LM's command line for cp 2: forbidden with a sequence length that is not a multiple of 4."""
     from megatron.training import arguments
 
     length = "66" if forbidden else "64"
@@ -78,16 +78,16 @@ def megatron_arguments(forbidden: bool, folder: Path) -> None:
         "--tokenizer-type": "NullTokenizer",
         "--vocab-size": "128",
     }
-    words = [word for pair in options.items() for word in pair]
-    with _command_line(words, ranks=2), _architecture(arguments):
+    argv = [word for pair in options.items() for word in pair]
+    with _command_line(argv, ranks=2), _architecture(arguments):
         arguments.validate_args(arguments.parse_args())
 
 
 @contextmanager
-def _command_line(words: list[str], ranks: int) -> Iterator[None]:
-    """The command line and environment of the first of so many ranks."""
+def _command_line(argv: list[str], ranks: int) -> Iterator[None]:
+    """Set the command line, and the environment of rank 0 of `ranks`."""
     kept = list(sys.argv), dict(os.environ)
-    sys.argv[1:] = words
+    sys.argv[1:] = argv
     os.environ.update(RANK="0", WORLD_SIZE=str(ranks))
     try:
         yield
@@ -99,7 +99,7 @@ def _command_line(words: list[str], ranks: int) -> Iterator[None]:
 
 @contextmanager
 def _architecture(arguments: Any) -> Iterator[None]:
-    """Without a GPU validate_args cannot query the architecture, so it gets that of Blackwell."""
+    """Without a GPU, let validate_args, which queries the architecture, see that of Blackwell."""
     kept = arguments.get_device_arch_version
     if not torch.cuda.is_available():
         arguments.get_device_arch_version = lambda: 10

@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.packing.workload import Workload, sums
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _FIRST = ("tokens", "position_ids")
@@ -36,10 +36,10 @@ class ReferencePath:
         self.reads = context.place.tp == 0
         style = context.config.style
         self.row_length = style.row_length if _SAMPLES and context.config.model.balanced else None
-        self.workload: Workload | None = None  # of the step that chunk 0 last asked for
+        self.workload: Workload | None = None  # of the step that `iterator` was last called for
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:
@@ -48,11 +48,11 @@ class ReferencePath:
         return iter(truth.micro_batches) if self.reads else None
 
     def _counted(self, truth: StepTruth) -> Workload:
-        """Micro-batches of this replica, sums over all: each rank contributes those of its replica."""
+        """Number of micro-batches of this replica; tokens and squares summed over all replicas."""
         device = self.context.device.torch_device
-        both = torch.tensor(sums(truth.plans), dtype=torch.float64, device=device)
-        dist.all_reduce(both, group=parallel_state.get_data_parallel_group())
-        return Workload(micro_batches=len(truth.plans), tokens=int(both[0]), squares=int(both[1]))
+        totals = torch.tensor(sums(truth.plans), dtype=torch.float64, device=device)
+        dist.all_reduce(totals, group=parallel_state.get_data_parallel_group())
+        return Workload(micro_batches=len(truth.plans), tokens=int(totals[0]), squares=int(totals[1]))
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
         fields = (_FIRST if self.context.reads_tokens(chunk) else ()) + (_LAST if self.context.is_last(chunk) else ())
@@ -65,7 +65,7 @@ class ReferencePath:
         return batch
 
     def _broadcast(self, micro: MicroTruth | None, fields: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Metadata [2, documents + 1] (real, padded offsets) and one stream [local slots] per field, all int64."""
+        """Metadata [2, documents + 1] (real, padded offsets) and streams [fields, local slots], both int64."""
         device = self.context.device.torch_device
         sizes = torch.zeros(2, dtype=torch.int64, device=device)
         metadata = body = torch.empty(0)
@@ -75,8 +75,8 @@ class ReferencePath:
             sizes = torch.tensor([metadata.shape[1], body.shape[1]], device=device)
         self._send(sizes)
         if micro is None:
-            documents, slots = (int(value) for value in sizes)
-            metadata = torch.empty(2, documents, dtype=torch.int64, device=device)
+            offsets, slots = (int(value) for value in sizes)
+            metadata = torch.empty(2, offsets, dtype=torch.int64, device=device)
             body = torch.empty(len(fields), slots, dtype=torch.int64, device=device)
         self._send(metadata)
         if fields:
@@ -102,12 +102,12 @@ class ReferencePath:
 
 
 def _packed_seq_params(metadata: Tensor, row_length: int | None) -> PackedSeqParams:
-    """`row_length`: of rows that are equally long, for auxiliary losses per row; None: not given."""
+    """`row_length`: length of every row, for auxiliary losses per row; None: not passed."""
     real, padded = metadata.int()
     if torch.equal(real, padded):
-        padded = real  # Transformer Engine takes its fast path only when both are the same object
+        padded = real  # Transformer Engine takes its fast path only if both are the same object
     longest = int((padded[1:] - padded[:-1]).max())
-    # Otherwise Transformer Engine guesses, wrongly up to 2.16.
+    # Without it Transformer Engine guesses, up to 2.16 wrongly.
     more: dict[str, Any] = {"pad_between_seqs": True} if SETS_PAD_BETWEEN_SEQS and padded is not real else {}
     return PackedSeqParams(
         qkv_format="thd",

@@ -1,11 +1,11 @@
-"""Forbidden combinations, passed to upstream's validators: the software under test must refuse them and say why.
+"""Passes forbidden combinations to upstream's validators, which must refuse them with a clear message.
 
 | validator | releases |
 |---|---|
 | megatron.bridge.training.config.ConfigContainer.validate | megatron-bridge 0.4 to 0.6 |
 | others | other_validators.py |
 
-First the nearest allowed combination must be accepted; otherwise a refusal would prove nothing.
+The nearest allowed combination must be accepted first; otherwise a refusal would prove nothing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from harness.core.cell.config import CellConfig
 from harness.core.run.records import Refusal
 from harness.node.data_paths import other_validators
 from harness.node.data_paths.bridge.step import missing
-from harness.node.data_paths.lookup import Lack, either, module_lack
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, none_of
 from harness.node.data_paths.unpacked import UnpackedPath
 
 
 @dataclass(frozen=True)
 class Case:
-    """`change` makes an allowed configuration forbidden; a clear message of the refusal matches `says`."""
+    """`change` makes an allowed configuration forbidden; a clear error message matches `pattern`."""
 
     change: Callable[[Any], None]
-    says: str
+    pattern: str
     cp: int = 1
     in_batch: bool = False  # the allowed configuration packs in batch, not offline
     validator: str = "Megatron-Bridge ConfigContainer.validate"
 
-    def put(self, forbidden: bool, folder: Path) -> None:
-        """Validates the forbidden combination, or the nearest allowed one; a refusal raises."""
+    def validate(self, forbidden: bool, folder: Path) -> None:
+        """Validate the forbidden combination, or the nearest allowed one; a refusal raises."""
         config = _config(self)
         if forbidden:
             self.change(config)
@@ -44,17 +44,17 @@ class Case:
 
 @dataclass(frozen=True)
 class OtherCase:
-    """A case of another validator; `put` may write into the folder."""
+    """A case of another validator; `validate` may write into the folder."""
 
-    put: Callable[[bool, Path], None]
-    says: str
+    validate: Callable[[bool, Path], None]
+    pattern: str
     validator: str
-    homes: tuple[str, ...]  # modules one of which has the validator
+    modules: tuple[str, ...]  # where the validator may be, depending on the release
 
     @property
     def project(self) -> str:
-        """The top package of the project that has it; megatron.training comes with megatron.core."""
-        return "megatron.bridge" if self.homes[0].startswith("megatron.bridge.") else "megatron.core"
+        """The top package of the validator's project; megatron.training comes with megatron.core."""
+        return "megatron.bridge" if self.modules[0].startswith("megatron.bridge.") else "megatron.core"
 
 
 def _micro_batch_2(config: Any) -> None:
@@ -82,7 +82,7 @@ def _fixed_entries(config: Any) -> None:
 
 
 def _set_in_batch(config: Any) -> None:
-    """The switch as validate reads it: pack_sequences_in_batch up to 0.5, enable_in_batch_packing from 0.6."""
+    """Set the switch that validate reads: pack_sequences_in_batch up to 0.5, enable_in_batch_packing from 0.6."""
     name = "enable_in_batch_packing" if hasattr(config.dataset, "enable_offline_packing") else "pack_sequences_in_batch"
     setattr(config.dataset, name, True)
 
@@ -119,43 +119,48 @@ CASES: dict[str, Case | OtherCase] = {
 
 
 class RulesPath(UnpackedPath):
-    """Asks the validators in the metadata leg; its training is that of the control."""
+    """Calls the validators in the metadata leg; trains like the control."""
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
-        """Each case needs only the module that has its validator."""
+    def unavailable(config: CellConfig) -> Unavailable:
+        """Why the validator of the cell's case cannot be called: a case needs only the module of its validator."""
         case = CASES[config.forbidden]
         if isinstance(case, Case):
             return missing("training.config", "models.gpt_provider")
-        lacking = [module_lack(home, case.project) for home in case.homes]
-        if not all(lacking):
+        reasons = [module_unavailable(module, case.project) for module in case.modules]
+        if not all(reasons):
             return None
-        lack = either(*(one for one in lacking if one))
-        return replace(lack, reason=f"{case.validator} is not there: {lack.reason}")
+        found = none_of(*(reason for reason in reasons if reason))
+        return replace(found, reason=f"{case.validator} cannot be imported: {found.reason}")
 
     def refusal(self) -> Refusal:
-        """How upstream answers the allowed combination and the forbidden one."""
+        """How upstream's validator reacts to the allowed combination and to the forbidden one."""
         case = CASES[self.context.config.forbidden]
         folder = self.context.folder
-        allowed, _ = _ask(case, False, folder)
-        message, kind = _ask(case, True, folder)
-        clear = message is not None and re.search(case.says, message, re.IGNORECASE | re.DOTALL) is not None
+        allowed, _ = _refusal(case, False, folder)
+        message, kind = _refusal(case, True, folder)
+        clear = message is not None and re.search(case.pattern, message, re.IGNORECASE | re.DOTALL) is not None
         return Refusal(
-            allowed_refused=allowed, message=message, type=kind, clear=clear, wanted=case.says, validator=case.validator
+            allowed_refused=allowed,
+            message=message,
+            type=kind,
+            clear=clear,
+            wanted=case.pattern,
+            validator=case.validator,
         )
 
 
-def _ask(case: Case | OtherCase, forbidden: bool, folder: Path) -> tuple[str | None, str | None]:
+def _refusal(case: Case | OtherCase, forbidden: bool, folder: Path) -> tuple[str | None, str | None]:
     """(message, type) of the refusal; (None, None) when the configuration is accepted."""
     try:
-        case.put(forbidden, folder)
+        case.validate(forbidden, folder)
     except (Exception, SystemExit) as error:  # upstream refuses with AssertionError, ValueError and others
         return str(error)[:1000], type(error).__name__
     return None, None
 
 
 def _config(case: Case) -> Any:
-    """A small fine-tuning configuration that packs and is allowed."""
+    """A small fine-tuning configuration with packing that upstream allows."""
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.training import config as upstream
 
@@ -179,7 +184,7 @@ def _config(case: Case) -> Any:
         checkpoint=upstream.CheckpointConfig(),
         ddp=upstream.DistributedDataParallelConfig(average_in_collective=False),
     )
-    config.data_parallel_size = 1  # else upstream divides this process's world size by the layout of the case
+    config.data_parallel_size = 1  # else upstream divides this process's world size by the case's layout
     if case.in_batch:
         _set_in_batch(config)
     return config

@@ -3,11 +3,11 @@
 | software under test | where |
 |---|---|
 | Megatron-LM main from 2026-08 (a9381be598) | megatron.core.datasets.data_schedule |
-| megatron-core wheels up to 0.19 | not there: rejected |
+| megatron-core wheels up to 0.19 | missing: rejected |
 
-Documents enter one by one, padded, in the form of upstream's VarlenDataset: on tensor-parallel rank 0 of the first and
-last stage, each data-parallel replica a share of the step's documents in order. DpBalancedScheduler sends them to the
-replica of their pack, and the metadata to middle stages. No configuration of main knows the scheduler's
+Padded documents enter one by one, in the form of upstream's VarlenDataset, on tensor-parallel rank 0 of the first and
+last stage; each data-parallel replica reads a contiguous share of the step's documents. DpBalancedScheduler sends them
+to the replica of their pack, and the metadata to middle stages. No configuration class of main has the scheduler's
 fields yet, so the few that it reads are passed directly.
 """
 
@@ -26,7 +26,7 @@ from harness.core.cell.config import CellConfig
 from harness.core.packing.documents import Document
 from harness.core.packing.workload import Workload
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack, lacks, why_not
+from harness.node.data_paths.lookup import Unavailable, import_failure, not_in_release
 from harness.node.probe.truth import StepTruth
 
 MODULE = "megatron.core.datasets.data_schedule"
@@ -37,27 +37,31 @@ class SchedulerPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.upstream: Any = importlib.import_module(MODULE)
-        self.workload: Workload | None = None  # of the same step
-        self.iterators: list[Any] = []  # one per chunk, of the step that chunk 0 last asked for
+        self.workload: Workload | None = None  # of the step that `iterator` was last called for
+        self.iterators: list[Any] = []  # of the same step, one per chunk
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         try:
             module = importlib.import_module(MODULE)
         except Exception as error:
-            return why_not(MODULE, "megatron.core", error)
+            return import_failure(MODULE, "megatron.core", error)
         missing = [name for name in _NEEDED if not hasattr(module, name)]
-        return lacks(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}") if missing else None
+        return (
+            not_in_release(f"megatron-core {package_info.__version__} has no {MODULE}.{missing[0]}")
+            if missing
+            else None
+        )
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:
-        """Upstream schedules a step once, for all chunks; it is collective over the whole layout."""
+        """The chunk's iterator. Upstream schedules a step once for all chunks, collectively over the whole layout."""
         if chunk == 0:
             self.iterators = self._scheduled(truth)
         chosen: Iterator[Any] | None = self.iterators[chunk]
         return chosen
 
     def _scheduled(self, truth: StepTruth) -> list[Any]:
-        """Iterators per chunk; upstream's counts are stored unchanged; they are sums over all replicas."""
+        """One iterator per chunk. Also stores upstream's counts, which are sums over all replicas, unchanged."""
         layout, place = truth.config.layout, self.context.place
         documents = share(truth.documents, layout.dp, place.dp)
         reads = place.tp == 0 and place.pp in (0, layout.pp - 1)
@@ -74,7 +78,7 @@ class SchedulerPath:
         return list(iterators) if layout.vpp > 1 else [iterators]
 
     def _sample(self, truth: StepTruth, document: Document) -> dict[str, Tensor]:
-        """One document padded to the alignment, as upstream's VarlenDataset returns it."""
+        """One document, padded to the alignment, as upstream's VarlenDataset returns it."""
         size, real = truth.config.style.size(document), document.length
         ids = truth.content(document)[: real + 1]
         tokens, labels = torch.full((size,), truth.pad_id), torch.full((size,), truth.pad_id)
@@ -94,5 +98,5 @@ class SchedulerPath:
 
 
 def share(documents: list[Document], dp: int, replica: int) -> list[Document]:
-    """The documents that one replica reads: contiguous, so that upstream's global order is that of the step."""
+    """The documents that one replica reads: contiguous, so that upstream's global order is the order of the step."""
     return documents[replica * len(documents) // dp : (replica + 1) * len(documents) // dp]

@@ -1,4 +1,4 @@
-"""SkyRL's Megatron backend: preprocess_packed_seqs, and its inverse to log-probabilities per document, unmodified.
+"""SkyRL's Megatron backend: preprocess_packed_seqs, and the way back to log-probabilities per document, unmodified.
 
 | package | module | switch | inverse |
 |---|---|---|---|
@@ -7,9 +7,9 @@
 | skyrl 0.3, 0.4 | the same | remove_microbatch_padding | packed logits, with the mask |
 
 Documents come as in SkyRL's trainer: one per row, padded left (prompts) and right (responses), with a mask. Every
-rank reads; nothing is sent. SkyRL trains on log-probabilities, so here labels and masks are packed like tokens.
-With the switch off, remove_left_padding moves documents to the left of rows as long as the longest, and
-recover_left_padding moves logits back; causal attention does not need the mask that it makes.
+rank reads; nothing is sent. SkyRL trains on log-probabilities, so labels and masks are packed here, like tokens.
+With the switch off, remove_left_padding moves documents to the left in rows as long as the longest document, and
+recover_left_padding moves logits back; causal attention does not need the mask that remove_left_padding returns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack, lacks, module_lack, release
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release, release
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _HOMES = ("skyrl.backends.skyrl_train.distributed.megatron", "skyrl_train.distributed.megatron")
@@ -39,38 +39,38 @@ class SkyrlPath:
         self.packing, self.scoring = _upstream("megatron_utils"), _upstream("model_utils")
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         home = _home()
         if home is None:
             return Missing(reason="neither skyrl nor skyrl-train is installed; add one to `packages` of the stack")
         root = home.split(".")[0]
-        lack = module_lack(f"{home}.megatron_utils", root) or module_lack(f"{home}.model_utils", root)
-        if lack:
-            return lack
+        reason = module_unavailable(f"{home}.megatron_utils", root) or module_unavailable(f"{home}.model_utils", root)
+        if reason:
+            return reason
         packing = _upstream("megatron_utils")
         packs = config.options.remove_microbatch_padding
         needed = ("preprocess_packed_seqs",) if packs else ("remove_left_padding", "recover_left_padding")
         missing = [name for name in needed if not hasattr(packing, name)]
-        return lacks(f"{release(root)} has no {packing.__name__}.{missing[0]}") if missing else None
+        return not_in_release(f"{release(root)} has no {packing.__name__}.{missing[0]}") if missing else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth]:
         return iter(truth.micro_batches)
 
     def fetch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """As forward_step of SkyRL's MegatronModelWrapper; a stage gets only what it uses."""
+        """Packs as forward_step of SkyRL's MegatronModelWrapper does; a stage gets only the fields it uses."""
         assert iterator is not None
         micro: MicroTruth = next(iterator)
         batch = Batch()
         wanted: tuple[str, ...] = ("tokens", "position_ids") if self.context.is_first(chunk) else ()
         wanted += ("labels", "loss_mask") if self.context.is_last(chunk) else ()
         for name in wanted or ("tokens",):
-            stream, batch.params = self._forth(micro, name, bool(wanted))
+            stream, batch.params = self._packed(micro, name, bool(wanted))
             if wanted:
                 setattr(batch, name, stream)
         return batch
 
-    def _forth(self, micro: MicroTruth, name: str, pre_process: bool) -> tuple[Tensor, Any]:
-        """A stream as the model gets it, and its packed params: None when nothing is packed."""
+    def _packed(self, micro: MicroTruth, name: str, pre_process: bool) -> tuple[Tensor, Any]:
+        """A stream as the model gets it, and its packed params, None when nothing is packed."""
         rows, mask = self._rows(micro, name)
         if micro.plan.style.packed:
             packed: tuple[Tensor, Any] = self.packing.preprocess_packed_seqs(rows, mask, pre_process=pre_process)
@@ -79,9 +79,9 @@ class SkyrlPath:
         return (positions if name == "position_ids" else ids), None
 
     def log_probs(self, micro: MicroTruth, batch: Batch, logits: Tensor) -> list[Tensor]:
-        """Log-probability of each next token, per document in order: [length - 1].
+        """Log-probabilities of the next tokens, one tensor [length - 1] per document, in order.
 
-        `logits` [rows, local slots, vocabulary share] are those of this rank, as the model would return them.
+        `logits` [rows, local slots, vocabulary share]: this rank's, as the model would return them.
         """
         sequences, mask = self._rows(micro, "tokens")
         share = logits.shape[-1]
@@ -89,7 +89,7 @@ class SkyrlPath:
         group = parallel_state.get_tensor_model_parallel_group()
         bounds = {"vocab_start_index": first, "vocab_end_index": first + share, "inference_only": True}
         if hasattr(self.packing, "postprocess_packed_seqs") or not micro.plan.style.packed:
-            rows = self._back(logits, sequences, mask, batch.params)
+            rows = self._unpacked(logits, sequences, mask, batch.params)
             scores = self.scoring.from_parallel_logits_to_logprobs(
                 rows, sequences, tp_group=group, cp_group=None, **bounds
             )
@@ -105,11 +105,11 @@ class SkyrlPath:
                 **bounds,
             )
         return [
-            scores[row, start : start + length - 1] for row, (start, length) in enumerate(_places(micro, mask.shape[1]))
+            scores[row, start : start + length - 1] for row, (start, length) in enumerate(_spans(micro, mask.shape[1]))
         ]
 
-    def _back(self, logits: Tensor, sequences: Tensor, mask: Tensor, params: Any) -> Tensor:
-        """Logits at the positions that their tokens had in SkyRL's batch: [documents, seq_length, vocabulary share]."""
+    def _unpacked(self, logits: Tensor, sequences: Tensor, mask: Tensor, params: Any) -> Tensor:
+        """Logits at the positions of their tokens in SkyRL's batch: [documents, seq_length, vocabulary share]."""
         rows: Tensor
         if params is None:
             _, shortened, _ = self.packing.remove_left_padding(sequences, mask, _positions(mask))
@@ -119,27 +119,27 @@ class SkyrlPath:
         return rows
 
     def _rows(self, micro: MicroTruth, name: str) -> tuple[Tensor, Tensor]:
-        """A stream as SkyRL's batch: [documents, seq_length], and the boolean mask of its real tokens."""
+        """A stream as in SkyRL's batch, [documents, seq_length], and the boolean mask of its real tokens."""
         stream: Tensor = getattr(micro, name)
         width = self.context.config.train.seq_length
         filler = micro.pad_id if name in ("tokens", "labels") else 0
         rows = torch.full((len(micro.plan.placed), width), filler, dtype=stream.dtype)
         mask = torch.zeros_like(rows, dtype=torch.bool)
-        for row, ((start, length), item) in enumerate(zip(_places(micro, width), micro.plan.placed)):
+        for row, ((start, length), item) in enumerate(zip(_spans(micro, width), micro.plan.placed)):
             rows[row, start : start + length] = stream[item.start : item.start + length]
             mask[row, start : start + length] = True
         device = self.context.device.torch_device
         return rows.to(device), mask.to(device)
 
 
-def _places(micro: MicroTruth, width: int) -> list[tuple[int, int]]:
-    """(first column, length) of each document: in the middle of its row."""
+def _spans(micro: MicroTruth, width: int) -> list[tuple[int, int]]:
+    """(first column, length) of each document, which is in the middle of its row."""
     lengths = [item.document.length for item in micro.plan.placed]
     return [((width - length) // 2, length) for length in lengths]
 
 
 def _positions(mask: Tensor) -> Tensor:
-    """Positions of the real tokens of each row, as SkyRL's megatron_worker counts them."""
+    """Positions of the real tokens in each row, as SkyRL's megatron_worker counts them."""
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
 

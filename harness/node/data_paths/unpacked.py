@@ -1,4 +1,4 @@
-"""One document per row, padded to seq_length, no packing. Every rank cuts its own part; nothing is sent."""
+"""One document per row, padded to seq_length, no packing. Every rank slices its own part; nothing is sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 
@@ -16,7 +16,7 @@ class UnpackedPath:
         self.context = context
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         return None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[MicroTruth] | None:

@@ -1,7 +1,7 @@
 """CPU stubs of the CUDA calls that Megatron makes unconditionally, so that it trains on a machine without a GPU.
 
-Nothing here changes what upstream computes: devices become the CPU, streams and events do nothing, random
-state calls go to the CPU generator. `install` returns the names it replaced, which ranks record.
+The stubs do not change what upstream computes: devices become the CPU, streams and events do nothing, calls for
+random state go to the CPU generator. `install` returns the names it replaced, which ranks record.
 Never installed where CUDA is used. Tested with megatron-core 0.13 to 0.19 and main of 2026-08.
 """
 
@@ -19,7 +19,7 @@ from harness.core.packing.arithmetic import zigzag
 _CPU = torch.device("cpu")
 _DEVICE_TYPES = (str, torch.device)
 _installed: list[str] = []
-# Of no real device; Megatron's validate_args reads the architecture when sequence parallel is on.
+# Not those of a real device; Megatron's validate_args reads the architecture when sequence parallelism is on.
 _PROPERTIES = types.SimpleNamespace(name="CPU", major=9, minor=0, multi_processor_count=1, total_memory=0)
 
 
@@ -76,13 +76,13 @@ def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _nothing() -> Any:
-    """A new function that does nothing: torch._dynamo keeps rules by function identity, so names must not share one."""
+    """A new function that does nothing. torch._dynamo keys rules by function identity, so every name needs its own."""
     return lambda *args, **kwargs: None
 
 
 def _thd_get_partitioned_indices(cu_seqlens: torch.Tensor, total: int, cp_size: int, cp_rank: int) -> torch.Tensor:
-    """transformer_engine_torch.thd_get_partitioned_indices: [total / cp_size] int32 slots of this rank, zigzag per
-    segment. `cu_seqlens`: [segments + 1]. TypeError or ValueError for input that the stub does not support.
+    """Stub of transformer_engine_torch.thd_get_partitioned_indices: int32 [total / cp_size], the slots of this rank,
+    zigzag per segment. `cu_seqlens`: [segments + 1]. TypeError or ValueError for input that the stub does not support.
     """
     if not torch.is_tensor(cu_seqlens):
         kind = type(cu_seqlens).__name__
@@ -142,13 +142,13 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         rows.append((dispatcher, "maybe_move_tensor_to_cpu", _splits_on_cpu))
     routing = sys.modules.get("megatron.core.transformer.moe.moe_utils")
     if routing is not None and not hasattr(routing, "te_general_gemm"):
-        # Up to 0.16 it is tested for None, but imported only if Transformer Engine is installed.
+        # Up to 0.16 upstream compares it with None, but imports it only if Transformer Engine is installed.
         rows.append((routing, "te_general_gemm", None))
     return rows + _transformer_engine()
 
 
 def _transformer_engine() -> list[tuple[Any, str, Any]]:
-    """Stubs for a Transformer Engine that was built without a GPU, and so can only be imported."""
+    """Stubs for a Transformer Engine that was built without CUDA, and so can only be imported."""
     kernels = sys.modules.get("transformer_engine_torch")
     if kernels is None:
         return []
@@ -171,7 +171,7 @@ def _transformer_engine() -> list[tuple[Any, str, Any]]:
 
 
 def installed() -> list[str]:
-    """Names that are stubs in this process: those replaced by `install`, and CUDA calls defined in this file."""
+    """Names that are stubs in this process: those that `install` replaced, and CUDA calls defined in this file."""
     owners = {"torch.cuda": torch.cuda, "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}
     found = [
         f"{owner}.{name}"

@@ -1,7 +1,7 @@
-"""Keeps CUDA out of the process that forks ranks. Queries of the driver run in a forked child instead.
+"""Keeps CUDA out of the process that forks ranks: driver queries run in a forked child instead.
 
-torch refuses CUDA in a child of any process that has called into the driver, even just to count GPUs. With MIG names in
-CUDA_VISIBLE_DEVICES, or without libnvidia-ml, torch.cuda.is_available() is such a call, and
+torch refuses CUDA in the children of a process that has called into the driver, even just to count GPUs. With MIG names
+in CUDA_VISIBLE_DEVICES, or without libnvidia-ml, torch.cuda.is_available() is such a call, and
 torch.cuda.is_initialized() stays False after it. Only trying CUDA in a fresh fork catches all cases.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from harness.core.errors import InfrastructureError
 
-PATIENCE_S = 120.0  # for the driver of a node with many GPUs and no persistence daemon
+DRIVER_TIMEOUT_S = 120.0  # enough for a node with many GPUs and no persistence daemon
 DRIVER = "libcuda.so.1"
 _INTO_DRIVER = ("_cuda_init", "_cuda_getDeviceCount")  # functions of torch._C after which forks cannot use CUDA
 
@@ -57,8 +57,8 @@ def _table() -> list[Gpu]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = []
     for index in range(count):
-        held = torch.cuda.get_device_properties(index)
-        found.append(Gpu(name=held.name, capability=(held.major, held.minor), memory_bytes=held.total_memory))
+        gpu = torch.cuda.get_device_properties(index)
+        found.append(Gpu(name=gpu.name, capability=(gpu.major, gpu.minor), memory_bytes=gpu.total_memory))
     return found
 
 
@@ -72,16 +72,16 @@ def in_child(question: Callable[[], T], what: str) -> T:
     child.start()
     sender.close()
     try:
-        if not receiver.poll(PATIENCE_S):
-            raise InfrastructureError(f"{what}: the driver has not answered for {PATIENCE_S:.0f} s")
+        if not receiver.poll(DRIVER_TIMEOUT_S):
+            raise InfrastructureError(f"{what}: the driver has not answered for {DRIVER_TIMEOUT_S:.0f} s")
         answered, value = receiver.recv()
     except EOFError:
-        child.join(PATIENCE_S)
-        raise InfrastructureError(f"{what}: the process that asked ended with exit code {child.exitcode}") from None
+        child.join(DRIVER_TIMEOUT_S)
+        raise InfrastructureError(f"{what}: the child process ended with exit code {child.exitcode}") from None
     finally:
         receiver.close()
         child.join(1.0)
-        if child.is_alive():  # a process that waits for the driver may even ignore this
+        if child.is_alive():  # a process that waits for the driver may survive even SIGKILL
             child.kill()
     if not answered:
         raise InfrastructureError(f"{what}: {value}")
@@ -98,7 +98,7 @@ def _answer(question: Callable[[], Any], sender: Connection) -> None:
 
 @contextmanager
 def hidden_gpus() -> Iterator[None]:
-    """Hide all GPUs, for imports that look for them."""
+    """Hide all GPUs from imports that query them."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -112,24 +112,24 @@ def hidden_gpus() -> Iterator[None]:
 def forks_protected(what: str) -> Iterator[None]:
     """Run imports with GPUs hidden, then check that ranks can still be forked.
 
-    InfrastructureError naming the module that called into the driver. Nothing is checked on a node without a GPU, where
+    InfrastructureError names the module that called into the driver. Nothing is checked on a node without a GPU, where
     no rank needs CUDA.
     """
-    there, known = gpu_table(), set(sys.modules)
+    gpus, known = gpu_table(), set(sys.modules)
     with hidden_gpus(), _callers() as callers:
         try:
             yield
         except Exception as error:
-            if not (there and callers):
+            if not (gpus and callers):
                 raise
             raise InfrastructureError(_cuda_started(what, callers[0], str(error))) from error
     new = sorted({name.partition(".")[0] for name in sys.modules.keys() - known})
-    if there and (callers or new) and (trouble := in_child(_trouble, "checking that ranks can be forked")):
+    if gpus and (callers or new) and (trouble := in_child(_trouble, "checking that ranks can be forked")):
         raise InfrastructureError(_cuda_started(what, callers[0] if callers else f"one of {', '.join(new)}", trouble))
 
 
 def _trouble() -> str:
-    """Why CUDA cannot be used in this process, which was just forked; empty when it can."""
+    """Why CUDA cannot be used in this just forked process; empty when it can."""
     if torch.cuda._is_in_bad_fork():
         return "torch refuses CUDA in forked processes"
     try:
@@ -148,7 +148,7 @@ def _cuda_started(what: str, caller: str, trouble: str) -> str:
 
 @contextmanager
 def _callers() -> Iterator[list[str]]:
-    """Collects the modules that call into the driver, in order."""
+    """The modules that call into the driver while the body runs, in order."""
     found: list[str] = []
     known = {name: getattr(torch._C, name) for name in _INTO_DRIVER if hasattr(torch._C, name)}
     for name, function in known.items():

@@ -1,4 +1,4 @@
-"""Whether the GPUs of a failed cell still compute, tested in a new process: CUDA never starts in the agent."""
+"""Whether the GPUs of a failed cell still compute, tested in a new process: the agent never initialises CUDA."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIZE = 256  # rows of the test matrices: enough for a kernel, a copy and a synch
 def check_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> None:
     """Test the GPUs that a failed cell had on this node, but not those of cells that run beside it.
 
-    InfrastructureError when one is broken. That ends the allocation: the next cell would fail on it too, but may pass
-    on another node.
+    InfrastructureError when a GPU is broken. That ends the allocation: the next cell would fail on this GPU too, but
+    may pass on another node.
     """
     if config.device == "cpu" or _completed(attempt, share.node):
         return
@@ -32,7 +32,7 @@ def check_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> No
 
 
 def _completed(attempt: AttemptDir, node: int) -> bool:
-    """Whether, by the files of this node, every rank completed or none was started."""
+    """Whether, according to this node's files, every rank completed or none was started."""
     if attempt.result.exists():
         result = from_jsonable(CellResult, loads(attempt.result.read_text(encoding="utf-8")))
         return result.status in ("completed", "rejected")
@@ -41,7 +41,7 @@ def _completed(attempt: AttemptDir, node: int) -> bool:
 
 
 def broken_gpus(part: Sequence[int]) -> str:
-    """Why GPUs of this node are unusable; empty when they are not. `part`: indices into CUDA_VISIBLE_DEVICES."""
+    """Why GPUs of this node are unusable; empty when they work. `part`: indices into CUDA_VISIBLE_DEVICES."""
     if not part:
         return ""
     from harness.node.device.cuda_forks import in_child
@@ -52,17 +52,18 @@ def broken_gpus(part: Sequence[int]) -> str:
             compute(f"cuda:{index}")
 
     try:
-        in_child(use, f"using GPU {', '.join(map(str, part))} after a cell failed on it")
+        names = ("GPU " if len(part) == 1 else "GPUs ") + ", ".join(map(str, part))
+        in_child(use, f"using {names} after a cell failed there")
     except InfrastructureError as error:
         return str(error)
     return ""
 
 
 def compute(device: str) -> None:
-    """Compute a product with a known result. RuntimeError when it is wrong, or any error of CUDA."""
+    """Compute a product whose result is known. RuntimeError when it is wrong; CUDA errors are passed on."""
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=device)
     total = float((ones @ ones).sum())
     if total != float(SIZE**3):
-        raise RuntimeError(f"{device} computed {total:g} where {SIZE**3} is right")
+        raise RuntimeError(f"{device} computed {total:g} instead of {SIZE**3}")

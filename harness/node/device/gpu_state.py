@@ -16,7 +16,7 @@ import torch
 from harness.core.cell.timing import GpuState, Moment
 from harness.node.device.placement import Device
 
-# nvml.h: nvmlClocksEventReason*, without GpuIdle (0x1), which is no throttling.
+# nvml.h: nvmlClocksEventReason*, without GpuIdle (0x1), which is not throttling.
 REASONS = {
     0x2: "application clocks setting",
     0x4: "software power cap",
@@ -36,7 +36,7 @@ def reasons_of(mask: int) -> list[str]:
 
 
 def gpu_state(device: Device, when: Moment) -> GpuState:
-    """The state of the GPU now; `when` as in GpuState. A device without an NVML says why."""
+    """The state of the GPU now; `when` as in GpuState. Without NVML, `missing` says why."""
     try:
         import pynvml
     except ImportError:
@@ -44,7 +44,7 @@ def gpu_state(device: Device, when: Moment) -> GpuState:
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index or 0).uuid}")
-    except Exception as error:  # no error of the driver may end a cell
+    except Exception as error:  # a driver error must not end a cell
         return GpuState(when=when, missing=f"{type(error).__name__}: {error}")
     return _read(pynvml, handle, when)
 
@@ -84,7 +84,7 @@ def busiest(states: Sequence[GpuState]) -> list[GpuState]:
 
 
 def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
-    """Every field by itself: machines differ in what they tell."""
+    """Each field is queried separately, since GPUs differ in what they report."""
     missing: list[str] = []
 
     def ask(name: str, question: Callable[[], Any]) -> Any:
@@ -94,7 +94,7 @@ def _read(nvml: Any, handle: Any, when: Moment) -> GpuState:
             missing.append(f"{name}: {error}")
             return None
 
-    # Renamed with driver 535.
+    # Renamed in driver 535.
     reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
     reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
     return GpuState(

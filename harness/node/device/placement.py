@@ -30,14 +30,14 @@ class Device(DevicePlacement):
 
 
 def gpus() -> int:
-    """Number of GPUs that torch can use. Call it only after the fork: it may call into the driver (cuda_forks.py)."""
+    """Number of GPUs that torch can use. Only for forked ranks: it may call into the driver (cuda_forks.py)."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -> Device:
-    """The device of one rank; `asked` as in core/hardware/devices.py. Call it only after the fork: it may start CUDA.
+    """The device of one rank; `asked` as in core/hardware/devices.py. Only for forked ranks: it may initialise CUDA.
 
-    For the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
+    On the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
     """
     found = place(asked, gpus(), local_rank, local_world_size)
     if found.kind == "cpu":
@@ -49,8 +49,8 @@ def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -
 
 
 def barrier(device: Device) -> None:
-    """dist.barrier() on this rank's GPU. By default NCCL takes global rank modulo GPUs of the node, and hangs where two
-    ranks get the same."""
+    """dist.barrier() on this rank's GPU. By default NCCL takes the GPU "global rank modulo GPUs of the node", and hangs
+    when two ranks get the same one."""
     own = [device.index] if device.backend == "nccl" and device.index is not None else None
     dist.barrier(device_ids=own)
 
@@ -63,19 +63,19 @@ def synchronize(device: Device) -> None:
 def limit_memory(local_world_size: int) -> int:
     """Limit a CPU rank's memory to its share of the machine, at least 4 GiB; returns the limit in bytes.
 
-    A garbage max_seqlen makes a rotary table of any size: without a limit, the OOM killer would kill any process.
+    A garbage max_seqlen makes a rotary table of any size, and without a limit the OOM killer might end another process.
     """
-    total = _kibibytes("/proc/meminfo", "MemTotal")
+    total = _bytes_in("/proc/meminfo", "MemTotal")
     limit = max(total // local_world_size, _LEAST_LIMIT)
-    inherited = _kibibytes("/proc/self/status", "VmData")  # by fork, mostly shared with the parent
+    inherited = _bytes_in("/proc/self/status", "VmData")  # from the fork; mostly shared with the parent
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = inherited + limit if hard == resource.RLIM_INFINITY else min(inherited + limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     return limit
 
 
-def _kibibytes(file: str, name: str) -> int:
-    """A field of a file in /proc, in bytes. RuntimeError when there is none."""
+def _bytes_in(file: str, name: str) -> int:
+    """A field of a file in /proc, in bytes. RuntimeError when the file does not have it."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path(file).read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
         raise RuntimeError(f"{file} has no {name}")

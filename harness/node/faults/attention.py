@@ -1,6 +1,6 @@
-"""Injections into the model: attention and rotary positions are wrong although the metadata they receive is right.
+"""Injections into the model: attention and rotary positions are wrong although they receive the right metadata.
 
-They replace `forward` of the attention modules, after the hook by which the probe records the metadata, and
+They replace `forward` of the attention modules, which runs after the hook that records the metadata, and
 `apply_rotary_pos_emb` in megatron.core.transformer.attention (megatron-core 0.13 to 0.19).
 """
 
@@ -23,13 +23,13 @@ from harness.node.probe.weights import INITIAL_STD, draw, named_parameters
 
 
 def offsets_of(params: Any) -> Tensor:
-    """The offsets of documents in the row: [documents + 1], padded if the params have padded ones."""
+    """Document offsets in the row, [documents + 1]: the padded ones if the params have them."""
     padded: Tensor | None = params.cu_seqlens_q_padded
     return params.cu_seqlens_q if padded is None else padded
 
 
-def misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
-    """Let attention use `misread(offsets)` instead of the offsets it is given.
+def misread(chunks: list[Any], change: Callable[[Tensor], Tensor], layers: set[int] | None = None) -> None:
+    """Make attention use `change(offsets)` instead of the offsets it gets.
 
     `layers`: global numbers, from 1; None: all layers.
     """
@@ -37,12 +37,12 @@ def misread(chunks: list[Any], misread: Callable[[Tensor], Tensor], layers: set[
         for layer in unwrap(chunk).decoder.layers:
             if layers is None or layer.layer_number in layers:
                 module = layer.self_attention.core_attention
-                module.forward = _misreading(module.forward, misread)
+                module.forward = _misreading(module.forward, change)
 
 
-def _misreading(forward: Callable[..., Tensor], misread: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def _misreading(forward: Callable[..., Tensor], change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def wrong(*args: Any, packed_seq_params: Any, **kwargs: Any) -> Tensor:
-        params = with_offsets(packed_seq_params, misread(offsets_of(packed_seq_params)))
+        params = with_offsets(packed_seq_params, change(offsets_of(packed_seq_params)))
         return forward(*args, packed_seq_params=params, **kwargs)
 
     return wrong
@@ -88,7 +88,7 @@ class RopeByRealOffsets(Fault):
         def wrong(tensor: Tensor, freqs: Tensor, *args: Any, cu_seqlens: Tensor, **kwargs: Any) -> Tensor:
             params: Any = seen[0]
             real = torch.cat([params.cu_seqlens_q[:-1], cu_seqlens[-1:]])
-            # The table must cover the last segment, which has become longer.
+            # The table must cover the last segment, which is longer now.
             longest = int((real[1:] - real[:-1]).max())
             table = self.table(chunks, longest)
             return apply(tensor, table, *args, cu_seqlens=real, **kwargs)  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ class RopeByRealOffsets(Fault):
 
 
 class _RankZero:
-    """A process group of the same size in which this rank is the first."""
+    """A process group of the same size in which this rank is rank 0."""
 
     def __init__(self, group: Any) -> None:
         self._size = group.size()

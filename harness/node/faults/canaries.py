@@ -1,4 +1,4 @@
-"""Injections of class canary: faults that the documents of training show not at all, or only within the bounds."""
+"""Injections of class canary: faults whose effect on the training documents is zero or stays within the bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.node.faults.truths import local
 from harness.node.probe.model import attention
 from harness.node.probe.model.gpt import unwrap
 
-MOST = 6  # documents of a pack that a fixed-size buffer holds
+MOST = 6  # documents of one pack that the fixed-size buffer holds
 
 
 def _after_attention(chunks: list[Any], change: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -49,7 +49,7 @@ class TwoModulesAtOnce(Fault):
 
 
 def _unreduced(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The forward of an attention module, with a wrong backward of its key and value exchange."""
+    """An attention module's forward, with a wrong backward of its exchange of keys and values."""
 
     def wrong(*args: Any, **kwargs: Any) -> Tensor:
         kept = attention.GatherContext
@@ -120,7 +120,7 @@ class SumInAnotherOrderEachTime(Fault):
 
 
 class TruncationOfUnseenLongDocuments(TruncationKeepsTheTail):
-    """The same code; only the documents of the cell differ."""
+    """The same injection; only the documents of the cell differ."""
 
 
 class PacksCachedByTheirLengths(Fault):

@@ -1,4 +1,4 @@
-"""Injections of classes layout and content: they change the tokens, labels, masks or positions of a batch."""
+"""Injections of classes layout and content: they change tokens, labels, masks or positions of a batch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CpZigzagOverTheWholeRow(Fault):
 class PositionIdsNotReset(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         truth = self.truths(context)[micro_batch]
-        on = local(batch, "position_ids", truth, context, torch.arange(truth.plan.slots))
-        return replace(batch, position_ids=on)
+        continued = local(batch, "position_ids", truth, context, torch.arange(truth.plan.slots))
+        return replace(batch, position_ids=continued)
 
 
 class LabelsRolledAfterTheCpSplit(Fault):
@@ -70,7 +70,7 @@ class LabelsNotShifted(Fault):
 class LossMaskDropsATokenId(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         assert batch.labels is not None and batch.loss_mask is not None
-        end = batch.labels[0, 0]  # an id that is certain to occur, used as end-of-sequence
+        end = batch.labels[0, 0]  # an id that certainly occurs, taken as end of sequence
         return replace(batch, loss_mask=batch.loss_mask * (batch.labels != end))
 
 

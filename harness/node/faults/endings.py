@@ -13,7 +13,7 @@ from harness.node.data_paths.base import Batch, RankContext
 from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
 
-_GARBAGE = 2**44  # positions: more than the memory of any machine
+_GARBAGE = 2**44  # positions: their table exceeds the memory of any machine
 
 
 class RankEntersACollectiveAlone(Fault):
@@ -50,7 +50,7 @@ class DocumentShorterThanTheAlignment(Fault):
         chunks = 2 * context.config.layout.cp
         for item in self.truths(context)[micro_batch].plan.placed:
             if context.place.cp == 1 and item.document.length < chunks:
-                # As in the packers of three projects: fill a buffer of whole chunks from a shorter document.
+                # As the packers of three projects do: fill a buffer of whole chunks from a shorter document.
                 torch.empty(chunks)[:] = torch.empty(item.document.length)
         return batch
 

@@ -1,4 +1,4 @@
-"""Injections of class metadata: they change the packed params of a batch that the data path has delivered."""
+"""Injections of class metadata: they change the packed params of a batch from the data path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def changed(params: Any, **fields: Any) -> Any:
-    """A copy of PackedSeqParams with some fields replaced; fields that the release derives from them are kept."""
+    """A copy of PackedSeqParams with some fields replaced; fields that upstream derived from them are kept."""
     other = copy.copy(params)
     for name, value in fields.items():
         setattr(other, name, value)
@@ -31,13 +31,13 @@ def changed(params: Any, **fields: Any) -> Any:
 
 
 def with_offsets(params: Any, offsets: Tensor) -> Any:
-    """A copy with all offsets replaced; padded ones only where they are set."""
+    """A copy with all offsets replaced; padded offsets only if they are set."""
     names = _OFFSETS + tuple(name for name in _PADDED if getattr(params, name) is not None)
     return changed(params, **dict.fromkeys(names, offsets))
 
 
 def of_plan(params: Any, plan: PackedParams | None) -> Any:
-    """The params of another packing plan, in the form of `params`."""
+    """The params of another packing plan, with dtype and device of `params`."""
     assert plan is not None
     like = params.cu_seqlens_q
     fields = {
@@ -122,12 +122,12 @@ class KvOffsetsInt64(Fault):
 
 class CuSeqlensOnAnotherDevice(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        other = "cpu" if context.device.kind == "cuda" else "meta"  # the only other device of a machine without GPUs
+        other = "cpu" if context.device.kind == "cuda" else "meta"  # the only other device on a machine without GPUs
         return replace(batch, params=changed(batch.params, cu_seqlens_q=batch.params.cu_seqlens_q.to(other)))
 
 
-def _filled_up(params: Any, value: int | None) -> Any:
-    """A copy with three entries appended to all offsets: `value`, or for None their last entry."""
+def _extended(params: Any, value: int | None) -> Any:
+    """A copy with three entries appended to all offsets: `value`, or their last entry if it is None."""
     fields = {name: getattr(params, name) for name in _OFFSETS + _PADDED if getattr(params, name) is not None}
     more = {
         name: offsets[-1:] if value is None else torch.full_like(offsets[-1:], value)
@@ -138,12 +138,12 @@ def _filled_up(params: Any, value: int | None) -> Any:
 
 class GhostSegmentsAtTheEnd(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        return replace(batch, params=_filled_up(batch.params, None))
+        return replace(batch, params=_extended(batch.params, None))
 
 
 class CuSeqlensWithSentinels(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
-        return replace(batch, params=_filled_up(batch.params, -1))
+        return replace(batch, params=_extended(batch.params, -1))
 
 
 class PaddedOffsetsCopied(Fault):
@@ -161,7 +161,7 @@ class PaddedOffsetsRoundedDown(Fault):
     def on_batch(self, batch: Batch, context: RankContext, chunk: int, micro_batch: int) -> Batch:
         multiple, params = context.config.style.document_multiple, batch.params
         down = params.cu_seqlens_q // multiple * multiple
-        down[-1] = params.cu_seqlens_q_padded[-1]  # the row stays as long as it is
+        down[-1] = params.cu_seqlens_q_padded[-1]  # the row keeps its length
         return replace(batch, params=changed(params, **dict.fromkeys(_PADDED, down)))
 
 

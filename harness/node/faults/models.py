@@ -1,6 +1,6 @@
 """Injections of class model: experts and their auxiliary loss, multi-token prediction, latent attention.
 
-Upstream names of megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19.
+They patch megatron.core.transformer.moe, .multi_token_prediction and .multi_latent_attention, 0.17 to 0.19.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Injections of class normalisation: into the loss, the gradients and their reduction."""
+"""Injections of class normalisation: they change the loss, the gradients or their reduction."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NormGradientsNotReducedOverTp(Fault):
         for chunk in chunks:
             for parameter in unwrap(chunk).parameters():
                 if parameter.dim() == 1:
-                    parameter.sequence_parallel = False  # finalize_model_grads goes by this mark
+                    parameter.sequence_parallel = False  # finalize_model_grads reduces parameters with this mark
 
 
 class NormGradientsReducedTwiceOverTp(Fault):
@@ -66,15 +66,15 @@ class GradientsNotReducedOverDp(Fault):
 
 
 class GatheredWeightsLostOnOneReplica(Fault):
-    """Of every bucket the replica keeps the old weights where another rank owns them."""
+    """In every bucket the replica keeps the old weights of shards that other ranks own."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks if context.place.dp == 1 else ():
             for group in chunk.bucket_groups:
-                group.start_param_sync = _own_shard_alone(group, group.start_param_sync)
+                group.start_param_sync = _own_shard_only(group, group.start_param_sync)
 
 
-def _own_shard_alone(group: Any, gather: Callable[..., None]) -> Callable[..., None]:
+def _own_shard_only(group: Any, gather: Callable[..., None]) -> Callable[..., None]:
     def wrong(*args: Any, **kwargs: Any) -> None:
         old = [bucket.param_data.clone() for bucket in group.buckets]
         gather(*args, **kwargs)
@@ -88,9 +88,9 @@ def _own_shard_alone(group: Any, gather: Callable[..., None]) -> Callable[..., N
 
 
 class BucketReducedBeforeTheLastMicroBatch(Fault):
-    """From the second pass on, as upstream reduces all buckets of the first one at its end."""
+    """From the second pass on; in the first, upstream reduces all buckets at the end."""
 
-    ready = 0  # gradients of the first bucket that backwards of this pass have made
+    ready = 0  # gradients of the first bucket that the backwards of this pass have computed
 
     def on_step(self, context: RankContext, step: int) -> None:
         super().on_step(context, step)
@@ -111,6 +111,6 @@ class BucketReducedBeforeTheLastMicroBatch(Fault):
             self.ready += 1
             if self.ready == (len(self.truths(context)) - 1) * len(group.params):
                 group.start_grad_sync()
-                group.grad_reduce_handle.wait()  # before the last micro-batch adds to the bucket: the same in each run
+                group.grad_reduce_handle.wait()  # before the last micro-batch adds to the bucket: deterministic
 
         group.register_grad_ready = early

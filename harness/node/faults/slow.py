@@ -1,4 +1,4 @@
-"""Injections that cost time but change no number: they repeat arithmetic instead of sleeping."""
+"""Injections that cost time but change no value: they repeat arithmetic instead of sleeping."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.node.data_paths.base import RankContext
 from harness.node.faults.fault import Fault
 from harness.node.probe.model.gpt import unwrap
 
-_AGAIN = 40  # makes a step about four times as long: visible in each round, also on a busy machine
+_REPEATS = 40  # makes a step about four times as long: visible in each round, even on a busy machine
 
 
 class RotaryAppliedDocumentByDocument(Fault):
-    """Rotates the whole pack once for each document, and keeps that document. For cp 1."""
+    """Rotates the whole pack once per document and keeps only that document. For cp 1."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         apply = upstream.apply_rotary_pos_emb
@@ -33,7 +33,7 @@ class RotaryAppliedDocumentByDocument(Fault):
 
 
 class AttentionOverGhostDocuments(Fault):
-    """Runs attention on packed rows once more for each slot, as if there were as many documents."""
+    """Runs attention on packed rows once more per slot, as if every slot were a document."""
 
     def on_model(self, chunks: list[Any], context: RankContext) -> None:
         for chunk in chunks:
@@ -55,7 +55,7 @@ class AttentionByASlowerKernel(Fault):
 def _many_times(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def slow(*args: Any, **kwargs: Any) -> Tensor:
         with torch.no_grad():
-            for _ in range(_AGAIN):
+            for _ in range(_REPEATS):
                 forward(*args, **kwargs)
         return forward(*args, **kwargs)
 

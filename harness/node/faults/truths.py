@@ -1,4 +1,4 @@
-"""The true fields of a batch, for faults that deliver those of other slots or micro-batches."""
+"""The true fields of a batch, for faults that deliver fields of other slots or micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def at_slots(batch: Batch, truth: MicroTruth, slots: Sequence[int]) -> dict[str, Tensor]:
-    """The fields that the batch has, taken at other slots of the merged row: [1, len(slots)] each."""
+    """The fields that the batch has, taken from other slots of the merged row: [1, len(slots)] each."""
     chosen = torch.tensor(slots)
     return {name: _as(batch, name, getattr(truth, name)[chosen][None]) for name in FIELDS if has(batch, name)}
 
@@ -25,7 +25,7 @@ def own_fields(batch: Batch, truth: MicroTruth, context: RankContext) -> dict[st
 
 
 def local(batch: Batch, name: str, truth: MicroTruth, context: RankContext, stream: Tensor | None = None) -> Tensor:
-    """This rank's slots of one field: [rows, local slots]. `stream` [slots] takes the place of the true one."""
+    """This rank's slots of one field: [rows, local slots]. `stream` [slots] replaces the true values."""
     whole: Tensor = getattr(truth, name) if stream is None else stream
     return _as(batch, name, truth.local(whole, context.config.layout.cp, context.place.cp))
 

@@ -1,4 +1,4 @@
-"""Import proof: the files that the code under test was really imported from."""
+"""Import proof: the files from which the code under test was actually imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_MODULES = (
     "megatron.core.pipeline_parallel",
     "megatron.core.utils",
 )
-# Imported lazily by some releases, in every rank: if present, imported in the parent too.
+# Imported lazily by some releases in every rank; imported in the agent if present.
 _WARM_IF_PRESENT = ("megatron.core.models.mimo",)
 
 
@@ -39,9 +39,9 @@ def import_all() -> None:
 
 
 def import_proof() -> list[ImportProof]:
-    """Version and file of the modules under test that are loaded in this process.
+    """Version and file of modules under test that are loaded in this process.
 
-    Only the heads (core/upstream.HEADS), and modules whose file is not where their head and name imply.
+    Only of the heads (core/upstream.HEADS), and of modules whose file is not where their head and name imply.
     """
     named = _files()
     return [
@@ -52,7 +52,7 @@ def import_proof() -> list[ImportProof]:
 
 
 def other_modules() -> dict[str, str]:
-    """The others, a few hundred, in the short form of core/run/import_proofs.py: for the last record of a rank."""
+    """The other modules, a few hundred, in the short form of core/run/import_proofs.py; for a rank's final record."""
     named = _files()
     found: dict[str, list[str]] = {}
     for name in named:
@@ -96,9 +96,9 @@ def _below_head(name: str, files: dict[str, str]) -> str:
 
 @cache
 def _below(head_file: str, below: str, file: str) -> str:
-    place = os.path.join(os.path.dirname(head_file), *below.split("."))  # noqa: PTH118, PTH120 - text
-    ends = {place + ".py": below, os.path.join(place, "__init__.py"): below + "/"}  # noqa: PTH118 - text
-    return ends.get(file, "")
+    stem = os.path.join(os.path.dirname(head_file), *below.split("."))  # noqa: PTH118, PTH120 - text
+    expected = {stem + ".py": below, os.path.join(stem, "__init__.py"): below + "/"}  # noqa: PTH118 - text
+    return expected.get(file, "")
 
 
 def _version(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Peak memory in a rank's record, also for a rank that raises: an out-of-memory error is explained by the peak."""
+"""Peak memory in a rank's record, also when the rank raises: the peak explains an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.node.device.placement import Device, peak_memory_bytes, peak_reserv
 
 
 def record_peaks(record: RankRecord, device: Device) -> None:
-    """Record the peaks since the rank began."""
+    """Record the peaks since the rank started."""
     record.peak_memory_bytes = peak_memory_bytes(device)
     record.peak_reserved_bytes = peak_reserved_bytes(device)
 

@@ -1,4 +1,4 @@
-"""Passes over the micro-batches of a step through Megatron's schedule; keeps the losses of the last stage."""
+"""Passes over the micro-batches of a step with Megatron's schedule; keeps the losses of the last stage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChunkIterator:
 class Losses:
     """Losses of a pass on the last stage, over this rank's tokens, in float64.
 
-    `pending`: tensors still on the device, since reading them synchronises with the GPU; see `Passes.read_losses`.
+    `pending`: tensors not read from the device yet, since that synchronises with the GPU; see `Passes.read_losses`.
     """
 
     loss_sum: float = 0.0
@@ -60,16 +60,16 @@ class Passes:
         self.chunks, self.path, self.context = chunks, path, context
         self.fault, self.recorder = fault, recorder
         self.state = PassState()
-        self.gathered: dict[Tensor, Tensor] = {}  # by parameter: gradients of the last backward that are sharded
+        self.gathered: dict[Tensor, Tensor] = {}  # parameter -> its gathered gradient, if gradients are sharded
         plain = [unwrap(chunk) for chunk in chunks]
-        self.recomputed = Recomputed(plain, context, self.state)  # its hooks come before those that read the position
+        self.recomputed = Recomputed(plain, context, self.state)  # first: later hooks read the position that it sets
         self.layer_recorder = LayerRecorder(plain, context, self.state, recorder)
         record_parts(plain, context, self.state, recorder)
 
     def begin(self, truth: StepTruth, leg: LegName, *, keep_tokens: bool) -> list[ChunkIterator]:
-        """Set up the next pass and open the data path's iterators, one per chunk. Collective: they may communicate.
+        """Set up the next pass and return the data path's iterators, one per chunk. Collective: they may communicate.
 
-        `leg` is the name in progress reports.
+        `leg`: the name in progress reports.
         """
         self.truth, self.counts, self.keep_tokens = truth, [0] * len(self.chunks), keep_tokens
         self.losses = Losses()
@@ -79,9 +79,9 @@ class Passes:
         return [ChunkIterator(self.path.iterator(truth, number), number) for number in range(len(self.chunks))]
 
     def run(self, iterators: list[ChunkIterator], *, micro_batches: int, forward_only: bool) -> None:
-        """Zero the gradients and run the schedule; gradients are reduced at its end unless `forward_only`.
+        """Zero the gradients and run the schedule, which reduces gradients at its end unless `forward_only`.
 
-        It does not synchronise with the GPU and, after step 0, does not write the record. Call `read_losses` after it.
+        Does not synchronise with the GPU and, after step 0, does not write the record. Call `read_losses` afterwards.
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
@@ -100,7 +100,7 @@ class Passes:
         self.backward = not forward_only
 
     def progress(self, phase: Phase) -> None:
-        """Tell that all micro-batches are through."""
+        """Note a phase that follows the last micro-batch."""
         self.recorder.progress(self.state.leg, self.truth.step, len(self.truth.plans), phase)
 
     def named_parameters(self) -> Iterator[NamedParameter]:
@@ -111,7 +111,7 @@ class Passes:
             yield from named_parameters(plain, tp_rank=self.context.place.tp, tp_size=tp, ep_rank=expert_rank())
 
     def gradient_of(self, item: NamedParameter) -> Tensor:
-        """The reduced gradient of a parameter: Megatron's DDP keeps it, or shards of it on the ranks of dp x cp."""
+        """The reduced gradient of a parameter; gathered if the ranks of dp x cp hold shards of it."""
         found = self.gathered.get(item.parameter)
         gradient: Tensor = item.parameter.main_grad if found is None else found  # type: ignore[attr-defined]
         return gradient
@@ -122,7 +122,7 @@ class Passes:
 
     def _parameter_seen(self, item: NamedParameter) -> ParameterSeen:
         config, gradient = self.context.config, self.gradient_of(item)
-        alone = config.layout.world_size == 1  # what others are compared with, shard by shard
+        alone = config.layout.world_size == 1  # such as the control, with which others are compared shard by shard
         return ParameterSeen(
             name=item.name,
             sharded=item.shard.dim is not None,
@@ -142,13 +142,13 @@ class Passes:
         at.chunk, at.micro_batch = chunk, number
         at.owners = micro.local(micro.owners, self.context.config.layout.cp, self.context.place.cp)
         self.recorder.progress(at.leg, at.step, number, "forward")
-        if at.first_step:  # later steps are timed, and the record is written at the end of each
+        if at.first_step:  # later steps are timed; their records are written at the end of the step
             self.recorder.flush()
         at.rows = micro.local(micro.row_numbers, self.context.config.layout.cp, self.context.place.cp)
         return forward(model, batch, self.context.config), partial(self._loss, batch, at.owners)
 
     def _loss(self, batch: Batch, owners: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Per-token mode (pretrain_gpt.loss_func): (sum, token count, report). output [rows, local slots] per token."""
+        """(sum, token count, report) as pretrain_gpt.loss_func per token; output [rows, local slots]: losses."""
         assert batch.loss_mask is not None
         losses, mask = output.float(), batch.loss_mask.float()
         loss = (losses * mask).sum()
@@ -161,7 +161,7 @@ class Passes:
         return loss, tokens, {"lm loss": report}
 
     def read_losses(self) -> Losses:
-        """Read the losses of the last pass from the device, and gather its gradients where they are sharded."""
+        """Read the losses of the last pass from the device, and gather its gradients if they are sharded."""
         self.gathered = whole_gradients(self.chunks) if self.backward else {}
         pending, self.losses.pending = self.losses.pending, []
         for losses, mask, owners in pending:
@@ -173,7 +173,7 @@ class Passes:
 
     def _record_losses(self, losses: Tensor, mask: Tensor, owners: Tensor) -> None:
         if losses.shape != owners.shape[:-1]:
-            return  # the metadata lane reports the wrong shape
+            return  # wrong shape; the metadata lane reports it
         documents, positions = owners.flatten(0, 1).unbind(1)
         losses, mask = losses.flatten().double(), mask.flatten().double()
         for document in set(documents.tolist()):
@@ -190,9 +190,9 @@ class Passes:
 
 
 def forward(model: Any, batch: Batch, config: CellConfig) -> Tensor:
-    """Call a model chunk as pretrain_gpt.forward_step does (Megatron-LM).
+    """Call a model chunk as Megatron-LM's pretrain_gpt.forward_step does.
 
-    Returns losses per token [rows, local slots] on the last stage, else hidden states [s, b, h].
+    Returns losses per token [rows, local slots] for the last chunk, else hidden states [s, b, h].
     """
     more = {"loss_mask": batch.loss_mask} if config.model.mtp else {}
     more |= {"padding_mask": batch.padding_mask} if config.model.padding_mask else {}

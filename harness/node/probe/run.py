@@ -1,6 +1,6 @@
-"""The probe of one rank: setup, then its legs: metadata, training, canaries, timing.
+"""The probe of one rank: setup, then the metadata, training, canary and timing legs.
 
-A leg is a part of the probe with its own documents and records, named in progress reports and findings.
+A leg is one pass of a cell with its own documents and records, named in progress reports and findings.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from harness.node.recording.recorder import Recorder
 def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listener: int | None) -> None:
     """Run the legs on this rank; RANK, WORLD_SIZE, LOCAL_* and MASTER_* are in the environment.
 
-    `listener` is the socket on which rank 0 serves the store; None when torchrun serves it.
+    `listener`: descriptor of the socket on which rank 0 serves the store; None when torchrun serves it.
     """
     begin = time.perf_counter()
     torch.set_num_threads(1)
-    neighbours = int(os.environ["LOCAL_WORLD_SIZE"])
+    local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     os.environ |= determinism(os.environ, timed=config.timing.asked) if config.device != "cpu" else {}
-    device = choose_device(int(os.environ["LOCAL_RANK"]), neighbours, config.device)
+    device = choose_device(int(os.environ["LOCAL_RANK"]), local_ranks, config.device)
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
@@ -59,7 +59,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     else:
         cpu_stubs.refuse()
         recorder.record.environment["stand_ins"] = "none in this process, checked before the first collective"
-    limit = limit_memory(neighbours) if device.kind == "cpu" else memory_bytes(device)
+    limit = limit_memory(local_ranks) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()
     recorder.flush()
@@ -69,12 +69,12 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     context = RankContext(config=config, place=place, device=device, folder=recorder.path.parent.parent)
     with peaks_recorded(recorder.record, device):
         _legs(context, recorder, begin)
-    barrier(device)  # rank 0 serves the store, and must not exit while others need it
+    barrier(device)  # rank 0 serves the store and must not exit while others need it
     recorder.progress("end", config.train.steps, 0, "done")
 
 
 def _legs(context: RankContext, recorder: Recorder, begin: float) -> None:
-    """Run all legs in order; `begin` is when the rank began, by time.perf_counter."""
+    """Run all legs in order; `begin`: time.perf_counter at the start of the rank."""
     config, place = context.config, context.place
     fault = fault_named(config.fault)
     recorder.progress("metadata", 0, 0, "setup")  # from here on, exceptions come from the code under test
@@ -109,13 +109,13 @@ def _join(config: CellConfig, device: Device, listener: int | None) -> None:
     )
     if listener is not None and not serves:
         os.close(listener)
-    # With device_id, NCCL connects the world group now and does not guess this rank's GPU.
+    # With device_id, NCCL connects the world group now and need not guess this rank's GPU.
     bound: dict[str, Any] = {"device_id": device.torch_device} if device.backend == "nccl" else {}
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **bound)
 
 
 def _model_legs(context: RankContext, path: Any, fault: Any, recorder: Recorder) -> tuple[TrainingLeg, CanaryLegs]:
-    """The legs that use the model, which has its initial weights."""
+    """Build the model with its initial weights; return the training leg and the canary legs on it."""
     config, place = context.config, context.place
     recorder.progress("training", 0, 0, "setup")
     upstream = gpt.transformer_config(config)

@@ -29,7 +29,7 @@ class MicroTruth:
 
     @property
     def padding_mask(self) -> Tensor:
-        """bool [slots], true for padding."""
+        """bool [slots], True for padding."""
         return self.owners[:, 0] == PAD
 
     @property
@@ -44,7 +44,7 @@ class MicroTruth:
 
 
 class StepTruth:
-    """Truth of one step of a cell, or of a canary leg on its documents, for one data-parallel replica."""
+    """Truth of one step of a cell, or of a canary leg with its own documents, for one data-parallel replica."""
 
     def __init__(self, config: CellConfig, step: int, dp: int, leg: Leg | None = None) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class StepTruth:
         return self.content(document)[: document.length + 1]
 
     def content(self, document: Document) -> Tensor:
-        """[original_length + 1] token ids, before truncation. A copy has its original's content."""
+        """[original_length + 1] token ids, before truncation. A copy has the content of its original."""
         index = document.index if document.copy_of is None else document.copy_of
         changed = self.leg is not None and document.index in self.leg.changed
         return content_tokens(self.config, self.step, index, document.original_length + 1, changed=changed)
@@ -91,7 +91,7 @@ class StepTruth:
 
 
 def first_difference(found: Tensor, expected: Tensor, owners: Tensor, counted: Tensor) -> tuple[int, list[int] | None]:
-    """The number of `counted` slots that differ, and the first as [document, position, expected, found].
+    """The number of `counted` slots that differ, and the first of them as [document, position, expected, found].
 
     `found`, `expected` and `counted` (bool) are [rows, slots]; `owners` is [rows, slots, 2].
     """

@@ -1,4 +1,4 @@
-"""Weights, document contents and random vectors independent of the layout: drawn full-size by name, then sharded."""
+"""Weights, document contents and random vectors that do not depend on the layout: drawn in full size, then sharded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from harness.core.cell.config import CellConfig
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.")
 TIED_NAME = "embedding.word_embeddings.weight"
-# Reserved token ids: none occurs inside a document, and END ends each one. Upstream masks labels that equal padding. A
-# canary leg replaces PADDING by OTHER_PADDING.
+# Reserved token ids, which do not occur inside documents; each document ends with END. Upstream masks labels that equal
+# padding. A canary leg replaces PADDING with OTHER_PADDING.
 PADDING, END, OTHER_PADDING = 0, 1, 2
 INITIAL_STD = 0.02  # GPT-2's initial standard deviation, Megatron's default init_method_std
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a full tensor that a rank holds. `pieces` > 1: the full tensor is `pieces` tensors stacked along
-    `dim`, each split over the ranks separately (gate and up projections of SwiGLU)."""
+    """The part of a full tensor that a rank holds.
+
+    `pieces` > 1: the full tensor is `pieces` tensors stacked along `dim`, each split over the ranks separately (gate
+    and up projections of SwiGLU).
+    """
 
     full: tuple[int, ...]
     dim: int | None  # None: every rank holds the whole tensor
@@ -43,7 +46,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedParameter:
-    name: str  # global: layers and experts numbered from 0 over the whole model, as in a one-rank checkpoint
+    name: str  # layers and experts are numbered from 0 over the whole model, as in a checkpoint of one rank
     parameter: torch.nn.Parameter
     shard: Shard
 
@@ -51,7 +54,7 @@ class NamedParameter:
 def named_parameters(chunk: Any, *, tp_rank: int, tp_size: int, ep_rank: int = 0) -> Iterator[NamedParameter]:
     """Parameters of one model chunk (the module inside DDP) with their global names and shards.
 
-    `ep_rank`: the expert-parallel rank, which holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
+    `ep_rank`: the expert-parallel rank; it holds experts ep_rank * n to (ep_rank + 1) * n - 1 of every layer.
     """
     layers = getattr(getattr(chunk, "decoder", None), "layers", None)
     numbers = {} if layers is None else {index: layer.layer_number - 1 for index, layer in enumerate(layers)}
@@ -78,7 +81,7 @@ def _pieces(name: str) -> int:
     return 2 if "linear_fc1" in name else 1
 
 
-MOST_PARTS = 8  # from which the shards of tp 2, 4 and 8 are composed
+MOST_PARTS = 8  # enough to compose the shards of tp 2, 4 and 8
 
 
 def parts_of(item: NamedParameter) -> list[Shard]:
@@ -93,16 +96,16 @@ def parts_of(item: NamedParameter) -> list[Shard]:
 
 
 def draw(kind: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Standard normal fp32 tensor on the CPU that depends on (kind, name, shape, seed) alone."""
+    """A standard normal fp32 tensor on the CPU that depends only on (kind, name, shape, seed)."""
     digest = hashlib.sha256(f"{kind}/{name}/{tuple(shape)}/{seed}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randn(shape, generator=generator)
 
 
 def content_tokens(config: CellConfig, step: int, document: int, length: int, *, changed: bool = False) -> Tensor:
-    """[length] int64 token ids of a document, for any layout and data path; the last is END.
+    """[length] int64 token ids of a document, the same for every layout and data path; the last one is END.
 
-    `changed`: other tokens than in training.
+    `changed`: different tokens than in training.
     """
     kind = "changed" if changed else "content"
     digest = hashlib.sha256(f"{kind}/{config.train.seed}/{step}/{document}".encode()).digest()

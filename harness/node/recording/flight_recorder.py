@@ -1,7 +1,7 @@
-"""Dumps NCCL's flight recorder when a rank is about to hit its deadline, and reads the dump afterwards.
+"""Dumps NCCL's flight recorder shortly before a rank's deadline, and reads the dump afterwards.
 
-A thread of the rank writes the dump shortly before the deadline: the main thread then waits for the GPU without holding
-the GIL. The format: harness/core/run/flight_dump.py.
+A thread of the rank writes the dump: the main thread of a hung rank waits for the GPU without holding the GIL. The
+format: harness/core/run/flight_dump.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch.distributed as dist
 from harness.core.run.flight_dump import Collective, waiting
 from harness.core.run.run_dir import AttemptDir, write_atomic
 
-EARLY_S = 1.0  # before the deadline: the dump takes milliseconds, the stacks follow at the deadline
+EARLY_S = 1.0  # time before the deadline; the dump takes milliseconds, and the stacks are dumped at the deadline
 # Functions of torch's C module that return the recorder's entries, newest first: JSON from torch 2.5 on, else pickle.
 _DUMPS: tuple[tuple[str, Callable[[bytes], Any]], ...] = (
     ("_dump_nccl_trace_json", json.loads),
-    ("_dump_nccl_trace", pickle.loads),  # trusted: this process made it
+    ("_dump_nccl_trace", pickle.loads),  # trusted: this process wrote it
 )
 
 
@@ -32,7 +32,7 @@ def flight_file(attempt: AttemptDir, rank: int) -> Path:
 
 
 def watch(attempt: AttemptDir, rank: int, deadline_at: float) -> threading.Timer:
-    """Start the thread that writes the dump; `deadline_at` in seconds since the epoch. Cancel it at the rank's end."""
+    """Start the timer that writes the dump; cancel it at the rank's end. `deadline_at`: seconds since the epoch."""
     timer = threading.Timer(max(deadline_at - EARLY_S - time.time(), 0.0), _write, (flight_file(attempt, rank),))
     timer.daemon = True
     timer.start()
@@ -40,7 +40,7 @@ def watch(attempt: AttemptDir, rank: int, deadline_at: float) -> threading.Timer
 
 
 def _write(path: Path) -> None:
-    """Write the dump; nothing without NCCL, where the stack names the collective."""
+    """Write the dump. Nothing without NCCL: with gloo the stack names the collective."""
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return
     import torch._C._distributed_c10d as c10d
@@ -51,7 +51,7 @@ def _write(path: Path) -> None:
 
 
 def dumped(c10d: Any) -> dict[str, Any] | None:
-    """The recorder's complete dump, from the newest function that this torch has; None when it has none."""
+    """The recorder's complete dump, from the newest function that this torch has; None when torch has none."""
     for name, read in _DUMPS:
         function = getattr(c10d, name, None)
         if function is not None:

@@ -23,8 +23,10 @@ _CALLEE = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)\(\) (?:got|missing|takes)\b")
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Frames of an exception, innermost last. After a call that does not match the signature of a harness function,
-    that function is the last frame: the TypeError is raised in the caller, but the signature is the harness's.
+    """Frames of an exception, innermost last.
+
+    When a call does not match the signature of a harness function, Python raises the TypeError in the caller; that
+    function is then added as the last frame.
     """
     found = [
         frame_text(item.filename, item.lineno or 0, item.name, sys.path)
@@ -52,7 +54,7 @@ def _own_function(qualified: str) -> FunctionType | None:
 
 
 def errno_of(error: BaseException) -> str:
-    """errno name, e.g. "ESTALE", of the first OSError in an exception's chain; empty without one."""
+    """errno name, e.g. "ESTALE", of the first OSError in an exception's chain; empty when there is none."""
     for item in _chain(error):
         if isinstance(item, OSError) and item.errno is not None:
             return errno.errorcode.get(item.errno, str(item.errno))
@@ -71,8 +73,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def stack_of(log: str) -> list[str] | None:
     """Frames of one thread in a log's last stack dump, innermost last; None when there is no dump.
 
-    That is the thread waiting in a collective, if any (on a GPU backward has its own thread), else the main thread,
-    which comes last in a dump.
+    The thread is one that waits in a collective, if any (on a GPU, backward has its own thread), else the main thread,
+    which is last in a dump.
     """
     starts = [match.start() for match in _TIMEOUT.finditer(log)]
     text = (log[starts[-1] :] if starts else log).partition(_CRASH)[0]  # without the dump of a later crash

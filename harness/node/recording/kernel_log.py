@@ -1,4 +1,4 @@
-"""Xid lines of the kernel log, where this user may read it: errors of a GPU's memory, bus, link or program."""
+"""Xid lines of the kernel log, if this user may read it: errors of a GPU's memory, bus, link or program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 KMSG = Path("/dev/kmsg")
 _XID = re.compile(r"NVRM: Xid|NVRM: GPU .*fallen off the bus")
-_RECORD = 8192  # bytes of one record, at most (Documentation/ABI/testing/dev-kmsg)
+_RECORD = 8192  # maximum bytes of one record (Documentation/ABI/testing/dev-kmsg)
 
 
 def xid_lines(since: float, source: Path = KMSG) -> list[str]:

@@ -19,7 +19,7 @@ from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.recording.frames import errno_of, frames_of
 
-_PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the previous one
+_PROGRESS_BYTES = 120  # longer than any progress line; lines are padded to it, so that each overwrites the last
 _FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
@@ -38,7 +38,7 @@ class Recorder:
             self._line = os.open(progress_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
 
     def progress(self, leg: LegName, step: int, micro_batch: int, phase: Phase) -> None:
-        """Say where the rank is, also to a file of its own: a rank that hangs or is killed cannot flush its record."""
+        """Note where the rank is, also in a separate file: a rank that hangs or is killed cannot flush its record."""
         self.record.progress = Progress(leg=leg, step=step, micro_batch=micro_batch, phase=phase)
         with needs_room(self.path):
             os.pwrite(self._line, dumps(self.record.progress).ljust(_PROGRESS_BYTES).encode(), 0)
@@ -48,8 +48,10 @@ class Recorder:
         write_json(self.path, self.record)
 
     def layer(self, seen: LayerSeen, packed_seq_params: Any, *, recomputed: bool = False) -> None:
-        """Record what a layer received. Values on a GPU are copied there now and read at the next flush: reading them
-        would wait for the GPU in the middle of a step that is timed."""
+        """Record what a layer received.
+
+        Tensors on a GPU are cloned now and read at the next flush: a read would wait for the GPU in a timed step.
+        """
         (self.record.recomputed if recomputed else self.record.layers).append(seen)
         if packed_seq_params is None:
             return
@@ -84,7 +86,7 @@ class Recorder:
         self.written = ended
 
     def fail(self, error: BaseException) -> None:
-        unread = [id(seen) for seen, _ in self._pending]  # after an error of CUDA nothing can be read from the GPU
+        unread = [id(seen) for seen, _ in self._pending]  # after a CUDA error nothing can be read from the GPU
         for layers in (self.record.layers, self.record.recomputed):
             layers[:] = [seen for seen in layers if id(seen) not in unread]
         self._pending = []
@@ -112,14 +114,14 @@ def progress_file(record: Path) -> Path:
 
 
 def last_progress(record: Path) -> Progress | None:
-    """The last progress of a rank; None when it wrote none."""
+    """The last progress that a rank wrote; None when it wrote none."""
     path = progress_file(record)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return from_jsonable(Progress, loads(text)) if text else None
 
 
 def _snapshot(params: Any) -> Any:
-    """A copy with copies of all tensors; fields that share a tensor share its copy."""
+    """A copy of the params and their tensors; fields that share a tensor share its copy."""
     copies = {id(value): value.clone() for value in vars(params).values() if isinstance(value, Tensor)}
     return SimpleNamespace(**{name: copies.get(id(value), value) for name, value in vars(params).items()})
 

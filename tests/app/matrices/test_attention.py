@@ -49,7 +49,7 @@ def test_kernels_without_a_gpu_are_errors_with_the_reason_and_the_reference_runs
     assert report["counts"]["ERROR"] == 6  # a control on CUDA is one of them
     assert sum(report["counts"].values()) == 11
     reasons = {cell["reason"] for cell in report["cells"] if cell["outcome"] == "ERROR"}
-    kernel = "attention {} has CUDA kernels only, and ranks compute on the CPU"
+    kernel = "attention {} has only CUDA kernels, and ranks compute on the CPU"
     wanted = [*(kernel.format(kind) for kind in ("te", "varlen")), "device is cuda, and this machine has no GPU"]
     assert all(any(text in reason for reason in reasons) for text in wanted)
 

@@ -152,8 +152,8 @@ def test_wheels_that_do_not_hold_sft_are_rejected(ran: Ran) -> None:
             "tp1-pp1-cp2-skyrl-mbs2-nopack-skyrl040",
             "SkyRL splits documents over context parallel ranks only if it packs them",
         ),
-        ("tp1-pp1-cp2-bridge_in_batch-mbs2-bridge050", "only its vision-language models cut it in their forward"),
-        ("tp1-pp1-cp1-rules-in-batch-opt-out-bridge050", "qwen3_omni_collate_fn is not there"),
+        ("tp1-pp1-cp2-bridge_in_batch-mbs2-bridge050", "only its vision-language models split it in their forward"),
+        ("tp1-pp1-cp1-rules-in-batch-opt-out-bridge050", "qwen3_omni_collate_fn cannot be imported"),
     ],
 )
 def test_what_a_release_cannot_do_is_rejected_with_the_reason(ran: Ran, name: str, reason: str) -> None:

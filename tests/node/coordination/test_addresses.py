@@ -15,7 +15,7 @@ NODE = {"lo": ["127.0.0.1"], "eth0": ["10.1.0.7"], "ib0": ["192.168.5.7"]}
 
 @pytest.fixture
 def debian(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose own name is 127.0.1.1 in its hosts file."""
+    """A host whose hosts file maps its own name to 127.0.1.1."""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(addresses, "interfaces", lambda: NODE)
@@ -23,7 +23,9 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("debian")
-def test_a_host_that_is_127_0_1_1_to_itself_announces_what_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_own_name_is_127_0_1_1_announces_addresses_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert addresses.own_addresses() == ["10.1.0.7", "192.168.5.7"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert addresses.own_addresses() == ["192.168.5.7"]
@@ -62,4 +64,4 @@ def test_a_store_for_other_nodes_is_reached_at_the_address_that_answers(tmp_path
     with pytest.raises(
         InfrastructureError, match=rf"127\.0\.0\.1 port {port} \(Connection refused\)\. Set NCCL_SOCKET"
     ):
-        addresses.reach(["127.0.0.1"], port, patience_s=0.0)
+        addresses.reach(["127.0.0.1"], port, timeout_s=0.0)

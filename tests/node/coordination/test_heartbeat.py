@@ -20,7 +20,7 @@ def heartbeat_of(path: Path) -> Heartbeat:
 
 
 def until(condition: Callable[[], bool], path: Path) -> None:
-    """Polls the file until the condition holds; pytest's time-out ends the test."""
+    """Poll until the condition on the file holds; pytest's time-out ends the test."""
     while not condition():
         os.sched_yield()
         assert path.exists()
@@ -32,7 +32,7 @@ def test_an_agent_that_is_busy_importing_keeps_its_heartbeat(tmp_path: Path, mon
     writer = HeartbeatWriter(tmp_path / "beat", "token")
     writer.start("loading")
     first = heartbeat_of(writer.path)
-    until(lambda: heartbeat_of(writer.path).time > first.time, writer.path)  # this process does nothing else meanwhile
+    until(lambda: heartbeat_of(writer.path).time > first.time, writer.path)  # while this process does nothing
     assert (heartbeat_of(writer.path).state, heartbeat_of(writer.path).pid) == ("loading", os.getpid())
     writer.tick()
     until(lambda: heartbeat_of(writer.path).state == "ready", writer.path)
@@ -58,7 +58,7 @@ def test_an_agent_whose_main_loop_hangs_for_long_stops_its_heartbeat(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_disk_that_is_full_for_the_heartbeat_ends_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_ends_when_the_disk_is_full_for_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = os.getpid()
 
     def full(path: Path, value: object) -> None:
@@ -95,7 +95,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_gap_in_polling_does_not_count_as_silence_of_the_others(tmp_path: Path, clock: Clock) -> None:
     run = RunDir(tmp_path)
     others = HeartbeatMonitor(run, "local", [1, 2], silence_s=30.0)
-    clock.now = 600.0  # this process imported, or the shared file system hung
+    clock.now = 600.0  # slow imports in this process, or a hung file system
     assert others.silent() == []
     for _ in range(9):
         clock.now += 3.0

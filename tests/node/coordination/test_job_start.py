@@ -19,7 +19,7 @@ CELLS = ("done", "failed", "cut", "waits")
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """An allocation of four cells, of which one has completed, one has failed and one was cut off."""
+    """An allocation of four cells: one completed, one failed, one was terminated, one not started."""
     made = RunDir(tmp_path)
     cells = [{"cell": cell, "attempt": 1} for cell in CELLS]
     write_json(made.submission(NAME), {"cells": cells, "parallel_ranks": 2, "nodes": 1})
@@ -43,7 +43,7 @@ def files(run: RunDir) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
 
 
-def test_the_first_start_runs_the_order_as_it_was_written(run: RunDir) -> None:
+def test_the_first_start_runs_the_work_order_unchanged(run: RunDir) -> None:
     before = files(run)
     assert work_order_of(run, NAME, 0, start("7")) == NAME
     assert before.items() <= files(run).items()
@@ -57,7 +57,7 @@ def test_outside_a_job_nothing_is_claimed(run: RunDir) -> None:
     assert files(run) == before
 
 
-def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_finish(run: RunDir) -> None:
+def test_a_second_start_makes_new_attempts_of_the_cells_that_the_first_did_not_finish(run: RunDir) -> None:
     work_order_of(run, NAME, 0, start("7"))
     before = files(run)
     order = work_order_of(run, NAME, 0, start("7", 1))
@@ -76,7 +76,7 @@ def test_a_second_start_takes_attempts_of_its_own_for_what_the_first_did_not_fin
     assert run.newest_order(NAME) == order
 
 
-def test_a_third_start_goes_on_from_the_second(run: RunDir) -> None:
+def test_a_third_start_continues_from_the_second(run: RunDir) -> None:
     for restart in (0, 1):
         work_order_of(run, NAME, 0, start("7", restart))
     write_json(run.attempt("cut", 2).result, CellResult(cell="cut", attempt=2, status="completed"))
@@ -85,9 +85,9 @@ def test_a_third_start_goes_on_from_the_second(run: RunDir) -> None:
     assert loads(run.submission(order).read_text())["cells"] == [{"cell": "waits", "attempt": 3}]
 
 
-def test_an_attempt_that_exists_is_not_taken_again(run: RunDir) -> None:
+def test_the_number_of_an_existing_attempt_is_not_used_again(run: RunDir) -> None:
     work_order_of(run, NAME, 0, start("7"))
-    run.attempt("waits", 2).root.mkdir()  # of a retry that the launcher is about to submit
+    run.attempt("waits", 2).root.mkdir()  # a retry that the launcher is about to submit
     order = work_order_of(run, NAME, 0, start("7", 1))
     assert order is not None
     cells = loads(run.submission(order).read_text())["cells"]
@@ -98,7 +98,7 @@ def test_an_attempt_that_exists_is_not_taken_again(run: RunDir) -> None:
     ("job", "restart", "why"),
     [("8", 0, "job 7 has claimed"), ("7", 0, "restart 1 of job 7"), ("7", 1, "restart 1 of job 7")],
 )
-def test_a_duplicate_and_an_earlier_start_touch_nothing_but_their_own_note(
+def test_a_duplicate_and_an_earlier_start_write_only_why_they_did_not_run(
     run: RunDir, job: str, restart: int, why: str
 ) -> None:
     for earlier in (0, 1):
@@ -118,7 +118,7 @@ def test_a_cancelled_run_starts_nothing(run: RunDir) -> None:
     assert run.claims(NAME) == []
 
 
-def test_of_many_jobs_that_start_at_once_one_runs(run: RunDir) -> None:
+def test_only_one_of_many_jobs_that_start_at_once_runs(run: RunDir) -> None:
     jobs = [str(number) for number in range(16)]
     barrier = Barrier(len(jobs))
 
@@ -133,18 +133,18 @@ def test_of_many_jobs_that_start_at_once_one_runs(run: RunDir) -> None:
     assert len(list(run.root.glob("agents/*.refused-*"))) == len(jobs) - 1
 
 
-def test_the_other_nodes_run_what_node_0_of_their_own_start_has_claimed(run: RunDir) -> None:
+def test_the_other_nodes_run_the_work_order_that_node_0_of_the_same_start_claimed(run: RunDir) -> None:
     assert work_order_of(run, NAME, 0, start("7")) == work_order_of(run, NAME, 1, start("7")) == NAME
     again = work_order_of(run, NAME, 0, start("7", 1))
     assert work_order_of(run, NAME, 1, start("7", 1)) == again
     work_order_of(run, NAME, 0, start("8"))
     assert work_order_of(run, NAME, 3, start("8")) is None
     with pytest.raises(InfrastructureError, match="has not claimed"):
-        work_order_of(run, NAME, 1, start("9"), patience_s=0.0)
+        work_order_of(run, NAME, 1, start("9"), timeout_s=0.0)
 
 
 def test_a_claim_that_cannot_be_read_cannot_be_taken(run: RunDir) -> None:
     run.claim(NAME, 1).parent.mkdir()
     run.claim(NAME, 1).write_text("{")
-    with pytest.raises(InfrastructureError, match=r"claim-1\.json cannot be read"):
-        work_order_of(run, NAME, 0, start("7"), patience_s=0.0)
+    with pytest.raises(InfrastructureError, match=r"claim-1\.json exists but cannot be read"):
+        work_order_of(run, NAME, 0, start("7"), timeout_s=0.0)

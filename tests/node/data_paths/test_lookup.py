@@ -1,4 +1,4 @@
-"""What a release lacks is a fact; what is not installed or does not import is not."""
+"""A module that a release does not have is a Rejection; one that is not installed or cannot be imported is Missing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from harness.core.outcomes import Missing, Rejection
 from harness.node.data_paths import lookup
-from harness.node.data_paths.lookup import either, lacks, module_lack
+from harness.node.data_paths.lookup import module_unavailable, none_of, not_in_release
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project `upstream` 1.2.0 whose modules import, lack something, or break in each way that an import can."""
+    """A project `upstream` 1.2.0 with a module that can be imported, and one for each way in which an import fails."""
     folder = tmp_path / "upstream"
     folder.mkdir()
     for name, text in {
@@ -27,19 +27,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    yield_names = [name for name in sys.modules if name.startswith("upstream")]
-    for name in yield_names:
+    for name in [name for name in sys.modules if name.startswith("upstream")]:
         monkeypatch.delitem(sys.modules, name)
     return folder
 
 
-def test_a_module_that_imports_is_there(project: Path) -> None:
-    assert module_lack("upstream.whole", "upstream") is None
+def test_a_module_that_can_be_imported_is_available(project: Path) -> None:
+    assert module_unavailable("upstream.whole", "upstream") is None
 
 
 @pytest.mark.parametrize("module", ["upstream.new_feature", "upstream.new.feature"])
-def test_a_module_that_the_release_does_not_have_is_a_fact_that_names_the_release(project: Path, module: str) -> None:
-    found = module_lack(module, "upstream")
+def test_a_module_that_the_release_does_not_have_is_rejected_naming_the_release(project: Path, module: str) -> None:
+    found = module_unavailable(module, "upstream")
     assert isinstance(found, Rejection)
     assert found.reason == f"upstream 1.2.0 has no {module}"
 
@@ -53,25 +52,25 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("module", "said"), BROKEN)
-def test_a_module_that_breaks_when_it_is_imported_is_no_rule(project: Path, module: str, said: str) -> None:
-    found = module_lack(f"upstream.{module}", "upstream")
+def test_a_module_that_cannot_be_imported_is_missing_not_rejected(project: Path, module: str, said: str) -> None:
+    found = module_unavailable(f"upstream.{module}", "upstream")
     assert isinstance(found, Missing)
     assert said in found.reason
     assert "upstream 1.2.0" in found.reason
 
 
-def test_a_project_that_is_not_installed_is_no_rule() -> None:
-    found = module_lack("no_such_project.part", "no_such_project")
+def test_a_project_that_is_not_installed_is_missing_not_rejected() -> None:
+    found = module_unavailable("no_such_project.part", "no_such_project")
     assert isinstance(found, Missing)
     assert "no-such-project is not installed" in found.reason
     assert "packages" in found.reason
 
 
-def test_of_two_modules_that_would_do_both_must_be_lacking_for_a_fact() -> None:
-    assert isinstance(either(lacks("a"), lacks("b")), Rejection)
-    assert isinstance(either(lacks("a"), Missing(reason="b")), Missing)
+def test_without_either_of_two_modules_the_cell_is_rejected_only_if_the_release_has_neither() -> None:
+    assert isinstance(none_of(not_in_release("a"), not_in_release("b")), Rejection)
+    assert isinstance(none_of(not_in_release("a"), Missing(reason="b")), Missing)
 
 
-def test_a_checkout_without_a_version_is_called_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_without_a_version_is_called_a_checkout(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "__init__.py").write_text("")
     assert lookup.release("upstream") == "this checkout of upstream"

@@ -1,4 +1,4 @@
-"""Metadata that the reference data path makes, as Transformer Engine reads them."""
+"""The metadata of the reference data path, as Transformer Engine reads it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from harness.node.data_paths.reference import SETS_PAD_BETWEEN_SEQS, _packed_seq_params
 
 
-def test_without_padding_both_offsets_are_one_tensor_and_nothing_is_said_of_padding() -> None:
+def test_without_padding_both_offsets_are_one_tensor_and_pad_between_seqs_is_not_set() -> None:
     params = _packed_seq_params(torch.tensor([[0, 3, 8], [0, 3, 8]]), None)
     assert params.cu_seqlens_q_padded is params.cu_seqlens_q
     assert params.cu_seqlens_kv_padded is params.cu_seqlens_kv
     assert getattr(params, "pad_between_seqs", None) is None
 
 
-def test_padding_is_told_where_the_release_can_be_told() -> None:
+def test_with_padding_pad_between_seqs_is_set_if_the_release_has_it() -> None:
     params = _packed_seq_params(torch.tensor([[0, 3, 8], [0, 4, 10]]), None)
     assert params.cu_seqlens_q.tolist() == [0, 3, 8]
     assert params.cu_seqlens_q_padded.tolist() == [0, 4, 10]

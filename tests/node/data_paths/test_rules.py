@@ -10,25 +10,25 @@ import torch
 
 from harness.core.data_paths.table import FORBIDDEN
 from harness.node.data_paths import other_validators
-from harness.node.data_paths.rules import CASES, OtherCase, _ask
+from harness.node.data_paths.rules import CASES, OtherCase, _refusal
 
 
 def test_every_case_of_the_axis_has_a_combination() -> None:
     assert tuple(CASES) == FORBIDDEN
 
 
-def test_the_allowed_and_the_forbidden_combination_are_put_and_a_refusal_is_told_with_its_type(tmp_path: Path) -> None:
-    def put(forbidden: bool, folder: Path) -> None:
+def test_both_combinations_are_validated_and_a_refusal_is_returned_with_its_type(tmp_path: Path) -> None:
+    def validate(forbidden: bool, folder: Path) -> None:
         assert folder == tmp_path
         if forbidden:
             sys.exit("no such row")
 
-    case = OtherCase(put, "row", "a validator", ())
-    assert _ask(case, False, tmp_path) == (None, None)
-    assert _ask(case, True, tmp_path) == ("no such row", "SystemExit")
+    case = OtherCase(validate, "row", "a validator", ())
+    assert _refusal(case, False, tmp_path) == (None, None)
+    assert _refusal(case, True, tmp_path) == ("no such row", "SystemExit")
 
 
-def test_a_command_line_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = list(sys.argv)
     with other_validators._command_line(["--seq-length", "64"], ranks=2):
@@ -37,7 +37,7 @@ def test_a_command_line_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "WORLD_SIZE" not in os.environ
 
 
-def test_without_a_gpu_the_validator_is_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_validator_sees_the_architecture_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = SimpleNamespace(get_device_arch_version=lambda: 9)
     with other_validators._architecture(arguments):

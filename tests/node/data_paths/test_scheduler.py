@@ -28,8 +28,8 @@ def test_replicas_together_read_every_document_once_and_in_order(count: int, dp:
     assert [one for replica in range(dp) for one in share(documents, dp, replica)] == documents
 
 
-def test_what_upstream_counts_is_recorded_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of a wrong scheduler reach the judge: nothing is mended, nothing raises."""
+def test_the_counts_of_upstream_are_recorded_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong counts of a scheduler must reach the judge: they are not corrected, and do not raise."""
     module = SimpleNamespace(wrap_data_iterator=lambda source, config, count: ("batches", 7, 1.0, 2.0))
     monkeypatch.setattr(scheduler, "importlib", SimpleNamespace(import_module=lambda name: module))
     cell = config("scheduler", dp=2)

@@ -1,4 +1,4 @@
-"""The SkyRL adapter against a copy of the module names; real releases run in matrices/releases.yaml."""
+"""The SkyRL adapter with fake modules of the same names; real releases run in matrices/releases.yaml."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from harness.core.outcomes import Missing
 from harness.core.packing.options import PackingOptions
 from harness.node.data_paths import skyrl
-from harness.node.data_paths.skyrl import SkyrlPath, _places, _positions
+from harness.node.data_paths.skyrl import SkyrlPath, _positions, _spans
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
 from tests.node.data_paths.test_table import fact
 
 
-def test_without_skyrl_the_cell_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_skyrl_the_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skyrl, "find_spec", lambda name: None)
     found = SkyrlPath.unavailable(config("skyrl"))
     assert isinstance(found, Missing)
     assert "neither skyrl nor skyrl-train is installed" in found.reason
 
 
-def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_the_release_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     home = "skyrl_train.distributed.megatron"
     monkeypatch.setattr(
         skyrl, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None) if name == "skyrl_train" else None
@@ -47,10 +47,10 @@ def test_what_a_release_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_document_has_a_row_padded_on_both_sides() -> None:
     for micro in StepTruth(config("skyrl", cp=2), 0, 0).micro_batches:
-        places = _places(micro, 64)
-        assert [length for _, length in places] == [item.document.length for item in micro.plan.placed]
-        assert all(start >= 0 and start + length <= 64 for start, length in places)
-        assert all(start == (64 - length) // 2 for start, length in places)
+        spans = _spans(micro, 64)
+        assert [length for _, length in spans] == [item.document.length for item in micro.plan.placed]
+        assert all(start >= 0 and start + length <= 64 for start, length in spans)
+        assert all(start == (64 - length) // 2 for start, length in spans)
 
 
 def test_positions_are_counted_over_the_real_tokens_of_a_row() -> None:

@@ -1,4 +1,4 @@
-"""The adapters: what a stack must have, and what happens when it has not."""
+"""The adapters: what a stack must have, and what happens when it does not have it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.serialization import from_jsonable, loads
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.data_paths.sft.data_path import SftPath
 from harness.node.data_paths.sft.rows import DATASET_MODULE, rows
 from harness.node.data_paths.table import ADAPTERS
@@ -32,8 +32,8 @@ def test_every_data_path_of_the_packing_axis_has_an_adapter() -> None:
     assert list(ADAPTERS) == list(DATA_PATHS)
 
 
-def fact(found: Lack) -> str:
-    """The reason of what is a fact about the release."""
+def fact(found: Unavailable) -> str:
+    """The reason of a Rejection."""
     assert isinstance(found, Rejection)
     return found.reason
 
@@ -42,19 +42,19 @@ def test_a_release_without_one_of_the_functions_cannot_serve_sft(monkeypatch: py
     assert SftPath.unavailable(config("sft")) is None
     monkeypatch.delattr(upstream, "get_batch_on_this_cp_rank")
     assert "megatron.core.utils.get_batch_on_this_cp_rank" in fact(SftPath.unavailable(config("sft")))
-    monkeypatch.delattr(upstream, "get_batch_on_this_tp_rank")  # then it could only be 0.17
+    monkeypatch.delattr(upstream, "get_batch_on_this_tp_rank")  # so it is checked as 0.17
     assert "megatron.training.utils.get_batch_on_this_tp_rank" in fact(SftPath.unavailable(config("sft")))
 
 
 def test_a_release_without_the_dataset_cannot_serve_sft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, DATASET_MODULE, None)  # a wheel of megatron.core only, as up to 0.16
+    monkeypatch.setitem(sys.modules, DATASET_MODULE, None)  # as in wheels up to 0.16, which contain only megatron.core
     assert "has no megatron.training.datasets.sft_dataset" in fact(SftPath.unavailable(config("sft")))
 
 
-@pytest.mark.parametrize("asked", [None, 8])
+@pytest.mark.parametrize("multiple", [None, 8])
 @pytest.mark.parametrize("cp", [1, 2])
-def test_upstreams_dataset_makes_the_rows_that_the_plan_says(cp: int, asked: int | None) -> None:
-    one = replace(config("sft", cp=cp), options=PackingOptions(pad_seq_to_mult=asked))
+def test_upstreams_dataset_returns_the_rows_of_the_plan(cp: int, multiple: int | None) -> None:
+    one = replace(config("sft", cp=cp), options=PackingOptions(pad_seq_to_mult=multiple))
     truth = StepTruth(one, 0, 0)
     found = list(rows(truth))
     assert len(found) == len(truth.micro_batches) > 1
@@ -79,7 +79,7 @@ def test_rows_of_a_micro_batch_are_stacked_as_upstreams_loader_does() -> None:
 
 
 @pytest.mark.train
-def test_a_cell_whose_stack_lacks_the_path_is_rejected_with_the_reason_and_others_run(tmp_path: Path) -> None:
+def test_a_cell_whose_stack_does_not_have_the_path_is_rejected_with_the_reason_and_others_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     cells = {cell_id(one): one for one in (config("sft"), config("unpacked"))}
     for cell, one in cells.items():

@@ -24,7 +24,7 @@ def test_the_partition_stub_refuses_offsets_that_do_not_end_at_the_row() -> None
 
 
 def test_installing_moves_cuda_factories_to_the_cpu_and_names_what_it_replaced() -> None:
-    """In a separate process: stubs cannot be removed."""
+    """In a separate process, since stubs cannot be removed."""
     program = """
 import torch
 from harness.node.device.cpu_stubs import install
@@ -39,7 +39,7 @@ assert torch.tensor([1], device=torch.cuda.current_device()).tolist() == [1]
 
 
 def test_a_rank_on_cuda_refuses_to_run_with_stubs() -> None:
-    """Also those that `install` did not record: they are found by the file that defines them."""
+    """Stubs that `install` did not record count too: they are found by the file that defines them."""
     program = """
 import torch
 from harness.node.device import cpu_stubs
@@ -60,7 +60,7 @@ else:
 
 
 def test_torch_dynamo_distinguishes_the_stubs() -> None:
-    """Dynamo keeps rules by function identity and refuses a function with two names and different rules."""
+    """Dynamo keys its rules by function identity and refuses a function with two names and different rules."""
     program = """
 from harness.node.device.cpu_stubs import install
 install()

@@ -1,5 +1,8 @@
-"""Packages that start CUDA when they are imported. torch refuses CUDA in forks after that even on a machine without a
-GPU, so only the table of GPUs is fake. Each case runs in a fork of one program that has imported the node side."""
+"""Packages that initialise CUDA when they are imported.
+
+torch then refuses CUDA in forks even on a machine without a GPU, so only the table of GPUs is fake. Each case runs in a
+fork of one program that has imported harness.node.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from harness.core.errors import InfrastructureError
 from harness.core.cell.layout import Layout
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # hidden while the lines above import, as load() hides them
 h200 = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
-torch.cuda.init = lambda: None  # for the last look of forks_protected: this machine may have no driver
+torch.cuda.init = lambda: None  # called last by forks_protected; this machine may have no driver
 
 def alone(package):
     with cuda_forks.forks_protected("importing the stack"):

@@ -1,4 +1,4 @@
-"""After a cell failed on a GPU: whether the GPU still computes, and the Xid lines of the kernel log."""
+"""After a cell has failed on a GPU: whether the GPU still computes, and the Xid lines of the kernel log."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def test_the_gpus_of_the_cell_are_used_in_a_child(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_health, "compute", compute)
     assert gpu_health.broken_gpus((0,)) == ""
     assert gpu_health.broken_gpus((0, 2)) == (
-        "using GPU 0, 2 after a cell failed on it: RuntimeError: uncorrectable ECC error on GPU-c"
+        "using GPUs 0, 2 after a cell failed there: RuntimeError: uncorrectable ECC error on GPU-c"
     )
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b,GPU-c"
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_driver_that_does_not_answer_is_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_forks, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(cuda_forks, "DRIVER_TIMEOUT_S", 0.1)
     with pytest.raises(InfrastructureError, match=r"asking: the driver has not answered for 0 s"):
         cuda_forks.in_child(lambda: os.read(os.pipe()[0], 1), "asking")
     monkeypatch.undo()
-    with pytest.raises(InfrastructureError, match=r"asking: the process that asked ended with exit code 7"):
+    with pytest.raises(InfrastructureError, match=r"asking: the child process ended with exit code 7"):
         cuda_forks.in_child(lambda: os._exit(7), "asking")
 
 

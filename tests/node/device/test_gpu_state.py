@@ -1,4 +1,4 @@
-"""The state of a GPU: names of throttle reasons, and the reason why a machine without a GPU has none."""
+"""The state of a GPU: names of throttle reasons, sampling, and the reason why there is no state without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_reasons_for_lower_clocks_have_names(mask: int, names: list[str]) -> Non
     assert reasons_of(mask) == names
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: tests/gpu asks it")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: tests/gpu reads its state")
 def test_without_a_gpu_every_field_is_none_and_the_reason_is_given() -> None:
     state = gpu_state(Device(kind="cuda", backend="nccl", index=0), "before")
     assert state.missing

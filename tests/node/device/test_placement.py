@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.node.device.placement import _LEAST_LIMIT, Device, _kibibytes, barrier, choose_device, processor
+from harness.node.device.placement import _LEAST_LIMIT, Device, _bytes_in, barrier, choose_device, processor
 
 PROGRAM = """
 import resource, torch
@@ -32,9 +32,9 @@ def test_a_rank_on_the_cpu_cannot_allocate_more_than_its_share() -> None:
 
 
 def test_a_field_that_proc_does_not_have_is_an_error() -> None:
-    assert _kibibytes("/proc/meminfo", "MemTotal") > 2**30
+    assert _bytes_in("/proc/meminfo", "MemTotal") > 2**30
     with pytest.raises(RuntimeError, match="/proc/meminfo has no Nonsense"):
-        _kibibytes("/proc/meminfo", "Nonsense")
+        _bytes_in("/proc/meminfo", "Nonsense")
 
 
 def test_a_processor_is_named_with_its_number_of_cores() -> None:
@@ -43,7 +43,7 @@ def test_a_processor_is_named_with_its_number_of_cores() -> None:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """torch says that there are two GPUs; indices that were set."""
+    """Make torch report two GPUs; the indices passed to set_device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -60,7 +60,7 @@ def test_a_rank_takes_its_gpu_and_nccl_or_shares_one_over_gloo(two_gpus: list[in
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_a_rank_that_is_to_use_the_cpu_hides_the_gpus(two_gpus: list[int]) -> None:
+def test_a_rank_that_must_use_the_cpu_hides_the_gpus(two_gpus: list[int]) -> None:
     device = choose_device(0, 1, "cpu")
     assert (device.kind, device.torch_device, two_gpus) == ("cpu", torch.device("cpu"), [])
     assert os.environ.pop("CUDA_VISIBLE_DEVICES") == ""

@@ -1,4 +1,4 @@
-"""The injections: one for every entry of the catalogue, each changing a batch of its cell as described."""
+"""The injections: one for every entry of the catalogue, each of which changes its cell's batches as described."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def context_of(name: str, rank: int = 0) -> RankContext:
 
 
 def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
-    """Everything that any stage could want, as a correct data path would deliver it."""
+    """A batch with every field that any stage may need, as a correct data path would deliver it."""
     truth = Fault().truths(context)[micro_batch]
     plan = truth.plan.params()
     assert plan is not None
     real = torch.tensor(plan.cu_seqlens_q, dtype=torch.int32)
     padded = real if plan.cu_seqlens_q_padded is None else torch.tensor(plan.cu_seqlens_q_padded, dtype=torch.int32)
-    beside = None if plan.cu_seqlens_q_padded is None else padded
+    optional = None if plan.cu_seqlens_q_padded is None else padded
     batch = Batch(
         params=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=real,
             cu_seqlens_kv=real,
-            cu_seqlens_q_padded=beside,
-            cu_seqlens_kv_padded=beside,
+            cu_seqlens_q_padded=optional,
+            cu_seqlens_kv_padded=optional,
             max_seqlen_q=plan.max_seqlen_q,
             max_seqlen_kv=plan.max_seqlen_kv,
         ),
@@ -47,7 +47,7 @@ def right_batch(context: RankContext, micro_batch: int = 0) -> Batch:
 
 
 def injected(name: str, rank: int = 0, chunk: int = 0, micro_batch: int = 0) -> tuple[Batch, Batch]:
-    """(right, as the fault leaves it)."""
+    """(the right batch, the batch that the fault returns)."""
     context = context_of(name, rank)
     right = right_batch(context, micro_batch)
     return right, fault_named(name).on_batch(right, context, chunk, micro_batch)
@@ -107,7 +107,7 @@ def test_changed_leaves_the_original_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["cp-chunks-contiguous", "cp-zigzag-over-the-whole-row"])
-def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
+def test_a_wrong_cp_split_still_contains_every_slot_once(name: str) -> None:
     batches = [injected(name, rank)[1] for rank in range(2)]
     assert batches[0].tokens is not None and batches[1].tokens is not None
     dealt = torch.cat([batches[0].tokens, batches[1].tokens], dim=1).flatten().sort().values
@@ -116,7 +116,7 @@ def test_a_wrong_cp_split_still_deals_out_every_slot_once(name: str) -> None:
     assert "tokens" in differing(*injected(name))
 
 
-def test_the_tail_that_truncation_keeps_belongs_to_the_long_document_alone() -> None:
+def test_the_truncation_fault_changes_only_the_micro_batch_of_the_long_document() -> None:
     for micro_batch, changes in ((0, set()), (2, {"tokens", "labels"})):
         assert differing(*injected("truncation-keeps-the-tail", micro_batch=micro_batch)) == changes
 
@@ -146,7 +146,7 @@ def test_the_reused_loss_mask_is_right_in_the_first_step() -> None:
     assert fault.on_batch(second, context, 0, 0).loss_mask is first.loss_mask
 
 
-def test_loss_faults_keep_or_lose_what_they_say() -> None:
+def test_loss_faults_change_only_the_sum_or_count_that_they_name() -> None:
     loss, tokens, none = torch.tensor(6.0), torch.tensor(3, dtype=torch.int), torch.tensor(0, dtype=torch.int)
     average = fault_named("loss-averaged-per-micro-batch").on_loss(loss, tokens, context_of("gradients-times-cp"))
     assert [float(value) for value in average] == [2.0, 1.0]

@@ -1,4 +1,4 @@
-"""Import proof: where every module under test really came from."""
+"""Import proof: the files from which the modules under test were actually imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module(name: str, file: str | None, monkeypatch: pytest.MonkeyPatch, **names
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A skyrl of three modules, one of them from elsewhere, and nothing else under test."""
+    """skyrl with three modules, one of them from another folder, and no other module under test."""
     for name in list(sys.modules):
         if name.split(".")[0] in ("megatron", "torch", "transformer_engine"):
             monkeypatch.delitem(sys.modules, name)
@@ -32,7 +32,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     module("skyrl.backends", "/env/skyrl/backends/__init__.py", monkeypatch)
     module("skyrl.namespace", None, monkeypatch)
     module("skyrl.utils", "/env/skyrl_old/utils.py", monkeypatch)
-    module("json_of_somebody_else", "/elsewhere.py", monkeypatch)
+    module("unrelated", "/elsewhere.py", monkeypatch)
 
 
 @pytest.mark.usefixtures("loaded")

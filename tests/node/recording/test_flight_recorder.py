@@ -19,7 +19,7 @@ from harness.node.recording import flight_recorder
 from harness.node.recording.flight_recorder import dumped, flight_file, pending_collectives, watch
 from tests.core.run.test_flight_dump import entry, trace
 
-# Two ranks over gloo, whose collectives torch 2.15 records too. Rank 1 enters none.
+# Two ranks over gloo, whose collectives torch 2.15 also records. Rank 1 enters no collective.
 PROGRAM = """
 import os, sys, json, threading, time, torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
@@ -40,7 +40,7 @@ def test_the_recorder_of_this_torch_is_read_and_names_the_collective_that_one_ra
     tmp_path: Path,
 ) -> None:
     if not hasattr(c10d, "_dump_fr_trace_json"):
-        pytest.skip("this torch records NCCL's collectives only")
+        pytest.skip("this torch records only NCCL's collectives")
     ran = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "store")],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def test_the_recorder_of_this_torch_is_read_and_names_the_collective_that_one_ra
     assert found[0].group.startswith("TENSOR_MODEL_PARALLEL_GROUP")
 
 
-def test_the_functions_that_are_asked_are_those_of_this_torch() -> None:
+def test_this_torch_has_one_of_the_dump_functions() -> None:
     assert dumped(c10d) is not None
     assert waiting(dumped(c10d) or {}) == []
 
@@ -66,7 +66,7 @@ def test_the_functions_that_are_asked_are_those_of_this_torch() -> None:
         {"_dump_nccl_trace": lambda: pickle.dumps(trace(entry(1)))},
     ],
 )
-def test_json_is_asked_for_and_pickle_where_a_release_has_no_json(functions: dict[str, Any]) -> None:
+def test_json_is_read_and_pickle_if_a_release_has_no_json(functions: dict[str, Any]) -> None:
     assert dumped(SimpleNamespace(**functions)) == trace(entry(1))
     assert dumped(SimpleNamespace()) is None
 

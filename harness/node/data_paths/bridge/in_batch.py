@@ -5,9 +5,9 @@
 | 0.4, 0.5 | pack_sequences_in_batch | training.vlm_step.get_batch: pack_batch_sequences | vlm_step |
 | 0.6 | enable_in_batch_packing | collators: data.collators.sequence.prepare_sequence_batch | gpt_step |
 
-Upstream's collators make right-padded rows with a mask; here these are a micro-batch's documents, without images.
-Up to 0.5 only vlm_step packs in batch: it passes padded offsets only, gives tokens to every stage, and leaves the split
-over context ranks to the model. The multiple that documents are padded to is the one that vlm_step computes, and that
+Upstream's collators make right-padded rows with a mask; here the rows are a micro-batch's documents, without images.
+Up to 0.5 only vlm_step packs in batch: it passes only padded offsets, gives tokens to every stage, and leaves the split
+over context-parallel ranks to the model. Documents are padded to the multiple that vlm_step computes, and that
 ConfigContainer.validate of 0.6 sets as in_batch_packing_pad_to_multiple_of.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, missing
-from harness.node.data_paths.lookup import Lack, either, lacks, release
+from harness.node.data_paths.lookup import Unavailable, none_of, not_in_release, release
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
@@ -31,16 +31,16 @@ _FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
 class BridgeInBatchPath:
     def __init__(self, context: RankContext) -> None:
         self.context = context
-        self.prepare = _collator_policy()
+        self.prepare = _prepare_sequence_batch()
         module = "vlm_step" if self.prepare is None else "gpt_step"
         self.step = BridgeStep(context, _dataset(context), module)
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         collate = missing("data.collators.sequence", "training.gpt_step", "data.builders.mock_vlm_sft")
         in_step = missing("training.vlm_step", "data.vlm_datasets.mock_provider")
         if collate and in_step:
-            return either(collate, in_step)
+            return none_of(collate, in_step)
         return _split_by_model(config) if collate else None
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Any]]:
@@ -51,7 +51,7 @@ class BridgeInBatchPath:
         return self.step.batch(iterator, chunk)
 
     def _collated(self, micro: MicroTruth) -> dict[str, Any]:
-        """A micro-batch as upstream's collators hand it to the training step."""
+        """A micro-batch as upstream's collators pass it to the training step."""
         batch = right_padded(micro)
         if self.prepare is not None:
             self.prepare(
@@ -63,19 +63,19 @@ class BridgeInBatchPath:
         return batch
 
 
-def _split_by_model(config: CellConfig) -> Lack:
+def _split_by_model(config: CellConfig) -> Unavailable:
     cp = config.layout.cp
     if cp == 1:
         return None
-    return lacks(
-        f"cp {cp}: vlm_step of {release('megatron.bridge')} hands every context rank the whole row, and only its "
-        "vision-language models cut it in their forward (slice_batch_for_context_parallel), which the probe's GPT does "
-        "not; set cp 1, or take a release from 0.6"
+    return not_in_release(
+        f"cp {cp}: vlm_step of {release('megatron.bridge')} passes the whole row to every context-parallel rank; only "
+        "its vision-language models split it in their forward (slice_batch_for_context_parallel), the probe's GPT does "
+        "not; set cp to 1, or use release 0.6 or later"
     )
 
 
 def right_padded(micro: MicroTruth) -> dict[str, Any]:
-    """[documents, longest] of each field, padded, and of `attention_mask`, 1 where a token is real."""
+    """Each field padded to [documents, longest], and `attention_mask` of the same shape, 1 where a token is real."""
     placed = micro.plan.placed
     shape = len(placed), max(item.document.length for item in placed)
     batch: dict[str, Any] = {"attention_mask": torch.zeros(shape, dtype=torch.int64)}
@@ -89,8 +89,8 @@ def right_padded(micro: MicroTruth) -> dict[str, Any]:
     return batch
 
 
-def _collator_policy() -> Any:
-    """prepare_sequence_batch; None up to 0.5, where the training step packs."""
+def _prepare_sequence_batch() -> Any:
+    """Upstream's function of this name; None up to 0.5, where the training step packs."""
     try:
         from megatron.bridge.data.collators.sequence import prepare_sequence_batch
     except ModuleNotFoundError:
@@ -99,7 +99,7 @@ def _collator_policy() -> Any:
 
 
 def _dataset(context: RankContext) -> Any:
-    """A dataset configuration of upstream with in-batch packing on: the training step reads it, no data is loaded."""
+    """Upstream's dataset configuration with in-batch packing on: the training step reads it, no data is loaded."""
     given: dict[str, Any] = {"seq_length": context.config.train.seq_length, "hf_processor_path": "none"}
     try:
         from megatron.bridge.data.builders.mock_vlm_sft import MockVLMSFTDatasetConfig

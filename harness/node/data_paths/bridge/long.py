@@ -1,7 +1,7 @@
 """Megatron-Bridge without packing, for long documents split over context-parallel ranks (releases 0.4 to 0.6).
 
-gpt_step takes whole rows from the iterator and splits them with megatron.core.utils.get_batch_on_this_cp_rank; every
-rank reads, and stages without embedding or loss get nothing, which is right when nothing is packed.
+gpt_step takes whole rows from the iterator and splits them with megatron.core.utils.get_batch_on_this_cp_rank. Every
+rank reads; stages without embedding or loss get nothing, which is right when nothing is packed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.probe.truth import MicroTruth, StepTruth
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids")
@@ -26,7 +26,7 @@ class BridgeLongPath:
         self.step = BridgeStep(context, dataset_config(context, str(context.folder)))
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         return missing("training.gpt_step", "training.config")
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[dict[str, Tensor | None]]:
@@ -36,7 +36,7 @@ class BridgeLongPath:
         return self.step.batch(iterator, chunk)
 
     def _rows(self, micro: MicroTruth) -> dict[str, Tensor | None]:
-        """[rows, seq_length] each; causal masks are made by attention."""
+        """The fields as [rows, seq_length]; attention makes its causal mask itself."""
         width = self.context.config.train.seq_length
         batch: dict[str, Tensor | None] = {name: getattr(micro, name).view(-1, width) for name in _FIELDS}
         return batch | {"attention_mask": None}

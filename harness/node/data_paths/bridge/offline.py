@@ -1,4 +1,4 @@
-"""Megatron-Bridge offline packing: upstream's builder packs real files and reads them, gpt_step takes the batches.
+"""Megatron-Bridge offline packing: upstream's builder packs real files and reads them; gpt_step takes the batches.
 
 | megatron-bridge | builder in data.builders | its configuration |
 |---|---|---|
@@ -6,9 +6,9 @@
 | 0.6 | gpt_sft.GPTSFTDatasetBuilder | GPTSFTDatasetConfig: enable_offline_packing, offline_packing_specs |
 
 Documents are passed as upstream's JSON lines, through a tokenizer that reads numbers; the first rank packs, as in
-upstream. Upstream shuffles before it packs: here the shuffle puts the longest first and keeps the order of
-equally long documents, so that the plan knows the place of each document. Up to 0.5 upstream pads a document's
-tokens, one more than its labels, to pad_seq_to_mult; the plan is that of 0.6. Where documents are padded, upstream
+upstream. Upstream shuffles before it packs: here the shuffle puts the longest document first and keeps the order of
+equally long ones, so that the plan knows the position of each document. Up to 0.5 upstream pads a document's tokens,
+of which there is one more than labels, to pad_seq_to_mult; the plan follows 0.6. Where documents are padded, upstream
 counts the last token unless it is the end of sentence, so documents must not be truncated.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
 from harness.node.data_paths.bridge.step import BridgeStep, dataset_config, missing
-from harness.node.data_paths.lookup import Lack, either
+from harness.node.data_paths.lookup import Unavailable, none_of
 from harness.node.probe.truth import StepTruth
 from harness.node.probe.weights import END
 
@@ -38,13 +38,13 @@ class BridgeOfflinePath:
         self.step = BridgeStep(context, self._dataset_config(self._folder(truths[0])))
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
+    def unavailable(config: CellConfig) -> Unavailable:
         return missing("training.gpt_step", "training.config") or _no_builder()
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any]:
-        """Every rank reads: its replica's rows, in order, one per micro-batch."""
+        """The rows of this rank's replica, in order, one per micro-batch; every rank reads."""
         folder = self._folder(truth)
-        if folder not in self.datasets:  # a canary leg: all ranks come here together
+        if folder not in self.datasets:  # a canary leg: all ranks get here together
             self.datasets[folder] = self._built(truth)
         dataset = self.datasets[folder]
         replicas, mine = self.context.config.layout.dp, self.context.place.dp
@@ -94,7 +94,7 @@ class BridgeOfflinePath:
         return FinetuningDatasetBuilder(tokenizer=Numbers(), **fields).build()[0]
 
     def _lines(self, truth: StepTruth) -> Iterator[dict[str, str]]:
-        """Documents as prompt and answer; all of a masked one is prompt."""
+        """Each document as prompt and answer; a masked document is all prompt."""
         for document in truth.documents:
             ids = truth.content(document)[: document.length + 1].tolist()
             prompt = len(ids) if document.masked else 1
@@ -105,7 +105,7 @@ class BridgeOfflinePath:
 
 
 class Numbers:
-    """A tokenizer whose text is token ids, as upstream's datasets need it. Upstream pads with eos_id."""
+    """A tokenizer for text that consists of token ids, as upstream's datasets use it. Upstream pads with eos_id."""
 
     eos_id = eod = bos_id = END
     legacy = space_sensitive = False
@@ -124,16 +124,16 @@ def _write(folder: Path, lines: Iterator[dict[str, str]]) -> None:
 
 
 def write_packed_row(path: Path) -> None:
-    """A packed file of one row with one document, as upstream's packing writes it."""
+    """Write a packed file of one row with one document, as upstream's packing does."""
     row = {"input_ids": [1, 2, 3, END], "seq_start_id": [0], "loss_mask": [0, 1, 1, 1]}
     np.save(path, np.array([row], dtype=object))
 
 
 @contextmanager
 def _longest_first() -> Iterator[None]:
-    """numpy's shuffles as a fixed order: first_fit_shuffle sees the longest first, equal lengths keep their order.
+    """Pin numpy's shuffles: first_fit_shuffle sees the longest document first, equal lengths keep their order.
 
-    fill_packing_strategy takes documents of one length from the end of their permutation.
+    The permutation is reversed since fill_packing_strategy takes documents of one length from its end.
     """
 
     def shuffle(values: Any) -> None:
@@ -156,6 +156,6 @@ def _specs_class() -> Any:
     return PackedSequenceSpecs
 
 
-def _no_builder() -> Lack:
+def _no_builder() -> Unavailable:
     new, old = missing("data.builders.gpt_sft"), missing("data.builders.finetuning_dataset")
-    return either(new, old) if new and old else None
+    return none_of(new, old) if new and old else None

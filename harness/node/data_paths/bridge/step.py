@@ -1,7 +1,7 @@
 """Megatron-Bridge's training step up to the model: forward_step, called with a stub of the model.
 
-So get_batch, the split over context-parallel ranks and packed_seq_utils are upstream's, in upstream's order; the stub
-records what the model would get. The same call fits releases 0.4 to 0.6.
+get_batch, the split over context-parallel ranks and packed_seq_utils are thus upstream's, in upstream's order; the stub
+records what the model would get. The same call works with releases 0.4 to 0.6.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack, module_lack
+from harness.node.data_paths.lookup import Unavailable, module_unavailable
 
 
-def missing(*modules: str) -> Lack:
-    """Why the modules of megatron.bridge cannot be used; None when they can."""
+def missing(*modules: str) -> Unavailable:
+    """Why these modules of megatron.bridge cannot be used; None when they can."""
     for module in modules:
-        if lack := module_lack(f"megatron.bridge.{module}", "megatron.bridge"):
-            return lack
+        if reason := module_unavailable(f"megatron.bridge.{module}", "megatron.bridge"):
+            return reason
     return None
 
 
@@ -44,7 +44,7 @@ def dataset_config(context: RankContext, root: str, specs: Any = None, **dataset
 
 
 class BridgeStep:
-    """forward_step of one rank. `dataset` is upstream's dataset configuration, which it reads."""
+    """Calls forward_step on one rank. `dataset`: upstream's dataset configuration, which forward_step reads."""
 
     def __init__(self, context: RankContext, dataset: Any, module: str = "gpt_step") -> None:
         self.context = context
@@ -62,7 +62,7 @@ class BridgeStep:
         self.sizes = sizes
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch:
-        """The next micro-batch as upstream hands it to the model, and the loss mask of its loss function."""
+        """The next micro-batch as upstream passes it to the model, with the loss mask of upstream's loss function."""
         vp_stage = chunk if self.context.config.layout.vpp > 1 else None
         model = _Model(self.sizes, vp_stage)
         _, loss = self.forward_step(self.state, iterator, model)

@@ -1,10 +1,10 @@
-"""`sft` with a Megatron-LM checkout first on the path: its own pretrain_gpt.forward_step, with its get_batch.
+"""`sft` with a Megatron-LM checkout first on sys.path: the checkout's pretrain_gpt.forward_step and get_batch.
 
 forward_step is called with a stub of the model that records its arguments; the probe then calls the real model with
-them. So all wiring between the iterator and PackedSeqParams is upstream's, in any checkout from
-core_v0.16.1 to main of 2026-08. They differ in what they need besides the iterator:
+them. All code between the iterator and PackedSeqParams is thus upstream's, in any checkout from core_v0.16.1 to main
+of 2026-08. Besides the iterator, checkouts need some of these:
 
-| asked for | answered with |
+| needed | provided |
 |---|---|
 | get_args(), and core_transformer_config_from_args | upstream's own parse_args and validate_args |
 | get_timers() | upstream's Timers |
@@ -28,7 +28,7 @@ from torch import Tensor
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 
 
 def find() -> Path | None:
@@ -37,8 +37,8 @@ def find() -> Path | None:
     return root if (root / "pretrain_gpt.py").is_file() else None
 
 
-def unavailable() -> Lack:
-    """Why the checkout's pretrain_gpt cannot be used; imports it."""
+def unavailable() -> Unavailable:
+    """Why the checkout's pretrain_gpt cannot be used; None when it can. Imports it."""
     root = find()
     try:
         module = importlib.import_module("pretrain_gpt")
@@ -47,7 +47,7 @@ def unavailable() -> Lack:
     found = Path(str(module.__file__)).resolve().parent
     if found == root:
         return None
-    return Missing(reason=f"pretrain_gpt comes from {found}, but megatron.core from {root}")
+    return Missing(reason=f"pretrain_gpt comes from {found}, but megatron.core from {root}; check PYTHONPATH")
 
 
 class Checkout:
@@ -72,7 +72,7 @@ class Checkout:
 
 
 class _Called:
-    """A stub of the model that records the arguments of forward_step; the signature is that of GPTModel.forward."""
+    """A stub of the model that records the arguments of forward_step; its signature is that of GPTModel.forward."""
 
     tokens: Tensor | None
     position_ids: Tensor | None
@@ -87,7 +87,7 @@ class _Called:
 
 
 def set_arguments(config: CellConfig) -> None:
-    """Upstream's global arguments and timers for the cell, parsed and validated by upstream."""
+    """Set upstream's global arguments for the cell, parsed and validated by upstream, and its timers."""
     arguments: Any = importlib.import_module("megatron.training.arguments")
     variables: Any = importlib.import_module("megatron.training.global_vars")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by validate_args with tp or cp
@@ -96,12 +96,12 @@ def set_arguments(config: CellConfig) -> None:
         arguments.validate_args(args, {})
     variables.set_args(args)
     if getattr(variables, "_GLOBAL_TIMERS", None) is None:
-        variables._set_timers(args)  # upstream has no public way but set_global_variables, which wants a tokenizer
+        variables._set_timers(args)  # the public way, set_global_variables, needs a tokenizer
 
 
 @contextmanager
 def _command_line(flags: list[str]) -> Iterator[None]:
-    """parse_args of upstream reads sys.argv."""
+    """Set sys.argv, which upstream's parse_args reads."""
     kept = sys.argv
     sys.argv = ["pretrain_gpt.py", *flags]
     try:
@@ -111,7 +111,7 @@ def _command_line(flags: list[str]) -> Iterator[None]:
 
 
 def _flags(config: CellConfig) -> list[str]:
-    """The cell as pretrain_gpt.py's command line. Of the model only what validate_args needs."""
+    """The cell as pretrain_gpt.py's command line, with only those model options that validate_args needs."""
     model, train, layout = config.model, config.train, config.layout
     values: dict[str, Any] = {
         "num-layers": model.layers,

@@ -4,9 +4,9 @@
 |---|---|---|
 | Megatron-LM checkout, from core_v0.16.1 to 2026-08 | its pretrain_gpt.forward_step and get_batch | checkout.py |
 | megatron-core wheel, 0.17 to 0.19 | its functions, in the order of its own pretrain_gpt.get_batch | wheel.py |
-| megatron-core wheel, up to 0.16 | nothing: neither SFTDataset nor get_batch_on_this_tp_rank is in it | rejected |
+| megatron-core wheel, up to 0.16 | nothing: it has neither SFTDataset nor get_batch_on_this_tp_rank | rejected |
 
-Rows come from upstream's SFTDataset in all of them (rows.py), on tensor-parallel rank 0 of every stage
+Rows always come from upstream's SFTDataset (rows.py), on tensor-parallel rank 0 of every stage
 (pretrain_gpt.is_dataset_built_on_rank).
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from harness.core.cell.config import CellConfig
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack
+from harness.node.data_paths.lookup import Unavailable
 from harness.node.data_paths.sft import checkout as sft_checkout
 from harness.node.data_paths.sft import wheel as sft_wheel
 from harness.node.data_paths.sft.rows import rows
@@ -25,7 +25,7 @@ from harness.node.probe.truth import StepTruth
 
 
 class Wiring(Protocol):
-    """One way to a batch; `iterator` is None where upstream builds no dataset."""
+    """One way to get a batch; `iterator` is None on ranks where upstream builds no dataset."""
 
     def batch(self, iterator: Iterator[Any] | None, chunk: int) -> Batch: ...
 
@@ -37,8 +37,8 @@ class SftPath:
         self.wiring: Wiring = sft_checkout.Checkout(context) if checkout else sft_wheel.Wheel(context)
 
     @staticmethod
-    def unavailable(config: CellConfig) -> Lack:
-        """Also imports what the path needs, so that ranks forked later have it."""
+    def unavailable(config: CellConfig) -> Unavailable:
+        """As in Adapter. Also imports what the path needs, so that ranks forked later have it."""
         return sft_wheel.unavailable() if sft_checkout.find() is None else sft_checkout.unavailable()
 
     def iterator(self, truth: StepTruth, chunk: int) -> Iterator[Any] | None:

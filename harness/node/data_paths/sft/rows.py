@@ -1,8 +1,8 @@
-"""Documents enter `sft` through upstream's own SFTDataset, so its truncation, padding and masks are under test.
+"""Rows of `sft` from upstream's own SFTDataset, whose truncation, padding and masks are thus under test.
 
-One row of the packing plan is one line of the fine-tuning data: its documents are the conversations of the line, and
+One row of the packing plan is one line of the fine-tuning data: the row's documents are the line's conversations, and
 their tokens come from the harness's tokenizer. SFTDataset and torch's DataLoader do the rest, as in Megatron's training
-loop. The dataset is the same file in Megatron-LM checkouts (core_v0.16 to main of 2026-08) and wheels (from 0.17).
+loop. SFTDataset is in the same module in checkouts (core_v0.16 to main of 2026-08) and wheels (from 0.17).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 
 class DocumentTokenizer:
-    """What SFTDataset needs of a tokenizer (megatron.core.tokenizers' SFTTokenizer): a conversation to its tokens.
+    """The part of a tokenizer that SFTDataset uses (megatron.core.tokenizers' SFTTokenizer).
 
     A conversation is one system message whose content is the index of a document in the step.
     """
@@ -51,7 +51,7 @@ class DocumentTokenizer:
     ) -> tuple[Tensor, Tensor]:
         """(tokens, targets), both int64 [tokens], before truncation; the first token is a prompt, as in every chat.
 
-        With pad_seq_to_mult, padding is part of the data, as a data set prepared for that multiple holds it.
+        With pad_seq_to_mult, padding is part of the data, as in a data set prepared for that multiple.
         """
         document = self.documents[int(conversation[0]["content"])]
         tokens = self.truth.content(document)
@@ -63,7 +63,7 @@ class DocumentTokenizer:
 
 
 def lines_of(truth: StepTruth) -> list[list[Message]]:
-    """One line of the fine-tuning data per row of the step, in order: a system message starts each conversation."""
+    """One line of the fine-tuning data per row of the step, in order; each conversation is one system message."""
     return [[_message(item.document) for item in row.placed] for plan in truth.plans for row in plan.rows]
 
 
@@ -72,7 +72,7 @@ def _message(document: Document) -> Message:
 
 
 def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
-    """Micro-batches of the step as upstream's loader collates them: micro_batch_size rows stacked."""
+    """Micro-batches of the step as upstream's loader collates them: micro_batch_size stacked rows each."""
     upstream: Any = importlib.import_module(DATASET_MODULE)
     lines = lines_of(truth)
     dataset = upstream.SFTDataset(
@@ -89,7 +89,7 @@ def rows(truth: StepTruth) -> Iterator[dict[str, Tensor]]:
 
 
 def _dataset_config(config: CellConfig, tokenizer: DocumentTokenizer) -> GPTDatasetConfig:
-    """As pretrain_gpt.core_gpt_dataset_config_from_args; fields that a release does not have are left out."""
+    """As pretrain_gpt.core_gpt_dataset_config_from_args makes it, without fields that the release does not have."""
     wanted: dict[str, Any] = {
         "random_seed": config.train.seed,
         "sequence_length": config.train.seq_length,

@@ -1,9 +1,9 @@
 """`sft` with a megatron-core wheel: its batch functions in the order of the release's own pretrain_gpt.
 
-A wheel does not contain pretrain_gpt.py. The code here between upstream's functions is that release's get_batch and the
-part of its forward_step that makes PackedSeqParams, with its faults.
+A wheel does not contain pretrain_gpt.py. The code here that connects upstream's functions follows the release's
+get_batch and the part of its forward_step that makes PackedSeqParams, including its bugs.
 
-| release | known by | get_batch |
+| release | recognised by | get_batch |
 |---|---|---|
 | 0.17 | megatron.training.utils.get_batch_on_this_tp_rank | reads the iterator; get_thd_batch_on_this_cp_rank |
 | 0.18 | megatron.core.utils.get_batch_on_this_tp_rank(is_sft) | takes a batch; cu_seqlens[0] |
@@ -24,7 +24,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.node.data_paths.base import Batch, RankContext
-from harness.node.data_paths.lookup import Lack, lacks, module_lack
+from harness.node.data_paths.lookup import Unavailable, module_unavailable, not_in_release
 from harness.node.data_paths.sft.rows import DATASET_MODULE
 
 KEYS = (
@@ -43,11 +43,11 @@ _METADATA = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 _BODY = ("tokens", "labels", "loss_mask", "position_ids")
 
 
-def unavailable() -> Lack:
-    """Why this wheel cannot serve `sft`; imports what it needs."""
-    lack = module_lack(DATASET_MODULE, "megatron.core") or module_lack("megatron.training.utils", "megatron.core")
-    if lack:
-        return lack
+def unavailable() -> Unavailable:
+    """Why this wheel cannot run `sft`; None when it can. Imports what the path needs."""
+    for module in (DATASET_MODULE, "megatron.training.utils"):
+        if reason := module_unavailable(module, "megatron.core"):
+            return reason
     training = importlib.import_module("megatron.training.utils")
     if hasattr(core, "get_batch_on_this_tp_rank"):
         return _missing("megatron.core.utils", core, "get_batch_on_this_cp_rank")
@@ -56,8 +56,12 @@ def unavailable() -> Lack:
     )
 
 
-def _missing(module: str, found: Any, name: str) -> Lack:
-    return None if hasattr(found, name) else lacks(f"megatron-core {package_info.__version__} has no {module}.{name}")
+def _missing(module: str, found: Any, name: str) -> Unavailable:
+    return (
+        None
+        if hasattr(found, name)
+        else not_in_release(f"megatron-core {package_info.__version__} has no {module}.{name}")
+    )
 
 
 class Wheel:
@@ -71,7 +75,7 @@ class Wheel:
 
     @property
     def _predicts(self) -> bool:
-        """Whether this stage holds the prediction layers."""
+        """Whether this stage holds the layers of multi-token prediction."""
         layout = self.context.config.layout
         return self.context.config.model.mtp is not None and self.context.place.pp == layout.pp - 1
 
@@ -119,7 +123,7 @@ class Wheel:
         config = self.context.config
         wanted = {
             "is_sft": True,  # 0.18
-            "has_cu_seqlens": True,  # its name from 0.19
+            "has_cu_seqlens": True,  # the same from 0.19 on
             "is_hybrid_cp": False,
             "create_attention_mask_in_dataloader": False,
             "broadcast_src_rank": parallel_state.get_tensor_model_parallel_src_rank(),
@@ -137,7 +141,7 @@ class Wheel:
         return {name: value for name, value in wanted.items() if name in known}
 
     def _params(self, cu_seqlens: Any, padded: Any, longest: Any) -> PackedSeqParams | None:
-        """Padded offsets replace the real ones where there are any, as in upstream's forward_step."""
+        """Packed params; padded offsets, if any, replace the real ones, as in upstream's forward_step."""
         if cu_seqlens is None:
             return None
         squeezes = hasattr(core, "flatten_batch_for_packed_sequences")
@@ -166,7 +170,7 @@ def _with(batch: dict[str, Any], params: PackedSeqParams | None) -> Batch:
 
 
 def _set_arguments(context: RankContext) -> None:
-    """The global arguments that megatron.training.utils.get_batch_on_this_tp_rank of 0.17 looks up."""
+    """Set the global arguments that megatron.training.utils.get_batch_on_this_tp_rank of 0.17 reads."""
     config = context.config
     variables: Any = importlib.import_module("megatron.training.global_vars")
     variables.set_args(

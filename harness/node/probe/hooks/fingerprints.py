@@ -1,7 +1,7 @@
 """Fingerprints of tensors: the sum of squares and random projections, both additive over shards.
 
-A projection is the dot product with a full-size random tensor, of which a shard uses its own part. So the sum over
-shards equals the projection of the whole tensor in any layout, up to rounding; sums are in float64.
+A projection is the dot product with a random tensor of full size; a shard uses its own part of that tensor. So the sum
+over shards equals the projection of the whole tensor in any layout, up to rounding; sums are in float64.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _fingerprint(local: Tensor, vectors: list[Tensor]) -> Fingerprint:
 
 @lru_cache(maxsize=4)
 def _position_vectors(length: int, hidden: int, seed: int) -> Tensor:
-    """[PROJECTIONS, length, hidden]: the vectors for each token position in a document."""
+    """[PROJECTIONS, length, hidden]: the random vectors for each token position in a document."""
     return torch.stack(
         [draw(f"position-{number}", "activation", (length, hidden), seed) for number in range(PROJECTIONS)]
     )
@@ -53,7 +53,7 @@ def _position_vectors(length: int, hidden: int, seed: int) -> Tensor:
 def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: int) -> dict[int, Fingerprint]:
     """Fingerprint of each document over this rank's real tokens.
 
-    hidden [tokens, hidden]; owners int64 [tokens, 2] = (document or PAD, position); `length`: the largest possible
+    hidden [tokens, hidden]; owners int64 [tokens, 2]: (document or PAD, position); `length`: largest possible
     position + 1.
     """
     real = owners[:, 0] != PAD
@@ -61,8 +61,8 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
     documents, positions = owners[real].unbind(1)
     vectors = _position_vectors(length, rows.shape[-1], seed)[:, positions].double()
     values = torch.cat([rows.square().sum(-1)[None], (rows[None] * vectors).sum(-1)])  # [1 + PROJECTIONS, tokens]
-    found, place = torch.unique(documents, return_inverse=True)
-    sums = torch.zeros(len(values), len(found), dtype=torch.float64).index_add_(1, place, values)
+    found, column_of = torch.unique(documents, return_inverse=True)
+    sums = torch.zeros(len(values), len(found), dtype=torch.float64).index_add_(1, column_of, values)
     return {
         int(document): Fingerprint(norm_sq=float(column[0]), projections=[float(value) for value in column[1:]])
         for document, column in zip(found, sums.T)
@@ -70,7 +70,7 @@ def document_fingerprints(hidden: Tensor, owners: Tensor, *, length: int, seed: 
 
 
 def merge(into: dict[int, Fingerprint], new: dict[int, Any]) -> None:
-    """Add the fingerprints of further tokens of the same documents to `into`."""
+    """Add fingerprints of further tokens of the documents to `into`."""
     for document, part in new.items():
         if document in into:
             old = into[document]

@@ -1,4 +1,4 @@
-"""Records the packed params that each attention layer receives, and fingerprints of each layer's output."""
+"""Records the packed params that each attention layer receives, and a fingerprint of each layer's output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.node.recording.recorder import Recorder
 
 @dataclass
 class PassState:
-    """The micro-batch and leg that a model chunk works on: set by the forward step, read by the hooks."""
+    """The leg and micro-batch that a model chunk is processing: set by the forward step, read by the hooks."""
 
     leg: LegName = "training"
     fingerprints: bool = False  # whether to fingerprint layer outputs
@@ -26,30 +26,30 @@ class PassState:
     chunk: int = 0
     micro_batch: int = 0
     owners: Tensor | None = None  # [rows, local slots, 2] on this context-parallel rank
-    rows: Tensor | None = None  # [rows, local slots]: the row before rows are merged
+    rows: Tensor | None = None  # [rows, local slots]: each slot's row, before rows are merged
 
     @property
     def first_step(self) -> bool:
-        """Step 0 of the training leg."""
+        """Whether this is step 0 of the training leg."""
         return self.leg == "training" and self.step == 0
 
 
 def local_owners(state: PassState, context: RankContext) -> Tensor:
-    """Owners of the hidden states between layers: [s, b, 2]; s as in LayerRecorder._record."""
+    """Owners of the hidden states between layers: [s, b, 2], with s as in LayerRecorder._record."""
     assert state.owners is not None
     owners, layout = state.owners.transpose(0, 1), context.config.layout
     return owners.chunk(layout.tp, 0)[context.place.tp] if layout.sp else owners
 
 
 class LayerRecorder:
-    """Registers its hooks when constructed. Params are recorded in the training leg only."""
+    """Registers its hooks when constructed. Params are recorded only in the training leg."""
 
     def __init__(self, chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
         self.context = context
         self.state = state
         self.recorder = recorder
         self.activations: dict[int, ActivationSeen] = {}
-        self.embedded: tuple[str, int, int] | None = None  # the last (leg, step, micro-batch) to be embedded
+        self.embedded: tuple[str, int, int] | None = None  # the last embedded (leg, step, micro-batch)
         for chunk in chunks:
             if context.is_first(chunks.index(chunk)):
                 chunk.embedding.register_forward_hook(self._output_hook(0))
@@ -62,7 +62,7 @@ class LayerRecorder:
                 attention.register_forward_pre_hook(self._params_hook(number), with_kwargs=True)
 
     def drain(self) -> list[ActivationSeen]:
-        """The fingerprints since the last call, by layer."""
+        """The fingerprints recorded since the last call, ordered by layer."""
         seen = [self.activations[layer] for layer in sorted(self.activations)]
         self.activations = {}
         return seen
@@ -85,19 +85,19 @@ class LayerRecorder:
         return hook
 
     def _embedded_before(self) -> bool:
-        """Prediction layers on the first stage also call the embedding, with rolled tokens, after the model."""
+        """Whether this micro-batch was embedded already: prediction layers embed rolled tokens after the model."""
         at = self.state
         before, self.embedded = self.embedded, (at.leg, at.step, at.micro_batch)
         return before == self.embedded
 
     def _record(self, layer: int, hidden: Tensor) -> None:
-        """Fingerprint hidden [s, b, h]; under sequence parallel s is this tp rank's contiguous share."""
+        """Record the fingerprint of hidden [s, b, h]; with sequence parallelism s is this tp rank's contiguous part."""
         config, place = self.context.config, self.context.place
         if place.tp > 0 and not config.layout.sp:
-            return  # every tp rank has the same tokens: rank 0 records them
+            return  # all tp ranks have the same tokens; tp rank 0 records them
         owners = local_owners(self.state, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
-            return  # a wrong shape, which the metadata lane reports
+            return  # wrong shape; the metadata lane reports it
         seen = self.activations.setdefault(layer, ActivationSeen(layer=layer, documents={}))
         merge(
             seen.documents,

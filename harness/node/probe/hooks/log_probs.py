@@ -1,7 +1,7 @@
-"""Whether a data path that unpacks log-probabilities returns each to the token it belongs to.
+"""Whether a data path that unpacks log-probabilities returns each one for the right token.
 
 Synthetic logits replace the model: the next token of each slot gets a log-probability that is unique in the
-micro-batch. So each returned value identifies the slot at which it was computed.
+micro-batch, so each returned value identifies the slot for which it was computed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LOWEST = -4.0  # log-probabilities are spaced evenly in [LOWEST, LOWEST / 4]
 
 
 def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch: Batch) -> TensorSeen | None:
-    """The comparison; None when the path returns no log-probabilities.
+    """The comparison with the expected values; None when the path returns no log-probabilities.
 
-    `first` is [document, position, expected slot, slot found or -1].
+    `first` of the result: [document, position, expected slot, found slot or -1].
     """
     if not hasattr(path, "log_probs"):
         return None
@@ -44,7 +44,7 @@ def log_probs_returned(path: Any, micro: MicroTruth, context: RankContext, batch
 
 
 def slot_values(slots: int) -> Tensor:
-    """[slots] float64: the log-probability that each slot gives to its next token."""
+    """[slots] float64: the log-probability of each slot's next token."""
     return torch.linspace(LOWEST, LOWEST / 4, slots, dtype=torch.float64)
 
 
@@ -53,12 +53,12 @@ def _step(slots: int) -> float:
 
 
 def _logits(micro: MicroTruth, context: RankContext, values: Tensor) -> Tensor:
-    """[rows, local slots, vocabulary / tp] float32: 0 everywhere but at the next token."""
+    """[rows, local slots, vocabulary / tp] float32: 0 except at the next token."""
     layout, vocab = context.config.layout, context.config.model.vocab
     share = vocab // layout.tp
     labels = micro.local(micro.labels, layout.cp, context.place.cp)
     mine = micro.local(values, layout.cp, context.place.cp)
-    # softmax gives exp(x) / (exp(x) + vocab - 1) = exp(value) to the token whose logit is x
+    # softmax of a token with logit x, and 0 elsewhere: exp(x) / (exp(x) + vocab - 1) = exp(value)
     heights = mine + math.log(vocab - 1) - torch.log1p(-mine.exp())
     logits = torch.zeros(*labels.shape, vocab)
     logits.scatter_(-1, labels[..., None], heights[..., None].float())

@@ -13,7 +13,7 @@ from harness.node.recording.recorder import Recorder
 
 
 def record_parts(chunks: list[Any], context: RankContext, state: PassState, recorder: Recorder) -> None:
-    """`chunks`: the modules inside DDP, in order. Prediction layers are numbered after the last layer."""
+    """Install the hooks on `chunks`, the modules inside DDP, in order. Prediction layers are numbered last."""
     model = context.config.model
     if model.moe:
         layers = {layer.layer_number: layer for chunk in chunks for layer in chunk.decoder.layers}

@@ -1,7 +1,7 @@
 """Records multi-token prediction at step 0: its loss per document, over the tokens that upstream counts.
 
-The losses are those that upstream's compute_language_model_loss returns for the labels that upstream rolled. The tokens
-that count are read from what upstream passes to backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
+The losses are what upstream's compute_language_model_loss returns for the labels that upstream rolled. Which tokens
+count is read from what upstream saves for backward (MTPLossAutoScaler; megatron-core 0.14 to 0.19).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PredictionRecorder:
         return loss
 
     def _before_output(self, module: Any, args: Any) -> None:
-        """The main head runs after all depths; the autograd graph of its input holds their losses, last depth first."""
+        """Record all depths before the main head, whose input's autograd graph holds their losses, last depth first."""
         if len(self.losses) < self.depths:
             return
         losses, self.losses, self.main_next = self.losses, [], True

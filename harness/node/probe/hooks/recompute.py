@@ -1,7 +1,7 @@
-"""Sets the probe's position back while backward computes a layer once more.
+"""Restores the probe's position while backward recomputes a layer.
 
-Under pipeline parallelism the forward is at a later micro-batch by then. Schedules run the backwards of a model chunk
-in the order of its forwards, so the n-th recomputation of a module is that of its n-th forward in the pass.
+With pipeline parallelism, forwards of later micro-batches have already run by then. Schedules run the backwards of a
+model chunk in the order of its forwards, so a module's n-th recomputation belongs to its n-th forward in the pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.node.probe.model.recompute import recomputed_module, recomputing
 
 
 class Recomputed:
-    """Hooks around the modules that are computed twice; must be made before hooks that read the state."""
+    """Hooks around recomputed modules; construct it before registering hooks that read the state."""
 
     def __init__(self, chunks: list[Any], context: RankContext, state: PassState) -> None:
         self.state = state
@@ -28,26 +28,26 @@ class Recomputed:
                     self._watch(module)
 
     def begin(self) -> None:
-        """Before a pass: one without a backward leaves its positions behind."""
+        """Start a pass: drop the positions of a previous pass without backward."""
         for positions in self.waiting:
             positions.clear()
 
     def _watch(self, module: Any) -> None:
         positions: deque[dict[str, Any]] = deque()
-        later: list[dict[str, Any]] = []
+        interrupted: list[dict[str, Any]] = []  # positions to return to
         self.waiting.append(positions)
 
         def enter(*_: Any) -> None:
             now = dict(vars(self.state))
             if recomputing():
-                later.append(now)
+                interrupted.append(now)
                 vars(self.state).update(positions.popleft())
             else:
                 positions.append(now)
 
         def leave(*_: Any) -> None:
             if recomputing():
-                vars(self.state).update(later.pop())
+                vars(self.state).update(interrupted.pop())
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)

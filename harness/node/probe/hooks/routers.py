@@ -1,4 +1,4 @@
-"""Records routers at step 0: the experts of real and of padding tokens, and the auxiliary losses.
+"""Records routers at step 0: the experts chosen for real and for padding tokens, and the auxiliary losses.
 
 Scores are recomputed from the router's logits (softmax, top k), so that the judge can check upstream's auxiliary loss
 against its own arithmetic. Wraps methods of megatron.core.transformer.moe.router.TopKRouter, 0.14 to 0.19.
@@ -35,35 +35,36 @@ class RouterRecorder:
 
     def _routing(self, layer: int, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def routing(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-            again = recomputing()
-            self.seen = self._seen_before(layer) if again else self._shares(layer, logits.detach())
-            made = upstream(logits, *args, **kwargs)
-            if self.seen is not None and not again:
+            recomputed = recomputing()
+            self.seen = self._seen_before(layer) if recomputed else self._shares(layer, logits.detach())
+            routed = upstream(logits, *args, **kwargs)
+            if self.seen is not None and not recomputed:
                 self.recorder.record.routers.append(self.seen)
-            return made
+            return routed
 
         return routing
 
     def _attach(self, upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attach(activation: Tensor, coefficient: float, aux_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            made = upstream(activation, coefficient, aux_loss, *args, **kwargs)
+            attached = upstream(activation, coefficient, aux_loss, *args, **kwargs)
             if self.seen is not None:
                 self.seen.aux_loss = float(aux_loss)
-                (weighted,) = made.grad_fn.saved_tensors  # type: ignore[union-attr]  # MoEAuxLossAutoScaler keeps it
+                # Saved by MoEAuxLossAutoScaler.
+                (weighted,) = attached.grad_fn.saved_tensors  # type: ignore[union-attr]
                 self.seen.aux_weighted = float(weighted)
-            return made
+            return attached
 
         return attach
 
     def _seen_before(self, layer: int) -> RouterSeen | None:
-        """Of the forward that is recomputed: upstream adds auxiliary losses only with autograd on, which is now."""
+        """The entry of the recomputed forward: upstream adds auxiliary losses only now, with autograd on."""
         if not self.state.first_step:
             return None
         found = (seen for seen in self.recorder.record.routers if seen.layer == layer)
         return next((seen for seen in found if seen.micro_batch == self.state.micro_batch), None)
 
     def _shares(self, layer: int, logits: Tensor) -> RouterSeen | None:
-        """logits [s, b, experts] of this rank, or what upstream made of them: see _slots. Of step 0 alone."""
+        """Expert shares of this rank's logits, [s, b, experts] or reshaped as in _slots; None after step 0."""
         if not self.state.first_step:
             return None
         moe = self.context.config.model.moe
@@ -71,7 +72,7 @@ class RouterRecorder:
         assert moe is not None and owners is not None and rows is not None
         padding, row = self._slots(owners[..., 0] == PAD, logits), self._slots(rows, logits)
         if padding is None or row is None:
-            return None  # a wrong shape, which the metadata lane reports
+            return None  # wrong shape; the metadata lane reports it
         scores = torch.softmax(logits.flatten(0, 1).float(), -1)
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(moe.topk, dim=1).indices, 1.0)
         count = self.context.config.micro_batch_size
@@ -94,8 +95,8 @@ class RouterRecorder:
     def _slots(self, values: Tensor, logits: Tensor) -> Tensor | None:
         """`values` [rows, local slots], flattened in the order of the logits; None when shapes do not match.
 
-        Under sequence parallel the logits are this rank's contiguous share. From 0.19 upstream splits the merged rows
-        of a packed micro-batch again: [slots per row, rows].
+        With sequence parallelism the logits are this rank's contiguous share. From 0.19 on, upstream splits the merged
+        row of a packed micro-batch into rows again: [slots per row, rows].
         """
         stream = values.transpose(0, 1)  # [s, b]
         layout = self.context.config.layout
@@ -109,7 +110,7 @@ class RouterRecorder:
 
 
 def aux_scale() -> float | None:
-    """The scale that the schedule set for auxiliary losses (MoEAuxLossAutoScaler); None where there are none."""
+    """The scale that the schedule set for auxiliary losses (MoEAuxLossAutoScaler); None when it set none."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     scale = MoEAuxLossAutoScaler.main_loss_backward_scale

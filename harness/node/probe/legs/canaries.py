@@ -1,6 +1,6 @@
 """Canary legs: each repeats step 0 with the initial weights, on documents varied by core/cell/canary_legs.py.
 
-They run after the training leg, so that their failures cannot cost its evidence.
+They run after the training leg, so that their failures do not cost the evidence of training.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CanaryLegs:
         self.passes.recorder.flush()
 
     def _fetch(self, leg: Leg) -> LegSeen:
-        """Fetch the batches only, and compare them with the truth."""
+        """Only fetch the batches, and compare them with the truth."""
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
         batches = observed_batches(truth, leg.name, passes.path, passes.context, passes.fault, passes.recorder)
         return LegSeen(leg=leg.name, batches=list(batches))
 
     def _pass(self, leg: Leg) -> LegSeen:
-        """A pass through the model; after a backward, gradients are recorded."""
+        """Run a pass through the model; after a backward, also record gradients."""
         passes = self.passes
         truth = StepTruth(passes.context.config, 0, passes.context.place.dp, leg)
         count = passes.fault.micro_batches(len(truth.plans), passes.context, 0)
@@ -67,7 +67,7 @@ class CanaryLegs:
         iterators = passes.begin(truth, leg.name, keep_tokens=False)
         passes.state.fingerprints = leg.backward
         self.rewriter.lengths = {item.index: item.length for item in leg.documents} if leg.rewrites else None
-        # Autograd stays on even without a backward: results are bitwise equal only with the kernels of training.
+        # Autograd stays on even without a backward: results are bitwise equal only with the kernels used in training.
         passes.run(iterators, micro_batches=count, forward_only=not leg.backward)
         self.rewriter.lengths = None
         synchronize(passes.context.device)
@@ -85,7 +85,7 @@ class CanaryLegs:
         return seen
 
     def _move_weights(self) -> None:
-        """Change each weight by one machine epsilon, up or down at random. Not undone: this must be the last leg."""
+        """Change each weight by one machine epsilon, up or down at random. Not undone, so this must be the last leg."""
         seed = self.passes.context.config.train.seed
         with torch.no_grad():
             for item in self.passes.named_parameters():

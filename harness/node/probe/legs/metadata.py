@@ -1,4 +1,4 @@
-"""Metadata leg: fetch every micro-batch of step 0 without the model, and compare it with the truth.
+"""Metadata leg: fetches every micro-batch of step 0 without the model, and compares it with the truth.
 
 It runs first, so that a data path that crashes or hangs in training still gets its metadata verdict.
 """
@@ -35,7 +35,7 @@ def metadata_leg(path: Adapter, context: RankContext, fault: Fault, recorder: Re
 def observed_batches(
     truth: StepTruth, leg: LegName, path: Adapter, context: RankContext, fault: Fault, recorder: Recorder
 ) -> Iterator[BatchSeen]:
-    """Fetch every batch of every chunk and compare it with the truth; flushes the record before each fetch."""
+    """Fetch every batch of every chunk and compare it with the truth; flush the record before each fetch."""
     for chunk in range(context.config.layout.vpp):
         recorder.progress(leg, 0, 0, "start")
         iterator = path.iterator(truth, chunk)
@@ -54,7 +54,7 @@ def observed_batches(
 def record_workload(
     path: Adapter, leg: LegName, step: int, context: RankContext, fault: Fault, recorder: Recorder
 ) -> None:
-    """Record the work that the data path counted for the step it has just opened, if it counts."""
+    """Record the workload that the data path counted for the step just started, if it counts."""
     counted: Workload | None = getattr(path, "workload", None)
     if counted is None:
         return
@@ -77,7 +77,7 @@ def _seen(
     owners = micro.local(micro.owners, cp, cp_rank)
 
     def counted(name: str) -> Tensor:
-        """Slots at which a field matters: labels where unmasked, the mask everywhere, others outside padding."""
+        """The slots compared: for labels the unmasked ones, for the mask all, for other fields those with tokens."""
         if name == "loss_mask":
             return torch.ones(owners.shape[:-1], dtype=torch.bool)
         return micro.local(micro.loss_mask, cp, cp_rank) > 0 if name == "labels" else owners[..., 0] != PAD

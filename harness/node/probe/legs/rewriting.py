@@ -1,8 +1,8 @@
-"""Rewriting leg: every layer gets a known input and output gradient, whatever the preceding modules computed.
+"""Rewriting leg: every layer gets a known input and output gradient, whatever the other modules computed.
 
 Both are drawn from the seed and global indices (layer, document, position, hidden unit) and split like the real ones.
-So they do not depend on layout and packing, and no error propagates between modules. A module that still differs from
-the same leg of the reference is faulty itself (TTrace, arXiv 2506.09280).
+So they do not depend on layout and packing, and no error propagates between modules. A module whose results differ from
+the same leg of the control is itself faulty (TTrace, arXiv 2506.09280).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rewrite(torch.autograd.Function):
 
 
 class Rewriter:
-    """Hooks before every layer and the final norm, which act while `lengths` (document -> tokens) is set."""
+    """Hooks before every layer and the final norm that act while `lengths` (document -> tokens) is set."""
 
     def __init__(self, chunks: list[Any], context: RankContext, state: PassState) -> None:
         self.context, self.state = context, state
@@ -51,7 +51,7 @@ class Rewriter:
                 module.register_forward_pre_hook(self._hook(number), with_kwargs=True)
 
     def drain(self) -> list[ActivationSeen]:
-        """Fingerprints of the modules' input gradients since the last call, by module."""
+        """Fingerprints of the modules' input gradients since the last call, ordered by module."""
         seen = [self.gradients[module] for module in sorted(self.gradients)]
         self.gradients = {}
         return seen
@@ -67,13 +67,13 @@ class Rewriter:
         return hook
 
     def _rewritten(self, number: int, hidden: Tensor) -> Tensor:
-        """hidden [s, b, h], the input of a module."""
+        """The input that replaces a module's input, hidden [s, b, h]."""
         owners = local_owners(self.state, self.context)
         if owners.shape[:2] != hidden.shape[:2]:
-            return hidden  # a wrong shape, which the metadata lane reports
+            return hidden  # wrong shape; the metadata lane reports it
         value = self._drawn("input", number, owners, hidden) * INITIAL_STD
         gradient = self._drawn("gradient", number - 1, owners, hidden)
-        # Values replicated over tp are recorded by tp rank 0 only.
+        # Only tp rank 0 records values that are replicated over tp.
         records = self.context.place.tp == 0 or self.context.config.layout.sp
         show = partial(self._show, number, owners) if records else _nothing
         return Rewrite.apply(hidden, value, gradient, show)  # type: ignore[no-any-return]

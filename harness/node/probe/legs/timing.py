@@ -1,8 +1,8 @@
-"""Timing leg: times loads one after the other, in rounds, and records nothing but seconds.
+"""Timing leg: times loads one after the other, in rounds, and records only seconds.
 
 A load is a piece of work that is timed as a whole: a forward and backward over one step's batches, or the rotary
-function. The leg runs last and removes the probe's hooks from the model, since they cost time per document. It times
-the code under test on batches that were fetched before.
+function. The leg runs last and removes the probe's hooks from the model, since they cost time per document. Batches are
+fetched beforehand.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from harness.node.probe.model.rotary import rotary_load, with_other_rotary
 from harness.node.probe.passes import Passes, forward
 from harness.node.probe.truth import StepTruth
 
-SHARE = 0.4  # fraction of the deadline that the rounds may take
+MAX_SHARE = 0.4  # fraction of the deadline that the rounds may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """`run` is None on ranks that do not take part."""
+    """A piece of work to time; `run` is None on ranks that do not take part."""
 
     name: str
     documents: int
@@ -57,7 +57,7 @@ class TimingLeg:
         self.warmup = self.context.config.timing.warmup_on(self.context.device.kind)
 
     def run(self) -> None:
-        """Time every load `rounds` times, after warm-up rounds, which are not recorded. Collective."""
+        """Time every load `rounds` times, after unrecorded warm-up rounds. Collective."""
         timing = self.context.config.timing
         if not timing.asked:
             return
@@ -69,16 +69,16 @@ class TimingLeg:
         self.recorder.flush()
 
     def prepare(self) -> None:
-        """Remove the probe's hooks from the model. Call it before making loads."""
+        """Remove the probe's hooks from the model. Call it before building loads."""
         self.recorder.progress("timing", 0, 0, "start")
         self.recorder.record.warmup_rounds = self.warmup
         for chunk in self.chunks:
-            _take_hooks_off(chunk)
+            _remove_hooks(chunk)
 
     def _rounds(self, loads: list[Load]) -> None:
         rounds = self.context.config.timing.rounds
         gc.collect()
-        gc.disable()  # else a collection would fall into some load
+        gc.disable()  # else a collection would run inside some load
         try:
             for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
@@ -98,8 +98,8 @@ class TimingLeg:
     def one_round(self, loads: Sequence[Load], number: int) -> None:
         """Run loads one after the other, then read their times; a round below 0 is not recorded.
 
-        Each load starts on an idle device: otherwise its launches would overlap with the kernels of the previous load,
-        which would hide the cost of launching many kernels and of host synchronisation.
+        Each load starts on an idle device: otherwise its launches would overlap the kernels of the previous load, which
+        would hide the cost of launching many kernels and of host synchronisation.
         """
         device, readings = self.context.device, []
         for load in loads:
@@ -118,16 +118,16 @@ class TimingLeg:
             self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
 
     def _record_gpu_under_load(self, loads: list[Load]) -> None:
-        """The GPU's state under load, in a round that is not recorded: an idle GPU is never throttled."""
+        """Record the GPU's state during an unrecorded round, since an idle GPU is never throttled."""
         if self.context.device.kind == "cuda":
             with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
                 self.one_round(loads, -1)
             self.recorder.record.gpu_states += busiest(states)
 
     @contextmanager
-    def _kernels_recorded(self, noted: bool) -> Iterator[None]:
-        """Record which attention kernels the loads of a round use: a library may choose by shape."""
-        if not noted:
+    def _kernels_recorded(self, record: bool) -> Iterator[None]:
+        """If `record`, record which attention kernels the loads of a round use: a library may choose by shape."""
+        if not record:
             yield
             return
         with attention_ops() as names:
@@ -150,19 +150,19 @@ class TimingLeg:
             turns.over(turn)
 
     def _fits(self, seconds: float, names: set[str]) -> bool:
-        """Whether rounds of so many seconds of wall time fit before the deadline; if not, records why. Collective."""
+        """Whether rounds of `seconds` of wall time fit before the deadline; if not, records why. Collective."""
         agreed = torch.tensor([seconds], device=self.context.device.torch_device)
         dist.broadcast(agreed, 0)
         config = self.context.config
-        rounds, room = config.timing.rounds, SHARE * config.deadline_s
-        if rounds * float(agreed) <= room:
+        rounds, limit_s = config.timing.rounds, MAX_SHARE * config.deadline_s
+        if rounds * float(agreed) <= limit_s:
             return True
-        why = f"{rounds} rounds of {float(agreed):.3g} s do not fit in {room:.3g} s, {SHARE} of launch.deadline_s"
+        why = f"{rounds} rounds of {float(agreed):.3g} s exceed {limit_s:.3g} s, {MAX_SHARE} of launch.deadline_s"
         self.recorder.record.untimed.update(dict.fromkeys(names, why))
         return False
 
     def _slope(self) -> Iterator[Load]:
-        """Packs of equally many tokens in increasing numbers of documents; the rotary function alone on rank 0 only."""
+        """Packs of the same size with increasing numbers of documents; for the rotary function alone on rank 0 only."""
         config = self.context.config
         if not config.timing.documents:
             return
@@ -186,7 +186,7 @@ class TimingLeg:
             yield Load(name=name, documents=documents, run=alone)
 
     def _packing(self) -> Iterator[Load]:
-        """The documents of step 0 as packed by the data path; one per row; and full rows; all in the same layout."""
+        """The documents of step 0 packed by the data path, one per row, and full rows; all in the same layout."""
         config = self.context.config
         asked = [name for name, wanted in self._unpacked_loads().items() if wanted]
         made = {}
@@ -206,7 +206,7 @@ class TimingLeg:
         return {"unpacked": timing.unpacked, "full": timing.full_rows}
 
     def load_of(self, name: str, documents: int, config: CellConfig, path: Adapter | None = None) -> Load:
-        """A forward and backward over the micro-batches of step 0 of `config`, which are fetched here."""
+        """A forward and backward over the micro-batches of step 0 of `config`; fetches the micro-batches."""
         path = path or ADAPTERS[config.data_path](replace(self.context, config=config))
         truth = StepTruth(config, 0, self.context.place.dp)
         batches = []
@@ -242,8 +242,8 @@ def _loss(batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tenso
     return loss, tokens, {"lm loss": torch.stack([loss.detach(), tokens.float()])}
 
 
-def _take_hooks_off(chunk: Any) -> None:
-    """Forward hooks are the probe's, but for those by which Megatron's DDP waits for weights that it gathers."""
+def _remove_hooks(chunk: Any) -> None:
+    """Remove all forward hooks except those with which Megatron's DDP waits for gathered weights."""
     kept = {handle.id for handle in getattr(chunk, "remove_forward_pre_hook_handles", {}).values()}
     for module in chunk.modules():
         module._forward_hooks.clear()

@@ -63,7 +63,7 @@ class TrainingLeg:
         self.recorder.flush()
 
     def _observe(self, seen: StepSeen) -> None:
-        """After reduction, before the optimizer: gradient norm every step, fingerprints at step 0, global loss."""
+        """Record gradient norm and global loss, and at step 0 fingerprints; between reduction and optimizer step."""
         seen.grad_norm = _gradient_norm(self.passes)
         if seen.step == 0 and self.context.config.fingerprints:
             self.recorder.record.parameters = self.passes.parameters_seen()
@@ -73,20 +73,20 @@ class TrainingLeg:
         self._global_loss(seen)
 
     def _global_loss(self, seen: StepSeen) -> None:
-        """Loss sum and token count over all replicas and context ranks; on the last stage only."""
+        """Record loss sum and token count over all replicas and context-parallel ranks, on the last stage only."""
         if not self.context.is_last(len(self.passes.chunks) - 1):
             return
         losses = self.passes.losses
         device = self.context.device.torch_device
-        both = torch.tensor([losses.loss_sum, losses.token_count], dtype=torch.float64, device=device)
-        dist.all_reduce(both, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-        seen.loss_sum, seen.token_count = float(both[0]), int(both[1])
+        totals = torch.tensor([losses.loss_sum, losses.token_count], dtype=torch.float64, device=device)
+        dist.all_reduce(totals, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        seen.loss_sum, seen.token_count = float(totals[0]), int(totals[1])
 
 
 def _gradient_norm(passes: Passes) -> float:
-    """Norm over the whole model before clipping: replicated parameters count once.
+    """Norm over the whole model before clipping; replicated parameters count once.
 
-    Experts distributed over ep ranks (`allreduce` is false on them) are summed over those ranks too.
+    Experts distributed over ep ranks (upstream sets their `allreduce` to False) are also summed over those ranks.
     """
     context = passes.context
     totals = torch.zeros(2, dtype=torch.float64, device=context.device.torch_device)

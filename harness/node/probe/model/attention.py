@@ -1,7 +1,7 @@
-"""Reference packed attention: exact, per-document causal, context-parallel aware, for any device and dtype.
+"""Reference packed attention: exact, causal per document, context-parallel aware, for any device and dtype.
 
-Megatron's local DotProductAttention refuses packed_seq_params and context parallel, and Transformer Engine
-needs a GPU; the layer spec gets this module instead.
+Megatron's local DotProductAttention refuses packed_seq_params and context parallelism, and Transformer Engine needs a
+GPU; layer specs get this module instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.core.packing.arithmetic import zigzag
 from harness.node.probe.model.core_attention import CoreAttention
 
-PART = 1024  # query slots per part of a longer row
+PART = 1024  # query slots per part; longer rows are split into parts
 
 
 class GatherContext(torch.autograd.Function):
@@ -40,7 +40,7 @@ class GatherContext(torch.autograd.Function):
 
 
 class ReferenceAttention(CoreAttention):
-    """Exact causal attention of each segment, by one masked product per part of the row."""
+    """Exact causal attention inside each segment, as one masked product per part of the row."""
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
         batched = [part.unsqueeze(1) for part in (query, key, value)]
@@ -51,15 +51,15 @@ class ReferenceAttention(CoreAttention):
         return self._attend(query, key, value, bounds=[0, slots])
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, bounds: list[int]) -> Tensor:
-        """Causal attention inside each segment; inputs [s, b, heads, dim] are the slots of this context rank."""
+        """Causal attention inside each segment; inputs [s, b, heads, dim]: this context-parallel rank's slots."""
         mine = torch.arange(bounds[-1], device=query.device)
         group = parallel_state.get_context_parallel_group()
         if group.size() > 1:
             shares = [torch.tensor(zigzag(bounds, group.size(), rank)) for rank in range(group.size())]
             mine = shares[group.rank()].to(query.device)
-            back = torch.argsort(torch.cat(shares)).to(query.device)
-            both = GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
-            key, value = both.transpose(0, 1).flatten(1, 2)[:, back]
+            order = torch.argsort(torch.cat(shares)).to(query.device)
+            gathered = GatherContext.apply(torch.stack([key, value]), group)  # [cp, 2, s, b, kv, dim]
+            key, value = gathered.transpose(0, 1).flatten(1, 2)[:, order]
         repeats = query.size(2) // key.size(2)
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))  # [b, heads, s, dim]
         if repeats > 1:
@@ -71,8 +71,10 @@ class ReferenceAttention(CoreAttention):
 def _in_parts(
     query: Tensor, key: Tensor, value: Tensor, mine: Tensor, bounds: list[int], scale: float | None
 ) -> Tensor:
-    """Attention of [b, heads, s, dim]. A mask has s x total entries, so long rows are processed in parts, and a part's
-    mask is recomputed in backward."""
+    """Attention of [b, heads, s, dim].
+
+    The mask has s x total entries, so long rows are processed in parts, and a part's mask is recomputed in backward.
+    """
 
     def part(query: Tensor, key: Tensor, value: Tensor, mine: Tensor) -> Tensor:
         mask = _segment_mask(bounds, mine)
@@ -90,7 +92,7 @@ def _in_parts(
 
 
 def _segment_mask(bounds: list[int], mine: Tensor) -> Tensor:
-    """Boolean [len(mine), total]: same segment and not later. Slots after the last bound form no segment."""
+    """Boolean [len(mine), total]: whether a slot is in the same segment and not later."""
     slots = torch.arange(bounds[-1], device=mine.device)
     segment = torch.searchsorted(torch.tensor(bounds[1:], device=mine.device), slots, right=True)
     same = segment[mine][:, None] == segment[None, :]

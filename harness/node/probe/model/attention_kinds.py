@@ -1,7 +1,7 @@
-"""Which attention a cell uses on this node, and why one cannot run here.
+"""Which attention a cell uses on this node, and why an attention cannot run here.
 
-`auto` resolves to the first that can run: Transformer Engine, torch's varlen_attn, the harness's reference attention.
-All ranks have the same stack and layout, and so the same result.
+`auto` resolves to the first that can run of Transformer Engine, torch's varlen_attn and the harness's reference
+attention. All ranks have the same stack and layout, and so the same result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLASH_PACKAGES = (
     "flash-attn",
     "flash-attn-3",
     "flash-attn-4",
-)  # any of these serves Transformer Engine's flash backend
+)  # Transformer Engine's flash backend needs one of these
 _STACK = "the stack under test"
 _HOW = "add it to `packages` of the stack"
 # Megatron sets NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN from its attention_backend.
@@ -50,7 +50,7 @@ _BACKENDS = {"te": AttnBackend.auto, "te-flash": AttnBackend.flash, "te-fused": 
 def unsupported_attention(
     config: CellConfig, place: DevicePlacement, capability: tuple[int, int] | None = None
 ) -> Rejection | Missing | None:
-    """Why the cell's attention cannot run on this device, software or GPU; None when it can.
+    """Why the cell's attention cannot run on this device with this software; None when it can.
 
     `capability`: compute capability of the node's GPUs, e.g. (9, 0); None without GPUs.
     """
@@ -58,7 +58,7 @@ def unsupported_attention(
     if kind not in KERNELS:
         return None
     if place.kind != "cuda":
-        reason = f"attention {kind} has CUDA kernels only, and ranks compute on the CPU; use attention: reference"
+        reason = f"attention {kind} has only CUDA kernels, and ranks compute on the CPU; use attention: reference"
         if config.device != "cpu":
             return Missing(reason=f"{reason}, or a machine with a GPU")
         return Rejection(rule="attention.kernel-device", reason=reason, source=_STACK)
@@ -77,7 +77,7 @@ def _unsupported_varlen() -> Rejection | None:
 def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) -> Rejection | Missing | None:
     engine = installed("transformer-engine")
     if engine is None or installed("transformer-engine-torch") is None:
-        reason = f"attention {config.attention} needs transformer-engine with its torch part, and this stack has none"
+        reason = f"attention {config.attention} needs transformer-engine[pytorch], which this stack does not have"
         return Missing(reason=f"{reason}; {_HOW}")
     explicit = config.path.sets_pad_between_seqs and SETS_PAD_BETWEEN_SEQS
     if wrong := te_auto_padding(_numbers(engine), config, explicit):
@@ -89,18 +89,18 @@ def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) 
 
 
 def _unsupported_flash(config: CellConfig) -> Rejection | Missing | None:
-    there = [name for name in FLASH_PACKAGES if installed(name)]
+    present = [name for name in FLASH_PACKAGES if installed(name)]
     needed = ", ".join(FLASH_PACKAGES)
-    if not there:
-        return Missing(reason=f"attention te-flash needs one of {needed}, and this stack has none; {_HOW}")
-    if "flash-attn-3" not in there and (found := first_padded(config)):
-        reason = f"{found}; {', '.join(there)} does not support padding between documents: it needs flash-attn-3"
+    if not present:
+        return Missing(reason=f"attention te-flash needs one of {needed}; this stack has none: add one to `packages`")
+    if "flash-attn-3" not in present and (found := first_padded(config)):
+        reason = f"{found}; {', '.join(present)} does not support padding between documents: use flash-attn-3"
         return Rejection(rule="attention.te-flash", reason=reason, source="Transformer Engine get_attention_backend")
     return None
 
 
 def installed(name: str) -> str | None:
-    """Version of a distribution, without importing it; None when it is not installed."""
+    """Version of a distribution, which is not imported; None when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -128,7 +128,7 @@ def resolved(config: CellConfig, place: DevicePlacement, capability: tuple[int, 
 
 
 def core_attention(kind: str) -> Any:
-    """The class for core_attention in a layer spec; for an unresolved `auto`, the reference attention."""
+    """The class for core_attention in a layer spec; the reference attention for an unresolved `auto`."""
     if kind in TE_KINDS:
         return get_gpt_layer_with_transformer_engine_spec().submodules.self_attention.submodules.core_attention
     return VarlenAttention if kind == "varlen" else ReferenceAttention
@@ -140,16 +140,16 @@ def attention_fields(kind: str) -> dict[str, Any]:
 
 
 def described(kind: str) -> str:
-    """For the record, e.g. "Transformer Engine 2.20.2, te-fused"."""
+    """The attention with its version, e.g. "Transformer Engine 2.20.2, te-fused"."""
     if kind in TE_KINDS:
         return f"Transformer Engine {installed('transformer-engine')}, {kind}"
     return f"torch varlen_attn {torch.__version__}" if kind == "varlen" else "harness reference attention"
 
 
 def chosen_backend(kind: str) -> str:
-    """The backend of Transformer Engine's last call, from its own cache; empty when there was none."""
+    """The backend of the last call of Transformer Engine, from its cache; empty when there was no call."""
     name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
     state = getattr(sys.modules.get(name), "_attention_backends", None) if kind in TE_KINDS else None
     if not state:
         return ""
-    return next((back for back in ("flash", "fused", "unfused") if state.get(f"use_{back}_attention")), "")
+    return next((name for name in ("flash", "fused", "unfused") if state.get(f"use_{name}_attention")), "")

@@ -1,4 +1,4 @@
-"""The interface that the probe's attention modules share, to be passed as `core_attention` of a layer spec."""
+"""Base class of the probe's attention modules, which are passed as `core_attention` of a layer spec."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
-    """The interface of megatron.core.transformer.dot_product_attention.DotProductAttention (0.14 to 0.19).
+    """Has the interface of megatron.core.transformer.dot_product_attention.DotProductAttention (0.14 to 0.19).
 
-    Without packed_seq_params it attends over the whole row, so that lost metadata leaks as it does upstream.
+    Without packed_seq_params it attends over the whole row, so that documents leak into each other as in upstream.
     """
 
     def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any) -> None:
@@ -30,10 +30,10 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """[t, heads, dim] packed (THD), or [s, b, heads, dim] unpacked; [t, heads * dim] or [s, b, heads * dim] out.
+        """[t, heads, dim] (packed, THD) to [t, heads * dim], or [s, b, heads, dim] (unpacked) to [s, b, heads * dim].
 
-        Packed inputs may also be [t, 1, heads, dim]. Masks and bias are ignored: attention is causal in each segment,
-        and segments are bounded by cu_seqlens_q_padded where it is set, else by cu_seqlens_q.
+        Packed inputs may also be [t, 1, heads, dim]. Masks and bias are ignored: attention is causal inside segments,
+        which are bounded by cu_seqlens_q_padded if it is set, else by cu_seqlens_q.
         """
         if packed_seq_params is None:
             return self.unpacked(query, key, value)
@@ -50,5 +50,5 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]
     def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
         """Attention inside segments: [t, heads, dim] to [t, heads * dim].
 
-        `offsets`: [segments + 1] int32, starts of the segments in the merged row; `params`: the PackedSeqParams.
+        `offsets`: [segments + 1] int32, bounds of the segments in the merged row; `params`: the PackedSeqParams.
         """

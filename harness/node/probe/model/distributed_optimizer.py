@@ -1,7 +1,7 @@
-"""Megatron's DDP and optimizer, the latter whole on every rank or sharded over dp x cp.
+"""Megatron's DDP, and its optimizer, replicated or sharded over dp x cp.
 
-Read in megatron.core.distributed and .optimizer, 0.14 to 0.19. With overlap, schedules need DDP's own functions, which
-megatron.training.train hands to them.
+Checked against megatron.core.distributed and .optimizer, 0.14 to 0.19. With overlap, schedules need DDP's own
+functions, which megatron.training.train passes to them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from harness.core.cell.config import CellConfig
 
-_LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, which holds all of a small model
+_LARGEST_BUCKET = 40_000_000  # parameters: upstream's default, more than a small model has
 
 
 def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
-    """With overlap, buckets hold about one matrix of a feed-forward block, so that even two layers make several."""
+    """DDP's configuration; with overlap, buckets hold about one feed-forward matrix: even two layers fill several."""
     overlap = config.distributed_optimizer == "overlap"
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -35,7 +35,7 @@ def ddp_config(config: CellConfig) -> DistributedDataParallelConfig:
 
 
 def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -> None:
-    """Tell schedules when gradients may be reduced, as megatron.training.train does (align_grad_reduce is its default).
+    """Give schedules DDP's functions for overlap, as megatron.training.train does (with its default align_grad_reduce).
 
     `upstream`: the TransformerConfig that schedules read.
     """
@@ -50,8 +50,8 @@ def connect_schedule(upstream: Any, chunks: Sequence[DistributedDataParallel]) -
 
 
 def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -> Any:
-    """Megatron's Adam without clipping: the probe records the norm before clipping itself."""
-    # Groups over gloo are for checkpoints, and are not made beside NCCL.
+    """Megatron's Adam without clipping; the probe records the gradient norm itself."""
+    # Groups over gloo are for checkpoints, and are not created next to NCCL.
     known = inspect.signature(get_megatron_optimizer).parameters
     more = {"use_gloo_process_groups": False} if "use_gloo_process_groups" in known else {}
     return get_megatron_optimizer(
@@ -70,10 +70,10 @@ def build_optimizer(config: CellConfig, chunks: list[DistributedDataParallel]) -
 
 
 def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, Tensor]:
-    """Parameter -> its gradient, gathered from the shards that their owners reduced; empty where none is sharded.
+    """Parameter -> its gradient, gathered from the shards; empty when gradients are not sharded.
 
-    After a reduction each rank has its own shard of every bucket, and elsewhere what it computed itself. Collective
-    over dp x cp; what the optimizer reads is left as it is.
+    After a reduction, a rank's bucket holds reduced gradients in the rank's own shard, and local gradients elsewhere.
+    Collective over dp x cp; the buckets, which the optimizer reads, are not changed.
     """
     found: dict[Tensor, Tensor] = {}
     for chunk in chunks:
@@ -89,7 +89,7 @@ def whole_gradients(chunks: Sequence[DistributedDataParallel]) -> dict[Tensor, T
 
 
 def _gathered(data: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The concatenated shards; shard n of `data` is that of rank n of the group."""
+    """The concatenated shards; rank n of the group owns shard n of `data`."""
     shards = [torch.empty_like(shard) for shard in data.chunk(group.size())]
     dist.all_gather(shards, data.chunk(group.size())[group.rank()].contiguous(), group=group)
     return torch.cat(shards)

@@ -38,7 +38,7 @@ def _undrawn(weight: torch.Tensor) -> torch.Tensor:
 
 _FIXED: dict[str, Any] = {
     "use_cpu_initialization": True,
-    # `initialize` sets every weight. perform_initialization=False would skip upstream's initialisation too, but older
+    # `initialize` sets every weight. perform_initialization=False would also skip upstream's initialisation, but older
     # releases then do not set the tensor-parallel attributes of weights.
     **dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), _undrawn),
     "hidden_dropout": 0.0,
@@ -52,12 +52,12 @@ _FIXED: dict[str, Any] = {
 
 
 def initialize_parallel(config: CellConfig, device: Device) -> None:
-    """Megatron's process groups and random state for the layout; torch.distributed must be up."""
+    """Create Megatron's process groups and random state for the layout; torch.distributed must be initialised."""
     layout = config.layout
     wanted: dict[str, Any] = {
-        # Like the world group's: a hang must end by the cell's deadline, not by an earlier time-out.
+        # As for the world group: a hang must end at the cell's deadline, not by an earlier time-out.
         "distributed_timeout_minutes": math.ceil(timeout_of(config).total_seconds() / 60),
-        # Copies of the groups over gloo, for checkpoints of a distributed optimizer, which the probe does not use.
+        # Copies of the groups over gloo, only for checkpoints of a distributed optimizer.
         "create_gloo_process_groups": device.backend != "nccl",
     }
     known = inspect.signature(parallel_state.initialize_model_parallel).parameters
@@ -81,7 +81,7 @@ def first_collectives(device: Device) -> list[str]:
     """Run one all_reduce on the world and on every parallel group, so that they are connected before upstream runs.
 
     NCCL connects a group at its first collective: an error there comes from the network, a GPU or the driver, and must
-    not look like a failure of the batch or the model. Returns the groups' names, in the same order on all ranks.
+    not look like a failure of the data path or the model. Returns the groups' names, in the same order on all ranks.
     RuntimeError when a sum is wrong.
     """
     found: dict[str, Any] = {"WORLD": None}
@@ -94,12 +94,12 @@ def first_collectives(device: Device) -> list[str]:
         dist.all_reduce(total, group=group)
         if int(total) != dist.get_world_size(group):  # int() also synchronises with the GPU
             size = dist.get_world_size(group)
-            raise RuntimeError(f"the first all_reduce of {name} gave {float(total):g} instead of {size}, its ranks")
+            raise RuntimeError(f"the first all_reduce of ones in {name} gave {float(total):g} instead of {size}")
     return list(found)
 
 
 def upstream_fields(config: CellConfig) -> dict[str, Any]:
-    """All fields of upstream's configuration that the cell sets; those of model parts come last."""
+    """All fields of upstream's configuration that the cell sets; fields of model parts come last and win."""
     layout, dtype = config.layout, DTYPES[config.dtype]
     return {
         **upstream_of(layout),
@@ -110,12 +110,12 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
         "pipeline_dtype": dtype,
         "bf16": config.dtype == "bf16",
         **_FIXED,
-        # Rows differ in length between micro-batches, so stages must exchange shapes.
+        # Row lengths differ between micro-batches, so stages must exchange shapes.
         "variable_seq_lengths": True,
         # Upstream refuses its default dispatcher with variable lengths, even for a dense model.
         "moe_token_dispatcher_type": "alltoall",
-        # Megatron's default for interleaving (arguments.py). With pp 2, where each stage is both previous and next of
-        # the other, batched messages would be mixed up on backends that match messages by order.
+        # Megatron's default for interleaving (arguments.py). With pp 2, each stage is both the previous and the next of
+        # the other; backends that match messages by order would mix up batched ones.
         "overlap_p2p_comm": layout.vpp > 1,
         "batch_p2p_comm": layout.vpp == 1,
         "add_bias_linear": False,
@@ -131,7 +131,7 @@ def upstream_fields(config: CellConfig) -> dict[str, Any]:
 def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     """Why this release's configuration cannot express the cell; None when it can.
 
-    A missing field does not matter if the cell leaves it off (None or false).
+    A missing field does not matter if the cell leaves it off (None or False).
     """
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
@@ -140,23 +140,23 @@ def unsupported_fields(config: CellConfig) -> Rejection | Missing | None:
     ]
     if not absent:
         return None
-    asked = upstream_names()
-    named = ", ".join(f"{name} ({asked[name]})" if name in asked else name for name in absent)
+    keys = upstream_names()
+    named = ", ".join(f"{name} ({keys[name]})" if name in keys else name for name in absent)
     reason = f"megatron-core {package_info.__version__}: {upstream.__name__} has no field {named}"
-    if all(name in asked for name in absent):
+    if all(name in keys for name in absent):
         return Rejection(rule="stack.field", reason=reason, source="the stack under test")
-    return Missing(reason=f"{reason}; the probe needs it")
+    return Missing(reason=f"{reason}, which the probe needs; use a supported release")
 
 
 def transformer_config(config: CellConfig) -> TransformerConfig:
-    """Upstream's configuration, without fields it lacks: `unsupported_fields` has checked that these are off."""
+    """Upstream's configuration, without fields that it lacks, which are off (`unsupported_fields` has checked)."""
     upstream = config_class(config)
     known = {item.name for item in dataclasses.fields(upstream)}
     return upstream(**{name: value for name, value in upstream_fields(config).items() if name in known})
 
 
 def build_chunks(config: CellConfig, upstream: TransformerConfig, device: Device) -> list[DistributedDataParallel]:
-    """The model chunks of this rank's stage, each in Megatron's DDP."""
+    """The model chunks of this rank's stage, each wrapped in Megatron's DDP."""
     chunks = []
     for index in range(config.layout.vpp):
         stage = index if config.layout.vpp > 1 else None

@@ -1,4 +1,4 @@
-"""Kernels that a cell asks for (fused rotary positions), and names of the attention kernels that ran."""
+"""Kernels that a cell asks for (fused rotary positions), and the names of attention kernels that ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from harness.core.cell.config import CellConfig
 
-# Operators of torch with one attention kernel each, and autograd functions of Transformer Engine.
+# Torch operators, each with one attention kernel, and autograd functions of Transformer Engine.
 _ATTENTION = re.compile(
     r"aten::(_scaled_dot_product_\w+?|_(?:flash|cudnn|efficient)_attention_forward\w*?)(?:_for_cpu)?$|"
     r"(FusedAttnFunc\w*|FlashAttnFunc\w*|FlashAttnVarlenFunc\w*|UnfusedDotProductAttention)$"
@@ -20,7 +20,7 @@ _ATTENTION = re.compile(
 
 @contextmanager
 def attention_ops() -> Iterator[set[str]]:
-    """Collects the attention kernels that torch's profiler sees, as operator names."""
+    """Operator names of the attention kernels that torch's profiler sees while the body runs; filled at its end."""
     names: set[str] = set()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         yield names
@@ -30,7 +30,7 @@ def attention_ops() -> Iterator[set[str]]:
 
 
 def unsupported_kernel(config: CellConfig, device: str) -> str | None:
-    """Why kernels that a cell asks for cannot run on `device`, "cpu" or "cuda"; None when they can."""
+    """Why a kernel that the cell asks for cannot run on `device`, "cpu" or "cuda"; None when all can."""
     reason = no_rope_fusion(device) if config.model.rope_fusion else None
     return f"model.rope_fusion is true: {reason}" if reason else None
 

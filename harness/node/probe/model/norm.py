@@ -1,4 +1,4 @@
-"""RMSNorm that supports sequence parallel, unlike the torch norm of Megatron's local spec."""
+"""RMSNorm that supports sequence parallelism, unlike the torch norm of Megatron's local spec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RMSNorm(torch.nn.Module):
-    """Root mean square norm over the last dimension; under sp the weight's gradient is reduced over tp."""
+    """Root mean square norm over the last dimension; with sp the weight's gradient is reduced over tp."""
 
     def __init__(self, config: Any = None, hidden_size: int = 0, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()

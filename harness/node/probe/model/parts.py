@@ -1,8 +1,8 @@
-"""Experts, multi-token prediction and latent attention: upstream's settings and layer specs for them.
+"""Upstream's settings and layer specs for experts, multi-token prediction and latent attention.
 
-Experts run one after the other (SequentialMLP): grouped GEMMs need a GPU. Norms are the probe's own, since torch's
-refuse sequence parallel, and attention_kinds.py chooses core attention. Everything else is the same for all kinds of
-attention, so that parameters have the same names and values.
+Experts run one after the other (SequentialMLP), since grouped GEMMs need a GPU. Norms are the probe's own, since
+torch's refuse sequence parallelism. attention_kinds.py chooses core attention; everything else is the same for all
+kinds of attention, so that parameters have the same names and values.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def unsupported_parts(config: CellConfig) -> str | None:
     """Why this release cannot run the cell's model; None when it can."""
     release = f"megatron-core {package_info.__version__}"
     if config.model.padding_mask and "padding_mask" not in inspect.signature(GPTModel.forward).parameters:
-        return f"{release} has no padding mask for routers: GPTModel.forward has one from 0.16 on"
+        return f"{release} has no padding mask for routers: model.moe.padding_mask needs 0.16 or later"
     rolls = inspect.signature(multi_token_prediction.roll_tensor).parameters
     if config.model.mtp and config.style.packed and "packed_seq_params" not in rolls:
-        return f"{release} rolls tokens for multi-token prediction across documents: packed rows from 0.16 on"
+        return f"{release} rolls tokens for multi-token prediction across documents: packed rows need 0.16 or later"
     layer = multi_token_prediction.MultiTokenPredictionLayer
     by_name = "packed_seq_params" in inspect.signature(layer._checkpointed_forward).parameters
     if config.model.mtp and config.style.packed and config.recompute == "full" and not by_name:
         return (
-            f"{release} hands packed_seq_params of prediction layers to save_for_backward, which takes tensors alone "
-            "(Megatron-LM issue 3643): recompute full with packed rows from 0.18 on"
+            f"{release} passes packed_seq_params of prediction layers to save_for_backward, which takes only tensors "
+            "(Megatron-LM issue 3643): recompute full with packed rows needs 0.18 or later"
         )
     return None
 
@@ -54,7 +54,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
         fields |= {
             "moe_aux_loss_coeff": moe.aux_loss_coeff if moe.balanced else 0.0,
             "moe_grouped_gemm": False,
-            # allgather refuses variable lengths; rules ensure that all rows then have the same length.
+            # allgather refuses variable lengths; rules ensure that its rows all have the same length.
             "variable_seq_lengths": moe.dispatcher != "allgather",
         }
     if mtp:
@@ -67,7 +67,7 @@ def part_fields(config: CellConfig) -> dict[str, Any]:
 
 
 def layer_spec(config: CellConfig) -> Any:
-    """One transformer layer."""
+    """The spec of one transformer layer."""
     model = config.model
     experts = {"num_experts": model.moe.experts, "moe_grouped_gemm": False} if model.moe else {}
     latent = {"multi_latent_attention": True, "qk_layernorm": True} if model.mla else {}
@@ -84,7 +84,7 @@ def layer_spec(config: CellConfig) -> Any:
 def mtp_arguments(
     config: CellConfig, upstream: TransformerConfig, spec: TransformerBlockSubmodules, vp_stage: int | None
 ) -> dict[str, Any]:
-    """GPTModel's argument for prediction layers; empty for a model without them."""
+    """GPTModel's keyword argument for prediction layers; empty for a model without them."""
     if config.model.mtp is None:
         return {}
     known = inspect.signature(get_gpt_mtp_block_spec).parameters
@@ -98,7 +98,7 @@ def mtp_arguments(
 def mtp_layers(chunk: Any) -> list[Any]:
     """The transformer layers inside the prediction layers of a chunk (the module inside DDP)."""
     block = getattr(chunk, "mtp", None)
-    inner = ("mtp_model_layer", "transformer_layer")  # its name from 0.17, and before
+    inner = ("mtp_model_layer", "transformer_layer")  # from 0.17 on, and before
     return [
         next(getattr(layer, name) for name in inner if hasattr(layer, name))
         for layer in (block.layers if block is not None else ())

@@ -1,4 +1,4 @@
-"""The rotary function of the stack for packed (THD) tensors, called as attention calls it.
+"""The stack's rotary function for packed (THD) tensors, called as attention calls it.
 
 | megatron-core | unfused THD function | cost per document |
 |---|---|---|
@@ -7,7 +7,7 @@
 | 0.19 | rotates document by document into the output (d30e165203) | a rotation, and a copy in backward |
 | main of 2026-08 | gathers by index; takes max_seqlen | none |
 
-All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); max_seqlen is passed where it is taken.
+All have apply_rotary_pos_emb(t, freqs, config, cu_seqlens, mscale, cp_group); max_seqlen is passed if they take it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.node.probe.model.kernels import no_rope_fusion
 
 
 def with_other_rotary(config: Any, device: str) -> Any:
-    """Upstream's configuration with apply_rope_fusion inverted; the reason as text where the stack cannot run it."""
+    """Upstream's configuration with apply_rope_fusion inverted, or the reason (str) why the stack cannot run it."""
     other = copy.copy(config)
     other.apply_rope_fusion = not config.apply_rope_fusion
     return (no_rope_fusion(device) if other.apply_rope_fusion else None) or other
@@ -36,10 +36,10 @@ def with_other_rotary(config: Any, device: str) -> Any:
 def rotary_load(
     config: Any, documents: int, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Forward and backward of the function over one pack, as a call without arguments.
+    """A function that runs forward and backward of the rotary function over one pack.
 
-    `config` is upstream's TransformerConfig. The pack has `tokens` tokens over all context ranks in `documents` equal
-    documents, of which this rank rotates [tokens / cp, heads, head size]. Values are random: only time matters.
+    `config`: upstream's TransformerConfig. The pack has `tokens` tokens over all context-parallel ranks, in `documents`
+    documents of the same length; this rank rotates [tokens / cp, heads, head size]. Values are random.
     """
     group = parallel_state.get_context_parallel_group()
     length = tokens // documents
@@ -54,7 +54,7 @@ def rotary_load(
 
     def run() -> None:
         states.grad = None
-        # Looked up at each call, as attention does, so that replacements are timed.
+        # Looked up at each call, as in attention, so that replacements are timed.
         upstream.apply_rotary_pos_emb(states, table, config, **more).backward(grad)
 
     return run

@@ -5,8 +5,8 @@
 | 2.10 | is_causal |
 | from 2.11 | window_size (-1, 0) for causal, scale; enable_gqa in later releases, read from the signature |
 
-Read in torch 2.15; the kernels take fp16 and bf16 on CUDA and have not run yet. On the CPU the module is tested with an
-implementation of the contract in the kernel's place.
+Checked against the source of torch 2.15. The kernels take fp16 and bf16 on CUDA and have not been run yet; on the CPU
+the module is tested with an implementation of the same contract.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def varlen_functions() -> Any:
 
 
 class VarlenAttention(CoreAttention):
-    """Attention over the slots of each document: its padding follows its tokens, so causality keeps it out of them.
+    """Attention over the slots of each document: padding follows the tokens, so causality keeps it out of them.
 
-    Nothing is read back from the GPU: offsets stay on the device, and max_seqlen is an int.
+    Nothing is read from the GPU: offsets stay on the device, and max_seqlen is an int.
     """
 
     def packed(self, query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, params: Any) -> Tensor:
@@ -45,7 +45,7 @@ class VarlenAttention(CoreAttention):
         return out.view(rows, length, -1).transpose(0, 1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, offsets: Tensor, longest: int) -> Tensor:
-        """[t, heads, dim] each, `offsets` [segments + 1] int32; key and value may have fewer heads (GQA)."""
+        """Inputs [t, heads, dim], `offsets` [segments + 1] int32; key and value may have fewer heads (GQA)."""
         attend = varlen_functions().varlen_attn
         known = inspect.signature(attend).parameters
         more: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
@@ -57,7 +57,7 @@ class VarlenAttention(CoreAttention):
             else:
                 repeats = query.size(1) // key.size(1)
                 key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        # The same tensor for queries and keys: otherwise cuDNN refuses causal packed rows.
+        # The same offsets tensor for queries and keys: otherwise cuDNN refuses causal packed rows.
         parts = (part.contiguous() for part in (query, key, value))
         out: Tensor = attend(*parts, offsets, offsets, longest, longest, **more)
         return out

@@ -1,4 +1,4 @@
-"""The rows that go into in-batch packing; real releases run in matrices/releases.yaml."""
+"""The rows that are packed in batch; real releases run in matrices/releases.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from harness.core.outcomes import Missing
 from harness.node.data_paths.bridge import in_batch as bridge_in_batch
 from harness.node.data_paths.bridge.in_batch import BridgeInBatchPath, right_padded
-from harness.node.data_paths.lookup import lacks
+from harness.node.data_paths.lookup import not_in_release
 from harness.node.probe.truth import StepTruth
 from tests.node.conftest import config
 from tests.node.data_paths.test_table import fact
@@ -30,18 +30,18 @@ def test_rows_hold_one_document_each_and_are_padded_on_the_right() -> None:
                 assert not batch[name][row, lengths[row] :].any()
 
 
-def test_what_the_stack_lacks_is_said() -> None:
+def test_a_package_that_the_stack_does_not_have_is_named() -> None:
     found = BridgeInBatchPath.unavailable(config("bridge_in_batch"))
     assert isinstance(found, Missing)  # Megatron-Bridge is not installed: an ERROR, not a rule
     assert "megatron-bridge is not installed" in found.reason
     assert "megatron.bridge.data.collators.sequence" in found.reason
 
 
-def test_a_release_that_leaves_the_split_to_its_models_cannot_serve_context_ranks(
+def test_a_release_that_leaves_the_split_to_its_models_cannot_run_with_cp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else lacks("no")
+        bridge_in_batch, "missing", lambda *modules: None if "training.vlm_step" in modules else not_in_release("no")
     )
     assert BridgeInBatchPath.unavailable(config("bridge_in_batch", tp=2)) is None
     assert "cp 2: vlm_step" in fact(BridgeInBatchPath.unavailable(config("bridge_in_batch", cp=2)))

@@ -1,4 +1,4 @@
-"""A checkout stands in as a folder that looks like one; real ones: tests/app/matrices/test_checkouts.py."""
+"""`sft` with a fake checkout; real checkouts: tests/app/matrices/test_checkouts.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.node.conftest import config
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """megatron.core seems to come from a checkout in tmp_path, whose pretrain_gpt does nothing yet."""
+    """A checkout in tmp_path from which megatron.core seems to come; its pretrain_gpt.py is empty."""
     (tmp_path / "pretrain_gpt.py").write_text("")
     monkeypatch.setattr(megatron.core, "__file__", str(tmp_path / "megatron" / "core" / "__init__.py"))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "pretrain_gpt", None)  # so that the import below is undone, too
+    monkeypatch.setitem(sys.modules, "pretrain_gpt", None)  # so that the import in the test is undone, too
     monkeypatch.delitem(sys.modules, "pretrain_gpt")
     return tmp_path
 
@@ -52,14 +52,14 @@ def test_a_script_from_elsewhere_is_missing(checkout: Path, monkeypatch: pytest.
     assert f"comes from {other}" in found.reason
 
 
-def test_the_stand_in_for_the_model_keeps_what_forward_step_calls_it_with() -> None:
+def test_the_stub_of_the_model_records_the_arguments_of_forward_step() -> None:
     model = sft_checkout._Called(1)
     model("tokens", "positions", None, labels="labels", packed_seq_params="params")
     assert (model.vp_stage, model.tokens, model.position_ids) == (1, "tokens", "positions")
     assert model.others == {"labels": "labels", "packed_seq_params": "params"}
 
 
-def test_the_command_line_names_the_layout_and_is_put_back() -> None:
+def test_the_command_line_names_the_layout_and_is_restored() -> None:
     flags = sft_checkout._flags(config("sft", tp=2, pp=2, cp=2, vpp=2))
     assert {"--sft", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank=2"} <= set(flags)
     assert {"--tensor-model-parallel-size=2", "--context-parallel-size=2", "--seq-length=64"} <= set(flags)

@@ -35,7 +35,7 @@ def test_fingerprints_of_shards_add_up_to_that_of_the_whole(dim: int, pieces: in
 
 
 @pytest.mark.parametrize(("dim", "pieces", "count"), [(0, 2, 2), (0, 2, 4), (1, 1, 2), (1, 1, 4)])
-def test_parts_of_a_whole_gradient_make_up_the_shards_of_every_tp_size(dim: int, pieces: int, count: int) -> None:
+def test_parts_of_a_whole_gradient_compose_the_shards_of_every_tp_size(dim: int, pieces: int, count: int) -> None:
     full = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
     name = "decoder.layers.0.mlp.linear_fc1.weight" if pieces == 2 else "decoder.layers.0.mlp.linear_fc2.weight"
     parameter = Parameter(torch.zeros(16, 8))
@@ -79,7 +79,7 @@ def test_document_fingerprints_do_not_depend_on_who_holds_which_token() -> None:
     assert all(_near(shares[document], whole[document]) for document in whole)
 
 
-def test_padding_content_does_not_enter_and_a_moved_token_does() -> None:
+def test_fingerprints_ignore_the_content_of_padding_but_not_a_moved_token() -> None:
     hidden = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     owners = torch.tensor([[0, 0], [0, 1], [PAD, 2]])
     whole = document_fingerprints(hidden, owners, length=4, seed=7)

@@ -15,7 +15,7 @@ from tests.node.conftest import config
 
 
 class Unpacks:
-    """A data path on one rank that gives log-probabilities back per document; `wrong` spoils the stream first."""
+    """A data path on one rank that returns log-probabilities per document; `wrong` changes the stream first."""
 
     def __init__(self, wrong: Callable[[Tensor], Tensor] = lambda stream: stream) -> None:
         self.wrong = wrong
@@ -33,13 +33,13 @@ def returned(path: object) -> TensorSeen | None:
     return log_probs_returned(path, StepTruth(one, 0, 0).micro_batches[0], context, Batch())
 
 
-def test_log_probs_that_come_back_to_their_tokens_are_right() -> None:
+def test_log_probs_returned_for_their_tokens_are_right() -> None:
     seen = returned(Unpacks())
     assert seen is not None
     assert seen.mismatches == 0
 
 
-def test_a_log_prob_of_another_token_is_named_with_the_slot_it_was_computed_at() -> None:
+def test_a_log_prob_of_another_token_is_reported_with_the_slot_it_was_computed_for() -> None:
     seen = returned(Unpacks(lambda stream: stream.roll(1)))
     assert seen is not None
     assert seen.mismatches > 10
@@ -55,5 +55,5 @@ def test_a_log_prob_that_no_token_has_is_reported_without_a_slot() -> None:
     assert seen.first[3] == -1
 
 
-def test_a_data_path_that_returns_none_is_not_asked() -> None:
+def test_a_data_path_that_returns_no_log_probs_has_no_comparison() -> None:
     assert returned(object()) is None

@@ -1,4 +1,4 @@
-"""Layers of a small network in torch's reentrant checkpoint, which upstream's own is modelled on."""
+"""A layer in torch's reentrant checkpoint, on which upstream's is modelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = CellConfig(layout=Layout(), data_path="reference", recompute="full")
 
 
 class _Layer(torch.nn.Linear):
-    """Notes at which micro-batch the position is in each of its forwards."""
+    """Records, for each of its forwards, whether it is recomputed and the position's micro-batch."""
 
     def __init__(self, state: PassState) -> None:
         super().__init__(2, 2)
@@ -58,7 +58,7 @@ def test_backward_finds_the_micro_batch_of_the_forward_although_the_pipeline_is_
     assert position.micro_batch == 2
 
 
-def test_a_pass_without_a_backward_leaves_nothing_to_the_next() -> None:
+def test_a_pass_without_a_backward_does_not_affect_the_next_one() -> None:
     layer, position, recomputed = _watched(CONFIG)
     _forward(layer, position, 4)
     recomputed.begin()

@@ -1,4 +1,4 @@
-"""Canary legs of real cells: what they vary reaches the model through the data path, and nothing else changes."""
+"""Canary legs of real cells: only what they vary changes, and the change reaches the model through the data path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 def last(one: Ran) -> tuple[dict[int, float], dict[str, LegSeen]]:
-    """Losses of step 0 and legs of the last rank, which has some of them in every layout."""
+    """Losses of step 0 and legs of the last rank, which has losses in every layout."""
     record = one.records[max(one.records)]
     return {name: loss.loss_sum for name, loss in record.steps[0].documents.items()}, {
         leg.leg: leg for leg in record.legs
@@ -57,7 +57,7 @@ def test_every_rank_runs_every_leg_that_applies(ran: dict[str, Ran], name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name not in ("tp2 pp2", "bf16")])
-def test_what_a_leg_leaves_alone_is_the_same_to_the_last_bit(ran: dict[str, Ran], name: str) -> None:
+def test_documents_that_a_leg_does_not_change_have_bitwise_equal_losses(ran: dict[str, Ran], name: str) -> None:
     before, legs = last(ran[name])
     plans = {leg.name: leg for leg in legs_of(ran[name].config)}
     for leg in (legs[item] for item in ("isolation", "isolation-middle", "padding", "determinism") if item in legs):
@@ -85,10 +85,10 @@ def test_copies_have_one_loss_and_documents_keep_theirs_in_another_order(ran: di
         assert loss.loss_sum == pytest.approx(before[document], rel=1e-6)
 
 
-def test_documents_too_long_are_cut_by_upstream_as_planned(ran: dict[str, Ran]) -> None:
+def test_documents_that_are_too_long_are_truncated_by_upstream_as_planned(ran: dict[str, Ran]) -> None:
     _, legs = last(ran["nothing cut"])
     batches = legs["truncation"].batches
-    assert len(batches) == 8  # a row for each long document, and for each between them
+    assert len(batches) == 8  # one row for each long document, and for each document between them
     assert all(seen is not None and seen.mismatches == 0 for batch in batches for seen in (batch.tokens, batch.labels))
 
 

@@ -1,4 +1,4 @@
-"""Interleaving of two cells through files: turns in order, and given up when the other cell is missing."""
+"""Interleaving of two cells through files: turns are in order, and a cell gives up when the other is missing."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def test_a_cell_that_waits_too_long_gives_up_and_so_does_the_other(tmp_path: Pat
     patient, hasty = side(tmp_path, "a", first=True), side(tmp_path, "b", first=False, deadline_s=0.02)
     assert patient.wait(0)
     assert not hasty.wait(1)
-    assert not patient.wait(4)  # at once: its own patience is half a minute
+    assert not patient.wait(4)  # at once, although it would wait for half a minute
     given_up = RunDir(tmp_path).turns("pair") / "attempt-1" / "given-up"
     assert json.loads(given_up.read_text())["turn"] in (1, 4)

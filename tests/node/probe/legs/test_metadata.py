@@ -16,14 +16,14 @@ from tests.node.conftest import config
 
 
 class Refusing(ReferencePath):
-    """A data path that cannot make a step's iterator, as upstream's scheduler with too few documents."""
+    """A data path that cannot make a step's iterator, like upstream's scheduler with too few documents."""
 
     def iterator(self, truth: Any, chunk: int) -> Any:
         raise ValueError("Not enough samples to move")
 
 
 def test_a_data_path_that_makes_no_iterator_failed_in_the_metadata_leg(tmp_path: Path) -> None:
-    """Before that leg, whatever raises is charged to the machine."""
+    """Exceptions before that leg do not count against the code under test."""
     one = config()
     place = one.layout.coordinates(0)
     recorder = Recorder(RankRecord(cell="c", rank=0, place=place), tmp_path / "rank.json")

@@ -18,10 +18,10 @@ TIMING = TimingConfig(documents=(2, 4), unpacked=True, full_rows=True, warmup=2)
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """One after the other, in this order."""
+    """Cells that ran one after the other, in this order."""
     cells = {
         "too large": config(fault="rotary-table-of-garbage-length"),
-        # A deadline far away: rounds that would not end well before it are left out.
+        # A distant deadline: rounds that would take too large a share of it are left out.
         "timed": replace(config(deadline_s=900.0), timing=TIMING, fingerprints=False),
         "fused": replace(config(), model=ModelConfig(rope_fusion=True)),
     }
@@ -54,13 +54,13 @@ def test_the_next_cell_runs_and_is_timed(ran: dict[str, Ran]) -> None:
     assert record.gpu_states == []
 
 
-def test_a_cell_without_fingerprints_has_its_losses_and_norms_all_the_same(ran: dict[str, Ran]) -> None:
+def test_a_cell_without_fingerprints_still_has_losses_and_norms(ran: dict[str, Ran]) -> None:
     record = ran["timed"].records[0]
     assert (record.parameters, record.activations) == ([], [])
     assert all(step.grad_norm and step.documents for step in record.steps)
 
 
-def test_a_cell_that_asks_for_fused_kernels_lacks_a_gpu_on_the_cpu(ran: dict[str, Ran]) -> None:
+def test_a_cell_with_fused_kernels_is_an_error_without_a_gpu(ran: dict[str, Ran]) -> None:
     result = ran["fused"].result
     assert (result.status, ran["fused"].records) == ("error", {})
     assert "the ranks compute on the CPU" in result.reason

@@ -1,4 +1,4 @@
-"""What the harness does inside the step that it times: it must neither wait for the GPU nor write the record."""
+"""Inside a timed step the harness must neither wait for the GPU nor write the record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watched(TorchFunctionMode):
         if getattr(func, "__name__", "") in READS:
             frame = sys._getframe(1)
             name = frame.f_globals.get("__name__", "")
-            # Data paths are what a cell compares, and the reference attention needs its bounds on the host.
+            # Data paths are the code under test, and the reference attention needs its bounds on the host.
             if name.startswith("harness.") and "data_paths" not in name and not name.endswith(".model.attention"):
                 found[step].append(f"{func.__name__} in {name}:{frame.f_lineno}")
         return func(*args, **(kwargs or {}))
@@ -88,7 +88,7 @@ def test_step_0_leaves_its_record_before_each_micro_batch(said: dict[str, Any]) 
     assert "flush" in said["found"]["0"]
 
 
-def test_what_was_put_off_is_all_there(said: dict[str, Any]) -> None:
+def test_deferred_values_are_all_recorded(said: dict[str, Any]) -> None:
     assert all(loss > 0 for loss in said["losses"])
     assert len(said["losses"]) == 2
     assert said["layers"]

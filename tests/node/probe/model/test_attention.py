@@ -1,4 +1,4 @@
-"""The reference attention against the definition, document by document."""
+"""The reference attention compared with causal attention over each document alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _random(tokens: int, heads: int) -> torch.Tensor:
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[t, heads, dim] of one document, grouped keys and values repeated."""
+    """Causal attention over one document, [t, heads, dim], with grouped keys and values repeated."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (query, key, value)), is_causal=True)
@@ -41,7 +41,7 @@ def test_packed_attention_is_causal_attention_of_each_document_alone() -> None:
     torch.testing.assert_close(out, torch.cat(alone))
 
 
-def test_padded_offsets_decide_where_documents_lie() -> None:
+def test_documents_start_at_the_padded_offsets() -> None:
     query, key, value = _random(8, 4), _random(8, 4), _random(8, 4)
     real, padded = torch.tensor([0, 3, 6], dtype=torch.int32), torch.tensor([0, 4, 8], dtype=torch.int32)
     out = _module()(
@@ -69,7 +69,7 @@ def test_no_gradient_flows_between_documents() -> None:
 
 
 @pytest.mark.parametrize("part", [5, 12])
-def test_long_rows_attend_part_by_part_to_the_same_values_and_gradients(
+def test_long_rows_processed_in_parts_have_the_same_values_and_gradients(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = [0, 1, 5, 12]

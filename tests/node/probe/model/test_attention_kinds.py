@@ -1,4 +1,4 @@
-"""What becomes of the attention that a cell asks for, on nodes that the test describes."""
+"""Which attention a cell gets on nodes with different hardware and packages."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def cell(attention: str = "auto", *, dtype: str = "bf16", **more: Any) -> CellCo
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Distributions that are installed, for the test to fill."""
-    there: dict[str, str] = {}
-    monkeypatch.setattr(attention_kinds, "installed", there.get)
-    return there
+    """Name -> version of the installed distributions; none until the test adds some."""
+    packages: dict[str, str] = {}
+    monkeypatch.setattr(attention_kinds, "installed", packages.get)
+    return packages
 
 
 def rule(config: CellConfig, where: Any = GPU) -> str | None:
@@ -77,11 +77,11 @@ def test_auto_skips_a_kernel_that_cannot_run(stack: dict[str, str]) -> None:
 def test_kernels_are_rejected_where_ranks_compute_on_the_cpu(stack: dict[str, str], kind: str) -> None:
     stack.update(ENGINE | {"flash-attn": "2.8.3"})
     assert rule(cell(kind, device="cpu"), CPU) == "attention.kernel-device"
-    assert rule(cell(kind), CPU) == "missing"  # a GPU: perhaps this one is broken
+    assert rule(cell(kind), CPU) == "missing"  # an ERROR, since the node's GPU may just be broken
     assert rule(cell(kind)) is None
 
 
-def test_what_the_stack_lacks_is_named(stack: dict[str, str]) -> None:
+def test_a_package_that_the_stack_does_not_have_is_an_error(stack: dict[str, str]) -> None:
     assert rule(cell("te-fused")) == "missing"
     stack["transformer-engine"] = "2.20.2"
     assert rule(cell("te")) == "missing"
@@ -91,7 +91,7 @@ def test_what_the_stack_lacks_is_named(stack: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("package", "expected"), [("flash-attn", "attention.te-flash"), ("flash-attn-3", None)])
-def test_padding_between_documents_needs_the_third_flash_attention(
+def test_padding_between_documents_needs_flash_attn_3(
     stack: dict[str, str], package: str, expected: str | None
 ) -> None:
     stack.update(ENGINE | {package: "1"})
@@ -118,7 +118,7 @@ def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPat
 H200 = Gpu(name="H200", capability=(9, 0), memory_bytes=1)
 
 
-def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_cell_is_timed(
+def test_packed_rows_that_cudnn_cannot_compute_deterministically_are_rejected_unless_timed(
     stack: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.update(ENGINE)
@@ -146,15 +146,15 @@ def test_packed_rows_that_cudnn_cannot_repeat_bit_by_bit_are_refused_unless_the_
     assert attention_kinds.unsupported_attention(long, gpu, (9, 0)) is None
 
 
-def test_the_device_is_asked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_checked_before_the_kernel(stack: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     stack.update(ENGINE)
-    there = [0]
-    monkeypatch.setattr(refusals, "gpu_table", lambda: (H200,) * there[0])
+    gpus = [0]
+    monkeypatch.setattr(refusals, "gpu_table", lambda: (H200,) * gpus[0])
     found = [refusal(config, 2) for config in (cell("te", tp=2, device="cuda"), cell("te", tp=2), cell(tp=2))]
     assert [name_of(item) for item in found] == ["missing", "missing", None]
     on_cpu = refusal(cell("te", tp=2, device="cpu"), 2)
     assert name_of(on_cpu) == "attention.kernel-device"
-    there[0] = 1
+    gpus[0] = 1
     assert refusal(cell("te", tp=2), 2) is None
     refused = refusal(cell(pp=2), 2)
     assert name_of(refused) == "device.shared-gpu"

@@ -1,4 +1,4 @@
-"""Shards of one process: the group has two ranks, of which the other's shard is what the gather is made to bring."""
+"""Sharded gradients in one process: the group has two ranks, and a fake gather supplies the other rank's shard."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def cell(value: str, **model: int) -> CellConfig:
 
 
 @pytest.mark.parametrize(("value", "sharded", "overlap"), [("off", 0, 0), ("on", 1, 0), ("overlap", 1, 1)])
-def test_ddp_is_told_what_the_axis_says(value: str, sharded: bool, overlap: bool) -> None:
+def test_ddp_is_configured_as_the_axis_says(value: str, sharded: bool, overlap: bool) -> None:
     made = ddp_config(cell(value))
     assert made.use_distributed_optimizer == sharded
     assert made.overlap_grad_reduce == made.overlap_param_gather == overlap
 
 
-def test_a_small_model_has_several_buckets_to_overlap_and_a_large_one_those_of_upstream() -> None:
+def test_a_small_model_has_several_buckets_to_overlap_and_a_large_one_has_upstreams() -> None:
     assert ddp_config(cell("overlap", hidden=64, ffn=128)).bucket_size == 64 * 128
     assert ddp_config(cell("overlap", hidden=8192, ffn=28672)).bucket_size == 40_000_000
     assert ddp_config(cell("on")).bucket_size is None
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_schedules_get_the_functions_of_every_chunk_with_overlap_alone(count: int) -> None:
+def test_schedules_get_the_functions_of_every_chunk_only_with_overlap(count: int) -> None:
     chunks: list[Any] = [
         SimpleNamespace(ddp_config=ddp_config(cell("overlap")), no_sync=number, start_grad_sync=-number)
         for number in range(count)
@@ -49,7 +49,7 @@ def test_schedules_get_the_functions_of_every_chunk_with_overlap_alone(count: in
     assert vars(plain) == {}
 
 
-def test_a_gradient_is_put_together_of_the_shards_of_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_is_gathered_from_the_shards_of_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(3))
     bucket = SimpleNamespace(
         grad_data=torch.tensor([1.0, 2, 3, 4, -1, -1, -1, -1]),  # this rank has reduced the first half

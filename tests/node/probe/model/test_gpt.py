@@ -1,4 +1,4 @@
-"""Groups and weights of the model under the probe."""
+"""Process groups and weights of the probe's model."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_group_of_several_ranks_is_used_once_before_upstream_needs_it(said: dict[str, Any]) -> None:
     assert said["groups"][0] == "WORLD"
     assert {"TENSOR_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP"} <= set(said["groups"])
-    assert "PIPELINE_MODEL_PARALLEL_GROUP" not in said["groups"]  # of one rank
+    assert "PIPELINE_MODEL_PARALLEL_GROUP" not in said["groups"]  # it has one rank
 
 
-def test_upstream_draws_no_weight_and_the_probe_every_one(said: dict[str, Any]) -> None:
+def test_upstream_draws_no_weights_and_the_probe_sets_every_one(said: dict[str, Any]) -> None:
     assert (said["drawn"], said["finite"]) == (0, True)
     assert "mlp.linear_fc1.weight" in said["split"]  # without drawing, upstream still says how weights are split
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_group_that_adds_up_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_all_reduce_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda total, group=None: total.add_(1))
-    with pytest.raises(RuntimeError, match="first all_reduce of WORLD gave 2 instead of 1"):
+    with pytest.raises(RuntimeError, match="first all_reduce of ones in WORLD gave 2 instead of 1"):
         gpt.first_collectives(CPU)
 
 

@@ -15,7 +15,7 @@ from tests.node.conftest import config
 PLAIN = config()
 
 
-def test_a_model_that_asks_for_nothing_lacks_nothing() -> None:
+def test_a_model_without_special_kernels_is_supported() -> None:
     assert unsupported_kernel(PLAIN, "cpu") is None
 
 

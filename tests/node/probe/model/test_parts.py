@@ -1,4 +1,4 @@
-"""Experts in a real one-rank megatron-core layer: names, weights and what the router watch records."""
+"""Names of experts, what the recorder of routers records, and models that a release cannot run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.node.probe.weights import named_parameters
 
 
 class _Chunk(torch.nn.Module):
-    """Names and shapes as megatron-core's GPTModel has them with two local experts."""
+    """Has the names and shapes of megatron-core's GPTModel with two local experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, rows: int, real: list[int], logits
 LOGITS = torch.tensor([[9.0, 8, 0, 0], [0, 9, 8, 0], [0, 0, 9, 8], [9, 0, 0, 8]])
 
 
-def test_real_and_padding_tokens_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_and_padding_tokens_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch, rows=1, real=[0, 0, 1, -1], logits=LOGITS[:, None])
     assert [(part.tokens, part.counts) for part in seen.real] == [(3, [1, 2, 2, 1])]
     assert [(part.tokens, part.counts) for part in seen.padding] == [(1, [1, 0, 0, 1])]
@@ -86,7 +86,7 @@ def test_rows_are_separated_in_each_of_upstreams_layouts(monkeypatch: pytest.Mon
         (ModelConfig(moe=MoeConfig(padding_mask=True)), "padding_mask", "has no padding mask for routers"),
     ],
 )
-def test_a_release_that_lacks_a_feature_is_rejected_naming_the_one_that_has_it(
+def test_a_release_without_a_feature_is_rejected_naming_the_one_that_has_it(
     monkeypatch: pytest.MonkeyPatch, model: ModelConfig, missing: str, expected: str
 ) -> None:
     from harness.node.probe.model import parts as model_parts
@@ -98,7 +98,7 @@ def test_a_release_that_lacks_a_feature_is_rejected_naming_the_one_that_has_it(
     reason = model_parts.unsupported_parts(cell)
     assert reason is not None
     assert expected in reason
-    assert "from 0.16 on" in reason
+    assert "0.16 or later" in reason
     assert model_parts.unsupported_parts(CellConfig(layout=Layout(), data_path="reference")) is None
 
 
@@ -121,7 +121,7 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     assert refused.rule == "stack.field"
     assert refused.reason.endswith("Older has no field moe_router_topk (model.moe.topk)")
     missing = model.unsupported_fields(replace(plain, dtype="bf16"))
-    assert isinstance(missing, Missing)  # what only the probe asks for is no rule but an ERROR
+    assert isinstance(missing, Missing)  # a field that only the probe needs: an ERROR, not a rejection
     assert "has no field bf16" in missing.reason
 
 
@@ -129,7 +129,7 @@ def test_a_field_that_the_release_does_not_have_rejects_the_cell_that_asks_for_i
     ("recompute", "packing", "refused"),
     [("full", "reference", True), ("selective", "reference", False), ("full", "unpacked", False)],
 )
-def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows_says_so(
+def test_prediction_layers_that_cannot_be_recomputed_with_packed_rows_are_rejected(
     monkeypatch: pytest.MonkeyPatch, recompute: str, packing: str, refused: bool
 ) -> None:
     from harness.node.probe.model import parts
@@ -140,4 +140,4 @@ def test_a_release_whose_prediction_layers_cannot_be_recomputed_with_packed_rows
     assert parts.unsupported_parts(config) is None
     monkeypatch.setattr(parts.multi_token_prediction.MultiTokenPredictionLayer, "_checkpointed_forward", of_0_17)
     reason = parts.unsupported_parts(config)
-    assert ("recompute full with packed rows from 0.18 on" in (reason or "")) == refused
+    assert ("recompute full with packed rows needs 0.18 or later" in (reason or "")) == refused

@@ -1,4 +1,4 @@
-"""Attention through torch's varlen_attn against the reference attention, with the kernel's contract in its place.
+"""VarlenAttention compared with the reference attention; varlen_contract.py replaces torch's kernel.
 
 The kernel itself runs in tests/gpu.
 """
@@ -40,7 +40,7 @@ def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def packed(lengths: list[int], multiple: int) -> SimpleNamespace:
-    """PackedSeqParams of documents padded to a multiple; one tensor for both offsets where they do not differ."""
+    """PackedSeqParams of documents padded to a multiple; one tensor for both offsets if they are equal."""
     slots = [align_up(length, multiple) for length in lengths]
     real = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     padded = torch.tensor([0, *itertools.accumulate(slots)], dtype=torch.int32)
@@ -53,7 +53,7 @@ def packed(lengths: list[int], multiple: int) -> SimpleNamespace:
 
 
 def results(attention: Any, params: Any, heads: int, kv: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Output of the real tokens and gradients of query, key and value, of a loss over real tokens."""
+    """Output at the real tokens, and gradients of query, key and value for a loss over real tokens."""
     total = int(params.cu_seqlens_q_padded[-1])
     parts = [drawn(total, number, dim, seed=seed, dtype=dtype) for seed, number in enumerate((heads, kv, kv))]
     out = attention(*parts, None, packed_seq_params=params)[params.real]
@@ -69,7 +69,7 @@ def results(attention: Any, params: Any, heads: int, kv: int, dim: int, dtype: t
     dim=st.sampled_from([8, 16]),
     dtype=st.sampled_from(list(CLOSE)),
 )
-def test_packed_it_computes_what_the_reference_attention_computes(
+def test_on_packed_rows_it_computes_the_same_as_the_reference_attention(
     lengths: list[int], multiple: int, heads: tuple[int, int], dim: int, dtype: torch.dtype
 ) -> None:
     params = packed(lengths, multiple)
@@ -90,7 +90,7 @@ def test_unpacked_rows_are_attended_one_by_one(rows: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_what_padding_holds_changes_no_real_token_and_gets_no_gradient_from_one() -> None:
+def test_the_content_of_padding_does_not_affect_real_tokens_and_gets_no_gradient_from_them() -> None:
     params = packed([3, 5], 4)
     parts = [drawn(12, heads, 8, seed=seed) for seed, heads in enumerate((4, 2, 2))]
     padding = [slot for slot in range(12) if slot not in params.real]
@@ -102,7 +102,7 @@ def test_what_padding_holds_changes_no_real_token_and_gets_no_gradient_from_one(
     assert torch.equal(before.detach()[params.real], after[params.real])
 
 
-def test_the_maximum_may_be_a_tensor_of_one_element_and_a_dimension_of_one_may_stand_between() -> None:
+def test_max_seqlen_may_be_a_tensor_of_one_element_and_inputs_may_have_a_batch_dimension_of_one() -> None:
     params = packed([3, 5], 1)
     parts = [drawn(8, heads, 8, seed=seed) for seed, heads in enumerate((4, 2, 2))]
     plain = module(VarlenAttention)(*parts, None, packed_seq_params=params)
@@ -120,7 +120,7 @@ def test_a_scale_of_the_model_is_passed_on() -> None:
     )
 
 
-def test_the_first_signature_of_torch_2_10_serves_grouped_heads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_heads_also_work_with_the_signature_of_torch_2_10(monkeypatch: pytest.MonkeyPatch) -> None:
     params = packed([4, 3], 4)
     new = results(module(VarlenAttention), params, 4, 2, 8, torch.float32)
     monkeypatch.setattr(upstream, "varlen_attn", varlen_contract.varlen_attn_of_torch_2_10)
@@ -128,8 +128,8 @@ def test_the_first_signature_of_torch_2_10_serves_grouped_heads_too(monkeypatch:
         torch.testing.assert_close(found, expected)
 
 
-def test_the_contract_holds_the_names_of_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the module would be tested against a function that torch does not have."""
+def test_the_contract_has_the_parameters_of_torchs_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the module would be tested with a function that torch does not have."""
     import inspect
 
     monkeypatch.undo()
