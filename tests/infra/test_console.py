@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Time that moves only when told to."""
+    """A clock that only tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0

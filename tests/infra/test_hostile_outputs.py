@@ -1,4 +1,4 @@
-"""Every output of a report, with hostile text in every field of it. The next output belongs here too."""
+"""Every output of a report, with hostile text in every field. New outputs belong here too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents on this machine, as processes that only say what agents say."""
+"""Agents on this machine, as processes that only write events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.core.stack import ReadyStack, Stack
 from harness.infra import local_launcher
 from harness.infra.local_launcher import at_once, cores, end_without_agent, gpus_here, run_allocations
 
-# Says that it started, waits until as many have, says how many there were, and ends as its name says.
+# Records that it started, waits until `together` agents have, records whether they did, and fails if its name says so.
 AGENT = """
 import json, os, sys, time
 from pathlib import Path
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def ran(run: RunDir, together: int, *names: str, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[Event]:
-    """Events of allocations of these names, in the stack that a name ends with."""
+    """Run allocations of these names, each in the stack that its name ends with; returns their events."""
     allocations = [
         Allocation(name=name, cells=(f"cell-{name}",), stack=name.rpartition("-")[2] if "-" in name else "default")
         for name in names

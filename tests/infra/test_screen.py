@@ -15,7 +15,7 @@ CI = {"GITHUB_ACTIONS": "true", "GITLAB_CI": "true", "TF_BUILD": "True", "CI": "
 
 
 def prints_in(source: str) -> list[int]:
-    """Lines that print, or write to a standard stream, by themselves."""
+    """Lines that print or write to a standard stream directly."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -26,7 +26,7 @@ def prints_in(source: str) -> list[int]:
 
 
 def test_nothing_but_the_screen_prints(root: Path) -> None:
-    """Or some text would reach a terminal or a CI log as it is. Programs that other interpreters run are texts here."""
+    """Else text would reach a terminal or a CI log unescaped. Programs for other interpreters are strings here."""
     files = [*(root / "harness/app").glob("*.py"), *(root / "harness/infra").glob("*.py")]
     files += [*(root / "harness/judge").rglob("*.py"), *(root / "harness/plan").rglob("*.py")]
     own = root / "harness/infra/screen.py"

@@ -24,7 +24,7 @@ def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocatio
 
 
 def close(run: RunDir, one: Ended) -> None:
-    """Record how a job ended, and write an error with the reason for each of its cells without a result.
+    """Record how a job ended, and write ERROR with the reason as the result of each cell that has none.
 
     Secrets are removed from its logs.
     """
@@ -52,7 +52,7 @@ def close(run: RunDir, one: Ended) -> None:
 
 
 def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
-    """The same for allocations that sbatch refused; `resume` does not submit them again."""
+    """Record allocations that sbatch refused, and write an error for each of their cells; `resume` skips them."""
     for name, why in refused.items():
         for cell, attempt in newest_work_order(run, name).attempts.items():
             end_as_error(run, cell, attempt, why)

@@ -81,7 +81,7 @@ def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
     plan = read_plan(run)
     run.attempt(plan.expansion.cells[0].id).result.unlink()
     assert launcher_of(run) is None
-    assert "Launcher: none, it has ended; go on with: harness resume" in status_text(run, plan)
+    assert "Launcher: ended; continue with: harness resume" in status_text(run, plan)
     with only_launcher(run):
         assert (launcher_of(run) or "").startswith("pid ")
         assert "Launcher: pid " in status_text(run, plan)

@@ -1,4 +1,4 @@
-"""Every check of GPUs is seen failing on broken facts; then torch of this machine is asked."""
+"""Every GPU check fails on broken facts; then torch is probed on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
             "torch on GPUs",
             "imported: exit code 1: no libcu",
         ),
-        ({"torch": replace(TORCH, cuda=None)}, FAIL, "torch on GPUs", "build for the CPU"),
+        ({"torch": replace(TORCH, cuda=None)}, FAIL, "torch on GPUs", "torch is a CPU build"),
         ({"torch": replace(TORCH, available=False)}, FAIL, "torch on GPUs", "CUDA_VISIBLE_DEVICES"),
         (
             {"torch": replace(TORCH, capabilities=("sm_70",))},
@@ -76,7 +76,12 @@ def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
             "no kernels for sm_70, only for sm_80",
         ),
         ({"torch": replace(TORCH, engine="")}, WARN, "TE", "varlen"),
-        ({"torch": replace(TORCH, engine_problem="OSError: libcudart")}, FAIL, "TE", "2.9.0 does not import: OSError"),
+        (
+            {"torch": replace(TORCH, engine_problem="OSError: libcudart")},
+            FAIL,
+            "TE",
+            "2.9.0 cannot be imported: OSError",
+        ),
         ({"shm_bytes": 64 << 20}, WARN, "/dev/shm", "0.1 GiB"),
     ],
 )
@@ -155,7 +160,7 @@ def test_torch_of_this_machine_says_how_it_was_built() -> None:
     assert (found.available, found.devices) == (False, ())
     said = "\n".join(line(one) for one in gpu_checks(LOCAL, replace(WELL, torch=found)))
     assert "FAIL  torch on GPUs     torch " in said
-    assert probe_torch("/bin/echo", {}, ask) == Answer(problem="does not answer like a Python")
+    assert probe_torch("/bin/echo", {}, ask) == Answer(problem="unexpected output: not a Python interpreter?")
     gone = probe_torch("/no/python", {}, ask)
     assert isinstance(gone, Answer)
     assert gone.problem == "no such file"

@@ -1,4 +1,4 @@
-"""Histories of real repositories."""
+"""Histories of real git repositories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.infra.stacks.test_checkout import git
 
 
 def commit(folder: Path, subject: str, **files: str) -> str:
-    """A commit with these files, whose names have `__` for `/`; its hash."""
+    """Commit these files, whose names have `__` for `/`; returns the hash."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def test_what_git_refuses_is_told_in_its_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("subject", ["", "\x1f", "a\x1fb", "\x1b[2J", "::error::x", "one\x1etwo\x1dthree"])
 def test_any_subject_is_told_as_it_is(tmp_path: Path, subject: str) -> None:
-    """Also one of a shallow boundary, whose parents are not there."""
+    """Also that of a shallow boundary, whose parents are missing."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     identity = ["-c", "user.name=A\x1fB", "-c", "user.email=a@example.org"]
     subprocess.run(["git", "init", "--quiet", str(origin)], check=True)

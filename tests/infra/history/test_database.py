@@ -132,7 +132,7 @@ def test_a_file_of_a_newer_harness_is_left_alone(file: Path) -> None:
     record(file, run_of(1))
     rows(file, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     before = file.read_bytes()
-    with pytest.raises(InputError, match="is of a newer harness"), opened(file, write=True):
+    with pytest.raises(InputError, match="was written by a newer harness"), opened(file, write=True):
         pass
     assert file.read_bytes() == before
 
@@ -250,7 +250,7 @@ def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkey
     monkeypatch.setattr(history_module, "MIGRATIONS", newer)
     with opened(file, write=False):
         pass
-    assert rows(file, "PRAGMA user_version") == [(len(MIGRATIONS),)]  # a reader leaves it as it is
+    assert rows(file, "PRAGMA user_version") == [(len(MIGRATIONS),)]  # a reader does not migrate it
     with opened(file, write=True):
         pass
     assert rows(file, "SELECT run_id, mood FROM runs") == [("smoke-01", "good")]
@@ -264,10 +264,10 @@ def test_a_reader_never_writes_to_a_file_of_another_program(tmp_path: Path) -> N
         with closing(sqlite3.connect(file)) as other:
             other.executescript(script or "PRAGMA user_version = 0")
         before = file.read_bytes()
-        with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=False):
+        with pytest.raises(InputError, match="is not a history of the harness"), opened(file, write=False):
             pass
         if script:
-            with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=True):
+            with pytest.raises(InputError, match="is not a history of the harness"), opened(file, write=True):
                 pass
         assert file.read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == ["theirs.sqlite"]

@@ -19,7 +19,7 @@ def texts(svg: str) -> list[str]:
 
 
 def heights(svg: str, colour: str) -> list[float]:
-    """The y coordinates of the line drawn in a colour."""
+    """The y coordinates of the line of a colour."""
     path = next(
         re.findall(r'd="([^"]*)"', tag)[0] for tag in re.findall(r"<path[^>]*>", svg) if f"--plot-{colour}" in tag
     )

@@ -80,7 +80,7 @@ def test_an_unknown_profile_is_named_with_its_line_and_the_nearest_name(tmp_path
     assert "allowed: a100-apptainer, bare-metal, h100-pyxis, local, slurm-lab; did you mean 'slurm-lab'?" in text
     with pytest.raises(InputError, match="--cluster: no such profile file"):
         cluster_of(matrix(tmp_path), "./none.yaml")
-    with pytest.raises(InputError, match=r"--cluster: no such cluster profile .*looked for in"):
+    with pytest.raises(InputError, match=r"--cluster: no such cluster profile .*searched in"):
         cluster_of(matrix(tmp_path), "zzz")
 
 

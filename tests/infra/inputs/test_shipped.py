@@ -1,4 +1,4 @@
-"""Files that come with the harness, by name."""
+"""Files that come with the harness are found by name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_a_file_is_read_whole_with_lines_that_end_alike(tmp_path: Path) -> None:
         ("x" * 300, "File name too long"),
         ("large", "too large (allowed: 10 bytes)"),
         ("binary", "binary:2: not a UTF-8 text file"),
-        ("nul", "nul:2: not a text file: it holds a NUL character"),
+        ("nul", "nul:2: not a text file: it contains a NUL character"),
     ],
 )
 def test_anything_else_is_an_input_error_and_blocks_nobody(tmp_path: Path, name: str, expected: str) -> None:

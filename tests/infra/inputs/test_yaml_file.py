@@ -57,7 +57,7 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ("--- 1\n--- 2", 2, "another document"),
         ("a: 2027-99-99", 1, "month must be in 1..12"),
         ("&a [*a]", 1, "contains itself"),
-        ("a: 1\nb: x\x07y\n", 2, "holds the character U+0007, which YAML does not allow"),
+        ("a: 1\nb: x\x07y\n", 2, "contains the character U+0007, which YAML does not allow"),
         ('a: 1\nb: "x\\0y"\n', 2, "a text with U+0000"),
         ('a: 1\nb: "\\uD800"\n', 2, "a text with U+D800"),
         ("a: 1\nb: !!int x\n", 2, "invalid literal"),
@@ -76,7 +76,7 @@ def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
 
 
 def bomb(levels: int) -> str:
-    """Each level repeats the one before ten times by aliases."""
+    """YAML in which each level repeats the one before ten times, by aliases."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Receivers that are there, fail, hang or lie: real commands, and a real HTTP server on this machine."""
+"""Receivers that work, fail, hang or misbehave: real commands, and a real HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_command_that_hangs_ends_with_its_children(tmp_path: Path) -> None:
 def test_what_a_command_leaves_running_may_end_in_its_own_time(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     assert notify(f"sh -c 'sleep 600 & echo $! > {pid}'", TEXT, {}) == ""
-    os.kill(int(pid.read_text()), signal.SIGKILL)  # it is there
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # still running
 
 
 @contextmanager
 def server(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
-    """Serves until the block ends; its address."""
+    """Serves until the block ends; yields the URL."""
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
     running.daemon_threads = True
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
@@ -85,7 +85,7 @@ def server(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
 
 
 def answering(code: int, body: bytes = b"", **headers: str) -> tuple[type[BaseHTTPRequestHandler], list[Any]]:
-    """A handler that answers so, and the requests that it got."""
+    """A handler with a fixed answer, and the list of requests that it got."""
     got: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -169,8 +169,8 @@ def test_a_webhook_that_hangs_or_drips_is_given_up(dripping: bool) -> None:
     [
         ("https://example.org/hook", ""),
         ("mail -s 'packing nightly' me", ""),
-        ("ftp://example.org/x", "only http and https URLs are posted to"),
-        ("https:///x", "only http and https URLs are posted to"),
+        ("ftp://example.org/x", "only http and https URLs are allowed"),
+        ("https:///x", "only http and https URLs are allowed"),
         ("mail -s 'open", "is not a command: No closing quotation"),
         ("https://example.org/T0 x", "a URL has neither spaces nor control characters; write a space as %20"),
         ("  ", "names neither a command nor a URL"),

@@ -17,7 +17,7 @@ from tests.judge.simulator import config_of, run_of
 
 
 def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -> None:
-    """An attempt whose ranks r0, r1 ... ended so, each with a log."""
+    """Write an attempt whose ranks r0, r1 ... ended as given, each with a log."""
     attempt = run.attempt(cell, number)
     for rank, (_, how) in enumerate(sorted(ended.items())):
         attempt.log(rank).parent.mkdir(parents=True, exist_ok=True)

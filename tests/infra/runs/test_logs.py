@@ -23,7 +23,7 @@ from harness.infra.runs.logs import (
 
 
 def _attempt(run: RunDir, number: int, *endings: str, first: int | None = None) -> None:
-    """An attempt of cell `one` whose ranks ended so; each log has 100 lines."""
+    """Write an attempt of cell `one` whose ranks ended as given; each log has 100 lines."""
     attempt = run.attempt("one", number)
     attempt.log(0).parent.mkdir(parents=True)
     for rank in range(len(endings)):
@@ -45,7 +45,7 @@ def test_the_newest_attempt_is_shown_with_the_first_failing_rank_first(tmp_path:
     assert "try 2 rank 2 line 99" in text
     assert f"try 2 rank 2 line {100 - TAIL_LINES}\n" in text
     assert f"try 2 rank 2 line {99 - TAIL_LINES}\n" not in text
-    assert "try 2 rank 1" not in text  # it completed: its log is only named
+    assert "try 2 rank 1" not in text  # it completed, so its log is only listed
     assert text.endswith("rank-00001.log  (completed)")
 
 

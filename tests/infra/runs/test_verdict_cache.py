@@ -1,4 +1,4 @@
-"""Verdicts that are kept between bisections."""
+"""Verdicts that are cached between bisections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is ended by the names of its jobs, whenever it is cancelled."""
+"""Cancelling a run finds its jobs by name."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_submission_that_never_becomes_a_job_is_waited_for_in_vain_and_not_for
 ) -> None:
     note(run, "submitting", "1n1r")
     assert cancel(run) == Cancelled(ended=(), over=0)
-    assert len(slurm.calls("squeue")) == 6  # 10 s, a look every 2 s
+    assert len(slurm.calls("squeue")) == 6  # 10 s, a query every 2 s
 
 
 def test_a_finished_run_is_left_as_it_is(run: RunDir, slurm: Scheduler) -> None:
-    """Slurm may have given its numbers to other jobs: nothing is asked for by number."""
+    """Slurm may have reused its job numbers, so nothing is queried by number."""
     for array, job in (("1n1r", "5"), ("1n2r", "6")):
         note(run, "submitted", array, job)
         note(run, "job_ended", array)
@@ -100,4 +100,4 @@ def test_jobs_that_slurm_does_not_end_are_named(run: RunDir, slurm: Scheduler) -
     slurm.answers("squeue", says(row(5, "RUNNING", name=FIRST)))
     done = cancel(run)
     assert done.left == ("5",)
-    assert done.text == "1 ended, 0 over already, 1 not ended by Slurm yet: 5"
+    assert done.text == "1 ended, 0 had ended before, 1 not ended by Slurm yet: 5"

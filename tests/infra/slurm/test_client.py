@@ -98,11 +98,11 @@ def test_a_slurm_that_cannot_be_asked_has_not_lost_the_job(monkeypatch: pytest.M
     assert client.states(["7"]) == {"7": JobState(state="UNKNOWN", answered=False)}
     assert client.calls == 2
     client.states(["7"])
-    assert client.calls == 3, "sacct is left alone for a while after it failed"
+    assert client.calls == 3, "sacct is not called for a while after it failed"
 
 
 class Scripted(SlurmClient):
-    """Gives these answers instead of calling the commands: the races are not to be had from a real Slurm at will."""
+    """Gives these answers instead of calling commands, for races that a real Slurm cannot be made to show."""
 
     def __init__(self, **answers: str) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_completed_job_costs_one_call() -> None:
 
 
 def test_the_controller_decides_on_a_job_whose_agent_is_silent() -> None:
-    """Accounting that was away when a job ended shows it as RUNNING for ever."""
+    """Accounting that was down when a job ended shows it as RUNNING for ever."""
     stale = "".join(f"{job}|RUNNING|0:0|n1|10:00\n" for job in (3, 4, 5))
     client = Scripted(sacct=stale, squeue="4|FAILED|n2|10:00\n5|RUNNING|n3|10:00\n")
     states = client.states(["3", "4", "5"], silent={"3", "4", "5"})

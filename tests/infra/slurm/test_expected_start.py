@@ -6,7 +6,7 @@ import pytest
 
 from harness.infra.slurm.client import SlurmClient
 
-# As Slurm 22.05 says it.
+# As Slurm 22.05 prints it.
 SAYS = "sbatch: Job 17 to start at 2027-01-31T12:00:05 using 8 processors on nodes n1 in partition main"
 
 

@@ -27,7 +27,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 
 class Bench:
-    """A run of three cells: one on one node, two in turn on two nodes."""
+    """A run of three cells: one on one node, two in sequence on two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.run, self.plan = RunDir(folder / "run"), plan()

@@ -1,4 +1,4 @@
-"""Every submission becomes one job, whatever sbatch and squeue answer."""
+"""Every submission becomes exactly one job, whatever sbatch and squeue answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 
 class Bench:
-    """A run with job files and a submitter whose patience costs no time."""
+    """A run with job files and a submitter whose waits take no time."""
 
     def __init__(self, folder: Path, allocations: list[Allocation]) -> None:
         self.run = RunDir(folder / "run")
@@ -100,7 +100,7 @@ def test_a_submission_is_made_again_only_after_slurm_has_answered_for_a_while_th
     slurm.answers("squeue", fails(AWAY), "")
     assert bench.submit() == ({"1n2r-0": "8"}, {})
     order = [call.split()[0] for call in slurm.calls()]
-    assert order == ["sbatch", "squeue", *["squeue"] * 6, "sacct", "sbatch"]  # 10 s of grace, a question every 2 s
+    assert order == ["sbatch", "squeue", *["squeue"] * 6, "sacct", "sbatch"]  # 10 s of grace, a query every 2 s
     assert bench.said
     assert NAME in bench.said[0]
 
@@ -127,7 +127,7 @@ def test_a_submission_that_was_never_begun_is_not_looked_for(bench: Bench, slurm
 def test_nothing_is_submitted_again_while_slurm_cannot_be_asked(bench: Bench, slurm: Scheduler) -> None:
     note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("squeue", fails(AWAY))
-    with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; resume later"):
+    with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; continue later"):
         bench.submit()
     assert slurm.calls("sbatch") == []
     assert unclear_submissions(bench.run) == {"1n2r"}
@@ -150,7 +150,7 @@ def test_of_two_jobs_of_one_name_the_later_one_is_cancelled(bench: Bench, slurm:
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 12"]
     (noted,) = bench.events("duplicate")
     assert (noted["job"], noted["kept"]) == ("12", "7")
-    assert bench.said[-1] == f"job 12 is a second job of the name {NAME}: cancelled"
+    assert bench.said[-1] == f"cancelled job 12, a duplicate of job name {NAME}"
 
 
 def test_of_two_jobs_of_one_name_the_one_that_has_claimed_its_cells_is_kept(bench: Bench, slurm: Scheduler) -> None:

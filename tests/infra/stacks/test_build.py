@@ -1,4 +1,4 @@
-"""Environments made with the real uv, of a package so small that it takes a moment."""
+"""Environments built with the real uv, of a small package."""
 
 from __future__ import annotations
 

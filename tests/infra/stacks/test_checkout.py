@@ -135,7 +135,7 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def features(source: Path) -> Path:
-    """The repository with three more commits: tags `one` and `two` each add a file, `undone` takes `two` back."""
+    """The repository with three more commits: tags `one` and `two` each add a file, `undone` reverts `two`."""
     for name in ("one", "two"):
         (source / f"{name}.py").write_text(f"# {name}\n")
         git(source, "add", ".")
@@ -162,7 +162,7 @@ def test_commits_are_reverted_in_the_given_order_without_a_name_to_commit_with_a
         monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
     (features / "code.py").write_text("# being worked on\n")
     before = (git(features, "for-each-ref"), git(features, "status", "--porcelain"))
-    place = reverted_tree(checkout_of(features, "two", "two", "HEAD~3"))  # the second one: "second"
+    place = reverted_tree(checkout_of(features, "two", "two", "HEAD~3"))  # HEAD~3 is the commit "second"
     assert sorted(path.name for path in place.iterdir()) == [".git", "code.py", "one.py"]
     assert (place / "code.py").read_text() == "# first\n"
     assert git(place, "rev-parse", "HEAD") == git(features, "rev-parse", "two")
@@ -201,8 +201,8 @@ def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, ke
     git(features, "commit", "--quiet", "--all", "-m", "third")
     worktrees = git(features, "worktree", "list")
     first = git(features, "rev-parse", "old")[:12]
-    told = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; first revert"
-    with pytest.raises(NotRevertibleError, match=told):
+    message = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; first revert"
+    with pytest.raises(NotRevertibleError, match=message):
         reverted_tree(checkout_of(features, "main", "one", "old"))
     assert git(features, "worktree", "list") == worktrees
     assert [path.name for path in (kept / "checkouts").iterdir() if not path.name.endswith(".lock")] == []

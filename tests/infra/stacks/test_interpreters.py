@@ -39,19 +39,19 @@ def test_the_preferred_version_is_taken_where_it_is() -> None:
 def test_without_one_the_error_names_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = stub(tmp_path / "python3.99", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InfrastructureError, match=rf"no Python 3\.99 that runs here; tried {broken}"):
+    with pytest.raises(InfrastructureError, match=rf"no working Python 3\.99 was found; tried {broken}"):
         interpreters.find(("3.99",))
 
 
 def test_interpreters_of_version_managers_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "uv"))
-    lying = [
+    stubs = [
         stub(tmp_path / "versions" / "3.99.1" / "bin" / "python3", ""),
         stub(tmp_path / "uv" / "cpython-3.99.1-linux" / "bin" / "python3", ""),
     ]
-    assert set(lying) <= set(interpreters.candidates("3.99"))
-    assert not set(lying) & set(interpreters.candidates("3.98"))
+    assert set(stubs) <= set(interpreters.candidates("3.99"))
+    assert not set(stubs) & set(interpreters.candidates("3.98"))
 
 
 def test_an_interpreter_says_what_it_has_whatever_the_callers_path_holds(

@@ -1,4 +1,4 @@
-"""From stacks that are asked for to stacks that agents start in."""
+"""Stacks as a matrix asks for them, prepared until agents can be started in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepared(stack: Stack) -> ReadyStack:
 
 
 def speaking(path: Path, version: str, *modules: str) -> str:
-    """A stand-in for an interpreter of another machine: it only says what it is."""
+    """A stub of an interpreter: a script that prints the facts of one on another machine."""
     found = {name: f"/opt/env/{name}/__init__.py" for name in modules}
     says = {"executable": str(path), "version": version, "prefix": "/opt/env", "packages": {}, "modules": found}
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(says)}\nEND\n")
@@ -57,7 +57,7 @@ def test_a_stack_that_this_machine_cannot_compile_is_an_error_nothing_of_it_is_k
 ) -> None:
     request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
     monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
-    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six alone has no torch
+    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six has no torch
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
@@ -105,7 +105,7 @@ def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Pa
     ready = prepare([gone, there], said.append)
     assert "/nowhere/python does not run" in ready["gone"].error
     assert ready["there"].usable
-    assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
+    assert said == [f"stack gone cannot be built: {ready['gone'].error}"]
 
 
 def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_a_working_tree_that_is_no_longer_what_a_run_began_with_is_named(tmp_pat
     ready = {"s": ReadyStack(asked=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
     assert moved_since(ready) == []
     (source / "code.py").write_text("# changed\n")
-    told = moved_since(ready)
-    assert bool(told) is moved
+    found = moved_since(ready)
+    assert bool(found) is moved
     if moved:
-        assert told[0].startswith(f"stack s: megatron-lm in {source} was {commit}, and is {commit}+changes.")
+        assert found[0].startswith(f"stack s: megatron-lm in {source} changed from {commit} to {commit}+changes.")
 
 
 def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.Monk
 
 
 def test_worktrees_of_one_use_are_not_compiled_ahead_once_their_environment_is(tmp_path: Path) -> None:
-    """The interpreter is a script that notes each call."""
+    """The interpreter is a script that records each call."""
     python, calls, environment = tmp_path / "python", tmp_path / "calls", tmp_path / "environment"
     python.write_text(f"#!/bin/sh\necho called >> {calls}\n")
     python.chmod(0o755)

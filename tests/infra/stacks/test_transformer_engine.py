@@ -46,7 +46,7 @@ def test_a_failed_build_tells_the_compilers_words_and_keeps_nothing(
     installed: list[str] = []
 
     def refuse(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert "--no-cache-dir" in argv  # pip's cache does not tell one torch from another
+        assert "--no-cache-dir" in argv  # pip's cache does not distinguish releases of torch
         return subprocess.CompletedProcess(argv, 1, "", "fatal error: crt/host_config.h: No such file or directory")
 
     monkeypatch.setattr(subprocess, "run", refuse)

@@ -1,4 +1,4 @@
-"""Worktrees that go with their last user."""
+"""Worktrees that are removed with their last user."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_that_was_removed_by_hand_with_its_repository_is_no_error(source: Pa
 
 
 def test_letting_go_waits_for_the_maker_who_then_keeps_it(source: Path) -> None:
-    """Another process is inside make() when the last user lets go, and it asks for the worktree to be kept."""
+    """Another process is inside make() when the last user releases the worktree, and marks it as kept."""
     place = made(checkout_of(source, "old"), "one")
     removed: list[Path] = []
     thread = threading.Thread(target=lambda: removed.extend(release("one")))
