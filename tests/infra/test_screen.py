@@ -49,7 +49,7 @@ def test_texts_for_people_are_harmless_in_a_ci_log(name: str, monkeypatch: pytes
     assert SECRET not in stream.getvalue()
 
 
-def test_outside_of_ci_lines_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_ci_lines_are_not_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CI:
         monkeypatch.delenv(name, raising=False)
     stream = io.StringIO()
@@ -62,7 +62,7 @@ def test_secrets_of_the_environment_are_not_shown(monkeypatch: pytest.MonkeyPatc
     assert screen.shown(f"KeyError: {SECRET}") == "KeyError: ***"
 
 
-def test_programs_get_values_as_they_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_for_programs_is_unchanged(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     screen.data('{"a": "::x::"}')
     assert capsys.readouterr().out == '{"a": "::x::"}\n'

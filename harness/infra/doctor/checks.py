@@ -25,7 +25,7 @@ SHARED_FILESYSTEMS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interpreter:
+class InterpreterFacts:
     """The Python that agents run in. The other fields are valid only if `problem` is None."""
 
     path: str
@@ -51,7 +51,7 @@ class RunFolder:
 class Facts:
     """All probed facts. Slurm's answers, one per command, are empty for a local profile."""
 
-    interpreter: Interpreter | None  # None: it is in a container
+    interpreter: InterpreterFacts | None  # None: it is in a container
     gpus: Answer | None  # output of nvidia-smi -L; None: nvidia-smi is not on PATH
     folder: RunFolder
     commands: Mapping[str, Answer] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
     return found + list(_folder(profile, facts.folder))
 
 
-def _interpreter(one: Interpreter | None) -> Iterator[Check]:
+def _interpreter(one: InterpreterFacts | None) -> Iterator[Check]:
     if one is None:
         yield Check(WARN, "interpreter", "in the container, not checked", "run a cell of one step to check it")
         return

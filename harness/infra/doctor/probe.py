@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.infra.command import ask
-from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
+from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, InterpreterFacts, RunFolder
 from harness.infra.doctor.gpu_probe import probe_gpus
 from harness.infra.file_system import MOUNTS, kind_of
 from harness.infra.slurm.client import SlurmClient
@@ -69,16 +69,16 @@ def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
     return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
 
 
-def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:
+def probe_interpreter(python: str, env: Mapping[str, str | None]) -> InterpreterFacts:
     """Runs an interpreter as a job would, with the profile's environment; reads package metadata, imports nothing."""
     answer = ask([python, "-c", _PROGRAM, *PACKAGES], environment_with(env))
     if answer.problem:
-        return Interpreter(path=python, problem=answer.problem)
+        return InterpreterFacts(path=python, problem=answer.problem)
     try:
         facts = json.loads(answer.text)
     except ValueError:
-        return Interpreter(path=python, problem="unexpected output: not a Python interpreter?")
-    return Interpreter(
+        return InterpreterFacts(path=python, problem="unexpected output: not a Python interpreter?")
+    return InterpreterFacts(
         path=python, python=tuple(facts["python"]), harness=facts["harness"], versions=dict(facts["versions"])
     )
 

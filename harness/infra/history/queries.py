@@ -196,8 +196,8 @@ def trail(series: int, since: str, most: int) -> Query:
     )
 
 
-def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryAsked) -> Query:
-    """Green runs of cells by id, except one run: at most `asked.runs` per cell and hardware, the newest first.
+def baseline(matrix: str, cells: Sequence[str], except_run: str, asked: HistoryAsked) -> Query:
+    """Green runs of cells by id, except `except_run`: at most `asked.runs` per cell and hardware, the newest first.
 
     Of any version of their stack, see the column `version`. Seconds are those that compared_seconds (judge) compares.
     """
@@ -213,7 +213,7 @@ def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryA
         {
             "cells": dumps(list(cells)),
             "matrix": matrix,
-            "run": before_run,
+            "run": except_run,
             "since": asked.since,
             "runs": asked.runs,
         },

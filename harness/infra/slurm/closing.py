@@ -33,7 +33,7 @@ def close(run: RunDir, one: Ended) -> None:
     known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
     ended = (
         f"{one.state.ending(one.job)} before the cell ended"
-        if one.state.named
+        if one.state.has_cause
         else f"job {one.job} ended before the cell did"
     )
     reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")

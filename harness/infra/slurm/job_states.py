@@ -40,7 +40,7 @@ class JobState:
         return self.exit_code == f"{DiskFullError.process_exit_code}:0"
 
     @property
-    def named(self) -> bool:
+    def has_cause(self) -> bool:
         """Whether `ending` says more than the state alone."""
         return self.state in ("TIMEOUT", "CANCELLED")
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from harness.infra.command import Answer
-from harness.infra.doctor.checks import LEAST_FREE_BYTES, Facts, Interpreter, RunFolder, checks
+from harness.infra.doctor.checks import LEAST_FREE_BYTES, Facts, InterpreterFacts, RunFolder, checks
 from harness.infra.doctor.facts import FAIL, OK, WARN, Check, line
 from harness.infra.doctor.probe import named_paths, probe, probe_folder, probe_interpreter
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, Container
 
 SLOW = Answer(problem="no answer within 10 s")
-PYTHON = Interpreter(path="/opt/python", python=(3, 12), harness=True, versions={"torch": "2.9", "megatron-core": "1"})
+PYTHON = InterpreterFacts(
+    path="/opt/python", python=(3, 12), harness=True, versions={"torch": "2.9", "megatron-core": "1"}
+)
 FOLDER = RunFolder(path=Path("/runs"), exists=Path("/runs"), filesystem="lustre", free_bytes=LEAST_FREE_BYTES)
 WELL = Facts(
     interpreter=PYTHON,
@@ -37,7 +39,7 @@ SLURM = ClusterProfile(
 )
 
 
-def test_nothing_is_wrong_with_a_cluster_that_is_well() -> None:
+def test_a_healthy_cluster_passes_every_check() -> None:
     found = checks(SLURM, WELL)
     assert {check.level for check in found} == {OK}
     names = [check.what for check in found]
@@ -95,15 +97,13 @@ BROKEN_SLURM = [
 
 
 @pytest.mark.parametrize(("broken", "level", "what", "said"), BROKEN_SLURM)
-def test_what_is_broken_is_named_with_the_way_to_mend_it(
-    broken: dict[str, object], level: str, what: str, said: str
-) -> None:
+def test_each_broken_fact_is_reported_with_its_fix(broken: dict[str, object], level: str, what: str, said: str) -> None:
     bad = [check for check in checks(SLURM, replace(WELL, **broken)) if check.level != OK]  # type: ignore[arg-type]
     assert [(check.level, check.what) for check in bad] == [(level, what)]
     assert said in line(bad[0])
 
 
-def test_a_type_of_gpu_that_the_partition_does_not_have_is_named() -> None:
+def test_a_gpu_type_that_the_partition_lacks_is_reported() -> None:
     asked = replace(SLURM, gpu_flag="gres", gres="gpu:a100", gpus_per_node=4)
     found = [line(one) for one in checks(asked, WELL) if one.level == FAIL]
     assert found == [
@@ -114,7 +114,7 @@ def test_a_type_of_gpu_that_the_partition_does_not_have_is_named() -> None:
     assert all(one.level == OK for one in checks(asked, replace(WELL, partitions=two_kinds)))
 
 
-def test_apptainer_is_looked_for_where_the_profile_names_it() -> None:
+def test_apptainer_is_checked_where_the_profile_names_it() -> None:
     mounts = ("/gone:/x", "/there:/y")
     asked = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
     well = replace(WELL, srun_help=Answer(text=""), apptainer=Answer(text="apptainer version 1.3.4\n"))
@@ -140,14 +140,14 @@ def test_a_line_has_level_name_detail_and_how_to_fix_it() -> None:
     assert line(Check(OK, "clock", "fine")).endswith("fine")
 
 
-def test_an_interpreter_is_run_and_not_believed(tmp_path: Path) -> None:
+def test_an_interpreter_is_checked_by_running_it(tmp_path: Path) -> None:
     assert probe_interpreter(str(tmp_path / "none"), {}).problem == "no such file"
     assert probe_interpreter("/bin/echo", {}).problem == "unexpected output: not a Python interpreter?"
     blind = probe_interpreter(sys.executable, {"PYTHONPATH": None, "PYTHONHOME": str(tmp_path)})
     assert blind.problem is not None
 
 
-def test_a_folder_to_be_made_is_probed_above_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_missing_folder_is_probed_at_its_parent_and_nothing_is_left(tmp_path: Path) -> None:
     found = probe_folder(tmp_path / "to" / "come")
     assert (found.exists, found.problem) == (tmp_path, None)
     assert found.free_bytes > 0

@@ -51,7 +51,7 @@ def test_a_bad_length_is_named_with_file_and_line(tmp_path: Path, text: str, lin
     assert "l.csv" in str(caught.value)
 
 
-def test_problems_of_the_lengths_stand_at_the_line_that_names_the_file(tmp_path: Path) -> None:
+def test_problems_of_the_lengths_have_the_line_that_names_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, "12\nx\ny\n")
     with pytest.raises(InputError) as caught:
         read_matrix(file)

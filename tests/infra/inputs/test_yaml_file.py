@@ -38,7 +38,7 @@ def test_values_are_plain_and_every_key_and_item_has_its_line(tmp_path: Path) ->
     }
 
 
-def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: Path) -> None:
+def test_anchors_and_merge_keys_keep_the_lines_of_their_values(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text("a: &a\n  x: 1\nb:\n  <<: *a\n  y: 2\n")
     found = read(file)
@@ -63,7 +63,7 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ("a: 1\nb: !!int x\n", 2, "invalid literal"),
     ],
 )
-def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
+def test_anything_but_one_yaml_document_is_an_input_error_with_its_line(
     tmp_path: Path, text: str, line: int | None, expected: str
 ) -> None:
     file = tmp_path / "bad.yaml"
@@ -95,7 +95,7 @@ def bomb(levels: int) -> str:
     ],
     ids=["alias bomb", "long list", "deep list", "deep mapping", "long text", "long number", "long hexadecimal"],
 )
-def test_what_would_grow_without_end_is_refused_where_it_begins(
+def test_input_beyond_a_limit_is_refused_with_its_line(
     tmp_path: Path, text: str, line: int, found: str, allowed: str
 ) -> None:
     file = tmp_path / "bad.yaml"

@@ -71,7 +71,7 @@ def test_one_rank_is_shown_whole_and_a_wrong_one_is_refused(tmp_path: Path) -> N
         rank_log(run, "never", 0)
 
 
-def test_what_the_supervisor_says_is_shown_when_it_says_something(tmp_path: Path) -> None:
+def test_the_supervisors_log_is_shown_unless_empty(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "missing")
     log = run.attempt("one").log(0).with_name("supervisor-1.log")
@@ -81,7 +81,7 @@ def test_what_the_supervisor_says_is_shown_when_it_says_something(tmp_path: Path
     assert "supervisor-1.log <==\nno room for ranks" in cell_logs_text(run, "one")
 
 
-def test_logs_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_logs_cannot_control_the_terminal(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "raised")
     run.attempt("one").log(0).write_text("a\tb \x1b]0;title\x07 \x9b2J\n")

@@ -57,19 +57,19 @@ def test_jobs_are_ended_by_number_and_name_and_those_that_are_over_are_counted(r
     assert run.cancelled.exists()
 
 
-def test_a_job_whose_number_was_never_noted_is_found_by_its_name(run: RunDir, slurm: Scheduler) -> None:
+def test_a_job_whose_number_was_never_recorded_is_found_by_its_name(run: RunDir, slurm: Scheduler) -> None:
     note(run, "submitting", "1n1r")
     slurm.answers("squeue", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
     assert cancel(run) == Cancelled(ended=("7",), over=0)
 
 
-def test_a_job_that_comes_up_while_the_run_is_cancelled_is_ended_too(run: RunDir, slurm: Scheduler) -> None:
+def test_a_job_that_appears_while_the_run_is_cancelled_is_ended_too(run: RunDir, slurm: Scheduler) -> None:
     note(run, "submitting", "1n1r")
     slurm.answers("squeue", "", "", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
     assert cancel(run) == Cancelled(ended=("7",), over=0)
 
 
-def test_a_submission_that_never_becomes_a_job_is_waited_for_in_vain_and_not_for_ever(
+def test_a_submission_that_never_becomes_a_job_is_waited_for_no_longer_than_the_grace_period(
     run: RunDir, slurm: Scheduler
 ) -> None:
     note(run, "submitting", "1n1r")
@@ -88,7 +88,7 @@ def test_a_finished_run_is_left_as_it_is(run: RunDir, slurm: Scheduler) -> None:
     assert all(" -j" not in call for call in slurm.calls())
 
 
-def test_a_run_stays_cancelled_while_slurm_cannot_be_asked(run: RunDir, slurm: Scheduler) -> None:
+def test_a_run_stays_cancelled_while_slurm_does_not_answer(run: RunDir, slurm: Scheduler) -> None:
     slurm.answers("squeue", fails(AWAY))
     with pytest.raises(ControllerAwayError):
         cancel(run)

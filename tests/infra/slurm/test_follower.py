@@ -90,7 +90,7 @@ class Bench:
         return ended
 
 
-def test_a_job_that_ended_is_told_of_while_the_others_go_on_and_more_may_be_added(tmp_path: Path) -> None:
+def test_a_job_that_ended_is_reported_while_others_run_and_more_may_be_added(tmp_path: Path) -> None:
     bench = Bench(tmp_path, AWAY)
     short, long, again = (Allocation(name=name, cells=("x",)) for name in ("short", "long", "again"))
     bench.say("finished", "short")
@@ -107,7 +107,7 @@ def test_a_job_that_ended_is_told_of_while_the_others_go_on_and_more_may_be_adde
     assert bench.heard == ["finished"] * 3
 
 
-def test_a_job_that_slurm_calls_ended_is_over_only_when_it_stays_so(tmp_path: Path) -> None:
+def test_a_job_that_slurm_shows_as_ended_is_over_only_if_it_stays_so(tmp_path: Path) -> None:
     bench = Bench(tmp_path, NODE_FAIL, PENDING, RUNNING, NODE_FAIL)
     ended = bench.end()
     assert (ended.finished, ended.state.state) == (False, "NODE_FAIL")
@@ -170,7 +170,7 @@ def test_a_job_whose_agent_was_heard_is_lost_while_the_controller_is_away(tmp_pa
     assert bench.seconds < 2 * LOST_AFTER_S
 
 
-def test_a_second_start_of_a_job_is_followed_and_what_the_first_one_says_is_over(tmp_path: Path) -> None:
+def test_a_second_start_of_a_job_is_followed_and_the_first_one_is_ignored(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RUNNING)
     bench.claim(1, "7")
     bench.say("cell_started")
@@ -200,7 +200,7 @@ def test_a_launcher_that_comes_later_follows_the_newest_start(tmp_path: Path) ->
     assert bench.seconds > 10
 
 
-def test_the_job_that_has_claimed_the_cells_is_asked_after(tmp_path: Path) -> None:
+def test_slurm_is_queried_for_the_job_that_claimed_the_cells(tmp_path: Path) -> None:
     """Two jobs of one submission: the one whose number was recorded did not run."""
     bench = Bench(tmp_path, NODE_FAIL)
     bench.claim(1, "9_0")
@@ -208,7 +208,7 @@ def test_the_job_that_has_claimed_the_cells_is_asked_after(tmp_path: Path) -> No
     assert bench.client.asked[-1] == ["9_0"]
 
 
-def test_what_is_said_of_the_queue_counts_the_reasons() -> None:
+def test_the_text_about_the_queue_counts_the_reasons() -> None:
     waits = {
         "1": Pending(reason="Priority"),
         "2": Pending(reason="Resources", start="2027-01-31T12:00:00"),

@@ -131,13 +131,13 @@ def test_every_optional_key_becomes_its_flag() -> None:
     assert "--cpus-per-task=4 \\\n" in text
 
 
-def test_a_cluster_that_knows_no_gpu_flag_is_asked_for_none() -> None:
+def test_gpu_flag_none_requests_no_gpus() -> None:
     asked = [rendered(replace(LAB, gpus_per_node=8, gpu_flag=flag)) for flag in ("gpus-per-node", "none")]
     assert ["gpus-per-node=8" in text for text in asked] == [True, False]
     assert all("gres" not in text for text in asked)
 
 
-def test_the_profile_overrules_the_determinism_environment() -> None:
+def test_the_profile_overrides_the_determinism_environment() -> None:
     made = dict(environment_of(replace(LAB, env={"NCCL_ALGO": "Tree", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": None})))
     assert made == {
         "NCCL_ALGO": "Tree",
@@ -153,7 +153,7 @@ def test_the_job_file_leaves_determinism_to_ranks_which_know_whether_they_are_ti
         assert not [name for name in DETERMINISM if f"export {name}=" in text]
 
 
-def test_a_job_name_has_at_most_64_characters_and_keeps_what_tells_runs_apart() -> None:
+def test_a_job_name_has_at_most_64_characters_and_keeps_the_runs_time_and_digits() -> None:
     assert job_name(RUN_ID, "1n8r") == f"{RUN_ID}.1n8r"
     long = job_name("m" * 40 + "-." * 12 + "-20270131T120000Z-a1b2", "1n8r")
     assert len(long) <= 64
@@ -349,7 +349,7 @@ def test_a_template_of_the_user_prints_plain_values_quoted(tmp_path: Path) -> No
         ("{{ '\0' }}", "contains a NUL character"),
     ],
 )
-def test_a_mistake_in_a_template_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+def test_an_error_in_a_template_is_reported_with_its_location(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "own.j2").write_text(text)
     with pytest.raises(InputError) as caught:
         rendered(LAB, template=tmp_path / "own.j2")
