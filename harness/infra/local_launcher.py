@@ -149,9 +149,8 @@ def _side_by_side(
                 allocation = waiting.pop(0)
                 running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
             for agent in list(running):
-                ended = (
-                    agent.process.poll() is not None
-                )  # asked before the journal is read, so that no last event is missed
+                # Polled before the journal is read, so that no last event is missed.
+                ended = agent.process.poll() is not None
                 for event in agent.journal.new_events():
                     listener(event)
                 if ended:

@@ -75,7 +75,7 @@ def _parquet(rows: Iterable[Row], path: Path | None) -> int:
         raise InputError(
             Problem(
                 key="--format",
-                message="Parquet cannot be written to the terminal",
+                message="Parquet cannot be written to standard output",
                 hint="name a file with --output FILE",
             )
         )

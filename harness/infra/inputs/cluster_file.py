@@ -64,7 +64,7 @@ def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[
 
 
 def folders(beside: Path) -> list[Path]:
-    """Folders searched for profiles: HARNESS_CLUSTERS, beside the matrix, of the current folder, the shipped ones."""
+    """Folders searched for profiles: HARNESS_CLUSTERS, beside the matrix, matrices/clusters here, the shipped one."""
     own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
     places = [*own, beside / "clusters", Path("matrices/clusters"), shipped("matrices") / "clusters"]
     return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]

@@ -1,4 +1,4 @@
-"""Cancels the jobs of a run. They are found by name, so a job whose number was not recorded is found too."""
+"""Cancels the jobs of a run, found by name: all of them, also those without a recorded number, and no others."""
 
 from __future__ import annotations
 

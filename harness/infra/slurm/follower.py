@@ -27,7 +27,7 @@ DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
 FIRST_ASK_S = 8.0  # otherwise; grows to LONGEST_ASK_S while no cell begins or ends
 LONGEST_ASK_S = 30.0
 SURE_AFTER_S = 4.0  # between two observations of an end: a requeued job shows its old end for a moment
-SILENT_S = 10.0  # without a heartbeat: from then on the controller must confirm what accounting says
+SILENT_S = 10.0  # without a heartbeat: then the controller must confirm accounting, which may have missed the end
 LOST_AFTER_S = 45.0  # while Slurm does not know the job and its agent is silent
 
 

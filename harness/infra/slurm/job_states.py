@@ -77,7 +77,7 @@ class Pending:
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
-    """Parses `sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`. "CANCELLED by 0" is CANCELLED."""
+    """Parses the output of `sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`, e.g. "CANCELLED by 0"."""
     found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -97,7 +97,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
-    """Parses `squeue -h -t all -o "%i|%T|%N|%l"`."""
+    """Parses the output of `squeue -h -t all -o "%i|%T|%N|%l"`."""
     found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -108,7 +108,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 
 
 def parse_pending(text: str) -> dict[str, Pending]:
-    """Parses `squeue -h -t PENDING -o "%i|%S|%r"`."""
+    """Parses the output of `squeue -h -t PENDING -o "%i|%S|%r"`."""
     found: dict[str, Pending] = {}
     for line in text.splitlines():
         fields = line.split("|", 2)
@@ -119,7 +119,7 @@ def parse_pending(text: str) -> dict[str, Pending]:
 
 
 def parse_named(text: str) -> list[NamedJob]:
-    """Parses `squeue -h -t all -o "%F|%V|%T|%j"`."""
+    """Parses the output of `squeue -h -t all -o "%F|%V|%T|%j"`."""
     rows = (line.split("|", 3) for line in text.splitlines())
     return [
         NamedJob(number=row[0], submitted=row[1], state=row[2], name=row[3])

@@ -47,7 +47,8 @@ class Forecast:
             lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
             named = {distribution(item) for item in part.asked}
             held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
-            lines += [f"  holds {', '.join(held)}, and {len(part.packages) - len(held)} more"] if held else []
+            others = len(part.packages) - len(held)
+            lines += [f"  has {', '.join(held)}" + (f", and {others} more" if others else "")] if held else []
         return lines
 
 

@@ -33,9 +33,9 @@ def note_user(place: Path, user: str, *, is_new: bool) -> None:
 
 
 def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
-    """Release the worktrees of `user`, None: of all projects, and remove those that have no other user.
+    """Release the worktrees of `user`, and remove those that have no other user. `packages`: of these projects only.
 
-    Returns the removed ones, including those whose users were forgotten (FORGOTTEN_S).
+    Returns the removed ones, also those that were not released for FORGOTTEN_S.
     """
     removed = []
     for note in sorted((folder() / "checkouts").glob(f".*{_NOTE}")):

@@ -250,7 +250,7 @@ def test_a_cached_environment_is_shown_with_its_installed_versions() -> None:
     stack_build.build(replace(request, packages=("six>=1.16",)), print)
     part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
     version = part.packages["six"]
-    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  holds six=={version}, and 0 more"
+    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  has six=={version}"
 
 
 @pytest.mark.parametrize(("ref", "moved"), [("", True), ("main", False)])
