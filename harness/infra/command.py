@@ -11,7 +11,7 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The output of a command. `problem`: why it failed: not on PATH, too slow, or its own error; else empty."""
+    """The output of a command. `problem`: why it failed (not on PATH, too slow, its own error), else None."""
 
     text: str = ""
     problem: str | None = None
@@ -19,7 +19,7 @@ class Answer:
 
 
 def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S) -> Answer:
-    """Run a command without input. `patience_s`: seconds after which it is killed."""
+    """Run a command without input. `patience_s`: seconds until it is killed."""
     try:
         done = subprocess.run(
             argv,

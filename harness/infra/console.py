@@ -38,8 +38,8 @@ _STYLES = {
 }
 _LANES = {LaneVerdict.PASS: ("pass", "green"), LaneVerdict.FAIL: ("FAIL", "bold red"), LaneVerdict.SKIP: ("-", "dim")}
 _SHOWN_RUNNING = 6
-_QUEUE_CHANGED_S, _QUEUE_SAME_S = 60.0, 600.0  # between plain lines about the jobs that wait
-_PLAIN_WIDTH = 160  # of tables that go to a file or a CI log
+_QUEUE_CHANGED_S, _QUEUE_SAME_S = 60.0, 600.0  # between plain lines about waiting jobs
+_PLAIN_WIDTH = 160  # of tables in a file or a CI log
 
 
 class Progress:
@@ -65,7 +65,7 @@ class Progress:
         self._queue_printed = -math.inf
 
     def start(self, total: int, ranks: Mapping[str, int] | None = None) -> None:
-        """`total` cells are going to run; `ranks`: cell id -> number of ranks."""
+        """Show that `total` cells will run; `ranks`: cell id -> number of ranks."""
         self._total, self._ranks = total, ranks or {}
         self._weight_total = sum(self._ranks.values()) or total
         self._started = self._clock()
@@ -95,8 +95,9 @@ class Progress:
             self._stream.flush()
 
     def queue(self, text: str) -> None:
-        """Show why jobs wait in the queue; "" when none does. Part of the live display, else a line now and
-        then: soon when it changes, seldom when it does not.
+        """Show why jobs wait in the queue, "" for none: in the live display, else as plain lines.
+
+        A plain line is printed at most every 60 s, or every 600 s when the text has not changed.
         """
         now = self._clock()
         with self._lock:
@@ -113,7 +114,7 @@ class Progress:
             self._stream.flush()
 
     def stop(self) -> None:
-        """End the live display. To be called however the run ends; calling it twice is harmless."""
+        """End the live display. Call it however the run ends; a second call does nothing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -167,9 +168,9 @@ class Progress:
 def print_report(
     report: Report, paths: Sequence[Path | str], stream: TextIO | None = None, *, code: int | None = None
 ) -> None:
-    """Table of cells, rejected combinations with their arithmetic, failures, verdict with exit code, report paths.
+    """Print the cells, rejected combinations with their arithmetic, failures, verdict, exit code and report paths.
 
-    `code`: exit code of the process; None: that of the verdict.
+    `code`: exit code of the process; None for that of the verdict.
     """
     from rich.text import Text
 
@@ -237,7 +238,7 @@ def print_problems(error: InputError, stream: TextIO | None = None) -> None:
 
 
 def _console(stream: TextIO) -> Console:
-    """Rich decides on colour (terminal, NO_COLOR, TERM); a file or a CI log gets a width that keeps ids whole."""
+    """Rich decides on colour (terminal, NO_COLOR, TERM); files and CI logs get a width that keeps cell ids whole."""
     from rich.console import Console
 
     console = Console(file=guarded(stream), highlight=False, markup=False, emoji=False)
@@ -269,7 +270,7 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
 
 
 def _print_finding(console: Console, cell: ReportCell) -> None:
-    """The first finding of a cell with its location, and the command that runs only this cell."""
+    """Print the first finding of a cell with its location, and the command that runs only this cell."""
     from rich.text import Text
 
     head = Text(cell.outcome.value, style=_STYLES[cell.outcome]).append(f" {shown(cell.id)}", style="not bold default")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-NETWORK = (  # names that the kernel gives them, without what follows a dot
+NETWORK = (  # kernel names, up to the first dot
     "9p",
     "afs",
     "beegfs",

@@ -17,7 +17,7 @@ from harness.plan.schema.sections import Launch
 NO_JOBS = Problem(
     key="--detach",
     message="there are no jobs on this machine: the cells would end with the launcher",
-    hint="name a Slurm profile with --cluster, or run it under tmux or nohup",
+    hint="name a Slurm profile with --cluster, or run the launcher under tmux or nohup",
 )
 
 
@@ -40,7 +40,7 @@ class Cancelled:
 
     @property
     def text(self) -> str:
-        parts = [f"{len(self.ended)} ended", f"{self.over} over already"]
+        parts = [f"{len(self.ended)} ended", f"{self.over} had ended before"]
         parts += [f"{len(self.left)} not ended by Slurm yet: {', '.join(self.left)}"] if self.left else []
         return ", ".join(parts)
 
@@ -53,7 +53,7 @@ class Launcher(Protocol):
         """Whether cells are jobs, which keep running when this process ends; else they end with it."""
 
     def write(self, run: RunDir, plan: RunPlan, launch: Launch, profile: ClusterProfile, file: Path | None) -> None:
-        """Write what the agents need besides plan.json. `file`: of the profile; its template is relative to it.
+        """Write what the agents need besides plan.json. `file`: the profile's; its template is relative to it.
 
         InputError when a job file cannot be written safely; then nothing is written.
         """

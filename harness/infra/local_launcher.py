@@ -31,7 +31,7 @@ from harness.plan.schema.sections import Launch
 Listener = Callable[[Event], None]
 POLL_S = 0.05
 STOP_GRACE_S = 10.0
-LOG_LINES = 15  # of an agent that failed, in the results of its cells
+LOG_LINES = 15  # of a failed agent's log, quoted in the results of its cells
 MOST_AGENTS = 4  # at once; each holds torch and Megatron in memory
 
 
@@ -51,9 +51,10 @@ def gpus_here(devices: Path = Path("/dev")) -> int:
 
 
 def at_once(agents: int, ranks: int, *, turns: bool, gpus: int) -> int:
-    """How many agents may run at once. Each assigns GPUs to its own cells, so two would assign the same ones.
+    """How many agents may run at once: no more than cores, since an agent keeps one busy while it imports.
 
-    Interleaved cells need both agents; one of the two waits while the other runs.
+    With GPUs only one, since two would assign the same GPUs to their cells. `turns`: allocations of interleaved
+    cells, which need both agents: one of the two waits while the other runs.
     """
     if turns:
         return max(2, min(agents, cores(), ranks, MOST_AGENTS))
@@ -89,11 +90,11 @@ class LocalLauncher:
         run_allocations(run, plan.allocations, plan.stacks, observer.event, _parallel_ranks(run), self.attempts)
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
-        raise InputError(Problem(message="ran on this machine, not on a cluster", file=str(run.root)))
+        raise InputError(Problem(message="ran on this machine, not on a cluster: it has no jobs", file=str(run.root)))
 
 
 def _launch_file(run: RunDir) -> Path:
-    """The file that keeps how many ranks may run at once, for a resume."""
+    """The file in which `harness resume` finds how many ranks may run at once."""
     return run.root / "launch.json"
 
 
@@ -115,10 +116,9 @@ def run_allocations(
 ) -> None:
     """Run allocations, each in its stack, and pass on the agents' events until all have ended.
 
-    Two with interleaved cells run first, side by side and alone, so that they are timed on an idle machine. An agent
-    that fails ends its own cells only. KeyboardInterrupt passes through after the agents were stopped. Where there are
-    GPUs, agents of other stacks run one after another: an agent assigns GPUs to each of its cells, and two agents
-    would assign the same. `attempts`: cell -> number of its attempt; 1 for others.
+    The two with interleaved cells run first, side by side and without others, so that they are timed on an idle
+    machine. An agent that fails ends only its own cells. On KeyboardInterrupt the agents are stopped first. Where there
+    are GPUs, all other agents run one after another (`at_once`). `attempts`: cell -> number of its attempt, else 1.
     """
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
@@ -138,7 +138,7 @@ def _side_by_side(
     parallel_ranks: int,
     attempts: Mapping[str, int],
 ) -> None:
-    """Run `at_once` agents at a time, each with `parallel_ranks` ranks: an agent that imports keeps one core busy."""
+    """Run at most `at_once` agents at a time, each with at most `parallel_ranks` ranks."""
     for allocation in allocations:
         cells = cell_attempts((cell, attempts.get(cell, 1)) for cell in allocation.cells)
         write_work_order(run, allocation.name, WorkOrder(cells=cells, parallel_ranks=parallel_ranks))
@@ -149,7 +149,8 @@ def _side_by_side(
                 allocation = waiting.pop(0)
                 running.append(_Agent(run, allocation, stacks.get(allocation.stack), attempts))
             for agent in list(running):
-                ended = agent.process.poll() is not None  # before the journal is read: no last events are missed
+                # Polled before the journal is read, so that no last event is missed.
+                ended = agent.process.poll() is not None
                 for event in agent.journal.new_events():
                     listener(event)
                 if ended:
@@ -158,7 +159,7 @@ def _side_by_side(
             time.sleep(POLL_S)
     finally:
         for agent in running:
-            agent.process.terminate()  # all at once, since each needs time to end its cells
+            agent.process.terminate()  # all first, since each needs time to end its cells
         for agent in running:
             agent.stop()
 
@@ -172,7 +173,7 @@ class _Agent:
         self.run, self.allocation, self.attempts = run, allocation, attempts
         self.log = run.submission(allocation.name, ".log")
         self.journal = Journal(run.agent_journal(allocation.name, 0))
-        list(self.journal.new_events())  # those of an earlier launch
+        list(self.journal.new_events())  # skips events of an earlier launch
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
                 agent_command(run, allocation.name, stack),
@@ -185,7 +186,7 @@ class _Agent:
             )
 
     def close(self) -> None:
-        """After the agent has ended: remove secrets from its log, and write results for the cells that have none."""
+        """After the agent has ended: remove secrets from its log; if it failed, write results for cells without one."""
         without_secrets_in(self.log, secret_values(os.environ))
         if self.process.returncode:
             log = tail(self.log, LOG_LINES) if self.log.exists() else "the log is gone"  # with the run directory
@@ -208,6 +209,6 @@ def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:
-    """Write results for the cells that a dead agent left without one."""
+    """Write ERROR as the result of each cell that a failed agent left without one."""
     for cell in allocation.cells:
         end_as_error(run, cell, attempts.get(cell, 1), reason)

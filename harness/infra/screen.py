@@ -1,6 +1,6 @@
-"""All output of the harness. Text for people has no control sequence, no secret and no command of a CI system.
+"""All output of the harness. Text for people contains no control sequence, no secret and no command of a CI system.
 
-Values for programs (JSON, CSV, a schema) go out as they are, through `data`; secrets are removed where they are made.
+Values for programs (JSON, CSV, a schema) go out unchanged, through `data`; secrets are removed where those are made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shown(text: str) -> str:
 
 
 def relative_path(path: Path) -> str:
-    """A path below the current folder relative to it, any other as it is."""
+    """A path relative to the current folder if it is below it, else unchanged."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -47,7 +47,7 @@ def relative_path(path: Path) -> str:
 
 
 def guarded(stream: TextIO) -> TextIO:
-    """The stream; in a CI job, one that escapes lines which the runner would take as commands. To be applied last."""
+    """The stream; in a CI job, wrapped to escape lines that the runner would read as commands. Apply it last."""
     return cast(TextIO, _Guarded(stream)) if in_ci(os.environ) else stream
 
 

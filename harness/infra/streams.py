@@ -1,4 +1,4 @@
-"""stdout and stderr of the command line: no failure of them changes a verdict."""
+"""stdout and stderr of the command line: a failed write never changes a verdict."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 
 class _Raw(io.FileIO):
-    """A descriptor that ignores a closed pipe: `harness report RUN | head` must record and exit as without the pipe.
+    """A descriptor that ignores a closed pipe: `harness report RUN | head` must end as it does without the pipe.
 
-    A terminal that was closed gives EIO, and the signal SIGHUP.
+    A write to a closed terminal fails with EIO, besides the signal SIGHUP.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -48,7 +48,7 @@ def _opened(descriptor: int, old: TextIO | None) -> TextIO:
         descriptor = os.open(os.devnull, os.O_WRONLY)
     raw = _Raw(descriptor)
     encoding = old.encoding if old else "utf-8"
-    # As Python's own: stderr by line, stdout by line on a terminal only.
+    # As Python does: stderr by line, stdout by line on a terminal only.
     by_line = descriptor == 2 or raw.isatty()
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=by_line
@@ -56,7 +56,7 @@ def _opened(descriptor: int, old: TextIO | None) -> TextIO:
 
 
 def flush_streams() -> str:
-    """Flush both; returns what went wrong, e.g. no room on the disk that stdout goes to, else empty."""
+    """Flush stdout and stderr; returns the error, e.g. a full disk, or an empty string."""
     problem = ""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -65,5 +65,5 @@ def flush_streams() -> str:
             problem = problem or f"the output cannot be written: {error.strerror}"
             descriptor = os.open(os.devnull, os.O_WRONLY)
             with contextlib.suppress(OSError):  # the stream has no descriptor
-                os.dup2(descriptor, stream.fileno())  # the flush at the end of the process would fail again
+                os.dup2(descriptor, stream.fileno())  # else the flush at the end of the process would fail again
     return problem

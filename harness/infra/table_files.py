@@ -72,12 +72,18 @@ def _json(rows: Iterable[Row], stream: TextIO) -> int:
 
 def _parquet(rows: Iterable[Row], path: Path | None) -> int:
     if path is None:
-        raise InputError(Problem(key="--format", message="Parquet is not text", hint="name a file with --output FILE"))
+        raise InputError(
+            Problem(
+                key="--format",
+                message="Parquet cannot be written to standard output",
+                hint="name a file with --output FILE",
+            )
+        )
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        hint = "install pyarrow beside the harness, or use csv or json"
+        hint = "install pyarrow in the harness's environment, or use csv or json"
         raise InputError(Problem(key="--format", message="Parquet needs the package pyarrow", hint=hint)) from error
     ahead = iter(rows)
     first = next(ahead, None)

@@ -1,4 +1,4 @@
-"""Templates of reports and job files. Only this file imports jinja2.
+"""Renders templates of reports and job files. Only this file imports jinja2.
 
 Templates of job files may come with an untrusted matrix: they are rendered in jinja2's sandbox, with limits.
 """
@@ -28,7 +28,7 @@ MOST_BYTES = MIB // 4  # of a template
 MOST_CHARACTERS = MIB  # of what it renders
 MOST_SECONDS = 2.0  # of processor time
 MOST_MEMORY = 512 * MIB  # in addition to what the process has
-MOST_POWER = 1_000_000  # digits, about: no signal interrupts a single operation
+MOST_POWER = 1_000_000  # bits of the result, about: no signal interrupts a single operation
 
 
 def visible(value: Any) -> Any:
@@ -63,7 +63,7 @@ def render_user_template(file: Path, values: dict[str, Any], *, finalize: Callab
     except Exception as error:
         kind = "" if isinstance(error, _OutOfBoundsError) else f"{type(error).__name__}: "
         at, line = _place(error, file)
-        what = str(error).splitlines()[0] if str(error) else "no more is known"
+        what = str(error).splitlines()[0] if str(error) else "no details"
         raise InputError(Problem(message=f"cannot be rendered: {kind}{what[:300]}", file=at, line=line)) from error
 
 
@@ -83,13 +83,13 @@ class _OutOfBoundsError(Exception):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which `**` is bounded too."""
+    """jinja2's sandbox, in which powers are bounded too."""
 
     intercepted_binops = frozenset(["**"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        digits = abs(left).bit_length() * abs(right) if type(left) is type(right) is int else 0
-        if digits > MOST_POWER:
+        bits = abs(left).bit_length() * abs(right) if type(left) is type(right) is int else 0
+        if bits > MOST_POWER:
             raise SecurityError(f"{left} ** {right} is too large")
         return super().call_binop(context, operator, left, right)
 

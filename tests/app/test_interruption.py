@@ -68,7 +68,7 @@ def _all_gone(parent: Path) -> None:
 
 def _status_after(run: Path, parent: Path) -> str:
     status = harness("status", run, cwd=parent).stdout
-    assert "Launcher: none, it has ended" in status
+    assert "Launcher: ended" in status
     assert "running: " not in status
     return status
 
@@ -81,7 +81,7 @@ def test_no_process_is_left_what_finished_is_judged_and_the_message_says_how_to_
     assert ended == EXIT_INTERRUPTED
     _all_gone(tmp_path)
     run = only_run(tmp_path / "runs")
-    assert "cut off: " in _status_after(run, tmp_path)
+    assert "interrupted: " in _status_after(run, tmp_path)
     assert f"ended by {number.name}" in said
     assert f"harness resume {run.relative_to(tmp_path)}" in said
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""Runs for the history, made of the sample report: which cells came out how, and when."""
+"""Runs for the history, built from the sample report with chosen outcomes and dates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CELL = "tp2-pp1-cp1-sft"
 
 
 def run_of(day: int, outcome: str = "PASS", *, version: str = "megatron-core 0.19.2", name: str = CELL) -> RunRow:
-    """A run of the first days of August in which one cell came out so."""
+    """A run on a day of August whose only cell has this outcome."""
     row = run_row(sample_report())
     (cell,) = [cell for cell in row.cells if cell.name == CELL]
     cell = replace(cell, name=name, outcome=outcome, version=version)
@@ -20,5 +20,5 @@ def run_of(day: int, outcome: str = "PASS", *, version: str = "megatron-core 0.1
 
 
 def timed(row: RunRow, metrics: Mapping[str, float]) -> RunRow:
-    """The run with other metrics in all of its cells."""
+    """The run with these metrics in all of its cells."""
     return replace(row, cells=tuple(replace(cell, metrics={**cell.metrics, **metrics}) for cell in row.cells))

@@ -1,4 +1,4 @@
-"""A Slurm that plays a script: programs on PATH that give one prepared answer per call, and a clock that tests move."""
+"""A scripted Slurm: programs on PATH that give one prepared answer per call, and a clock that tests move."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if [ -e "$name.$number" ]; then : > "$name.$number.played"; . "./$name.$number";
 
 
 def says(*lines: str) -> str:
-    """An answer: these lines on standard output."""
+    """An answer that prints lines."""
     return "".join(f"echo '{line}'\n" for line in lines)
 
 
 def fails(words: str) -> str:
-    """An answer: these words on standard error, and exit code 1."""
+    """An answer that prints to standard error and ends with exit code 1."""
     return f"echo '{words}' >&2\nexit 1\n"
 
 
 class Scheduler:
-    """Until a test says otherwise, Slurm knows no job and every sbatch makes job 1."""
+    """By default Slurm knows no job, and every sbatch submits job 1."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder / "slurm"
@@ -44,7 +44,7 @@ class Scheduler:
         monkeypatch.setenv("PATH", str(self.folder), prepend=":")
 
     def answers(self, program: str, *answers: str) -> None:
-        """What a program does at its next calls, as shell script; the last answer holds for all that follow."""
+        """Set what a program does at its next calls, as shell scripts; the last answer repeats."""
         for number, answer in enumerate(answers[:-1], start=1):
             (self.folder / f"{program}.{number}").write_text(answer)
         (self.folder / f"{program}.last").write_text(answers[-1])
@@ -57,7 +57,7 @@ class Scheduler:
 
 
 class Clock:
-    """Seconds that pass only while somebody sleeps."""
+    """A clock that moves only when `sleep` is called."""
 
     def __init__(self) -> None:
         self.now = 1000.0

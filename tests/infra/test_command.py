@@ -7,7 +7,7 @@ def test_an_answer_holds_what_was_printed() -> None:
     assert ask(["sh", "-c", "echo out; echo err >&2"]) == Answer(text="out\n", stderr="err\n")
 
 
-def test_commands_that_are_absent_fail_or_hang_say_so() -> None:
+def test_commands_that_are_missing_fail_or_hang_have_a_problem() -> None:
     assert ask(["no-such-command-here"]).problem == "not on PATH"
     assert ask(["/no/such/command"]).problem == "no such file"
     assert ask(["sh", "-c", "echo first >&2; echo why >&2; exit 4"]).problem == "exit code 4: why"

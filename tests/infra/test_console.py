@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Time that moves only when told to."""
+    """A clock that only tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -50,7 +50,7 @@ def run(progress: Progress, clock: Clock) -> None:
     progress.cell_started("big")
 
 
-def test_a_log_file_says_now_and_then_why_jobs_wait() -> None:
+def test_a_log_file_repeats_rarely_why_jobs_wait() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(stream, clock)
     progress.start(4)
@@ -216,7 +216,7 @@ def test_a_green_report_ends_with_exit_code_0() -> None:
     assert stream.getvalue().splitlines()[-1] == "PASS: 4 PASS in 1 min 02 s; exit code 0"
 
 
-def test_a_selection_is_told_on_the_terminal_and_on_the_page() -> None:
+def test_a_selection_is_shown_on_the_terminal_and_on_the_page() -> None:
     selection = Selection(strength=3, cells=9, allowed=12, covered=4, possible=4)
     report = replace(passing_report(), selection=selection)
     stream = io.StringIO()
@@ -233,7 +233,7 @@ def test_a_run_without_cells_has_a_verdict() -> None:
     assert "exit code 0" in stream.getvalue()
 
 
-def test_messages_cannot_steer_the_terminal_or_use_markup() -> None:
+def test_messages_cannot_control_the_terminal_or_use_markup() -> None:
     stream = Terminal()
     report = hostile_report()
     marked = replace(report.cells[1], id="[bold]x[/bold]", outcome=Outcome.FAIL, reason="[red]r[/red] :smile:")

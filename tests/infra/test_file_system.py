@@ -35,7 +35,7 @@ def test_the_deepest_and_latest_mount_decides(path: str, kind: str) -> None:
 def test_network_file_systems_are_known_by_their_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     monkeypatch.setattr(file_system, "MOUNTS", table)
-    assert not is_network(Path("/users/x"))  # nothing tells
+    assert not is_network(Path("/users/x"))  # unknown without a table
     table.write_text(TABLE)
     assert [is_network(Path(path)) for path in ("/users/x", "/scratch/x", "/users/me/with blank/x", "/x")] == [
         True,

@@ -1,4 +1,4 @@
-"""Every output of a report, with hostile text in every field of it. The next output belongs here too."""
+"""Every output of a report, with hostile text in every field. New outputs belong here too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hostile_report(text: str) -> Report:
 
 
 @hostile
-def test_a_page_of_markdown_holds_only_what_the_harness_wrote(text: str) -> None:
+def test_a_markdown_page_contains_only_the_harnesss_own_markup(text: str) -> None:
     report = hostile_report(text)
     for source in (render_markdown(report), render_comparison_markdown(compare_runs(sample_report(), report))):
         page = read_markdown(source)
@@ -107,7 +107,7 @@ def test_an_annotation_is_one_command_with_its_own_name(text: str) -> None:
 
 
 @hostile
-def test_chat_systems_get_plain_lines(text: str) -> None:
+def test_chat_messages_are_plain_lines(text: str) -> None:
     said = announcement(hostile_report(text), exit_code=1, directory=text)["text"]
     assert not UNSEEN.search(said)
     assert re.findall(r"[<>`]|!\[|\]\(|@(?!\u2060)", said) == []
@@ -126,7 +126,7 @@ def test_a_table_has_its_rows_and_computes_nothing(
 
 
 @hostile
-def test_json_gives_the_texts_back(text: str) -> None:
+def test_json_preserves_texts(text: str) -> None:
     if re.search("[\ud800-\udfff]", text):
         text = text.encode("utf-8", "replace").decode()
     report = hostile_report(text)

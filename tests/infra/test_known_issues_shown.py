@@ -1,4 +1,4 @@
-"""A known upstream issue is named in everything that people read of a failed cell."""
+"""A known upstream issue is named in every output about a failed cell."""
 
 from __future__ import annotations
 

@@ -31,6 +31,6 @@ def test_there_is_nothing_to_submit_or_to_cancel_on_this_machine(tmp_path: Path)
         launcher.cancel(RunDir(tmp_path), plan())
 
 
-def test_what_became_of_the_jobs_of_a_cancelled_run_is_one_line() -> None:
-    assert Cancelled(ended=("1",), over=2).text == "1 ended, 2 over already"
+def test_the_jobs_of_a_cancelled_run_are_summarised_in_one_line() -> None:
+    assert Cancelled(ended=("1",), over=2).text == "1 ended, 2 had ended before"
     assert Cancelled(ended=("1",), over=0, left=("1",)).text.endswith("1 not ended by Slurm yet: 1")

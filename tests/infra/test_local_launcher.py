@@ -1,4 +1,4 @@
-"""Agents on this machine, as processes that only say what agents say."""
+"""Agents on this machine, as processes that only write events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.core.stack import ReadyStack, Stack
 from harness.infra import local_launcher
 from harness.infra.local_launcher import at_once, cores, end_without_agent, gpus_here, run_allocations
 
-# Says that it started, waits until as many have, says how many there were, and ends as its name says.
+# Records that it started, waits until `together` agents have, records whether they did, and fails if its name says so.
 AGENT = """
 import json, os, sys, time
 from pathlib import Path
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def ran(run: RunDir, together: int, *names: str, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[Event]:
-    """Events of allocations of these names, in the stack that a name ends with."""
+    """Run allocations of these names, each in the stack that its name ends with; returns their events."""
     allocations = [
         Allocation(name=name, cells=(f"cell-{name}",), stack=name.rpartition("-")[2] if "-" in name else "default")
         for name in names
@@ -79,9 +79,7 @@ def test_agents_of_two_stacks_run_side_by_side_and_share_the_ranks(
     assert [order["parallel_ranks"] for order in orders] == [2, 2]
 
 
-def test_no_more_agents_than_cores_at_once_and_all_have_their_turn(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_agents_than_cores_run_at_once_and_all_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     events = ran(run, 1, "local-a", "local-b", "local-c", monkeypatch=monkeypatch, cores=1)
     assert [event.kind.value for event in events] == ["started", "failed"] * 3
     assert reasons(events) == [f"local-{name} together" for name in "abc"]
@@ -99,7 +97,7 @@ def test_an_agent_that_fails_ends_its_own_cells_with_the_end_of_its_log(
     assert not run.attempt("cell-local-b").result.exists()
 
 
-def test_an_agent_in_a_stack_gets_the_runs_own_code_and_nothing_of_the_callers(
+def test_an_agent_in_a_stack_gets_the_runs_node_code_and_not_the_callers_path(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
@@ -141,7 +139,7 @@ def test_a_stack_that_cannot_be_used_ends_its_cells_as_error(run: RunDir) -> Non
     assert (said["status"], said["reason"]) == ("error", "stack s cannot be used: no uv")
 
 
-def test_stacks_run_one_after_the_other_where_their_agents_would_give_the_same_gpus(tmp_path: Path) -> None:
+def test_stacks_run_one_after_another_where_their_agents_would_assign_the_same_gpus(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert gpus_here(tmp_path) == 3

@@ -15,7 +15,7 @@ CI = {"GITHUB_ACTIONS": "true", "GITLAB_CI": "true", "TF_BUILD": "True", "CI": "
 
 
 def prints_in(source: str) -> list[int]:
-    """Lines that print, or write to a standard stream, by themselves."""
+    """Lines that print or write to a standard stream directly."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -26,7 +26,7 @@ def prints_in(source: str) -> list[int]:
 
 
 def test_nothing_but_the_screen_prints(root: Path) -> None:
-    """Or some text would reach a terminal or a CI log as it is. Programs that other interpreters run are texts here."""
+    """Else text would reach a terminal or a CI log unescaped. Programs for other interpreters are strings here."""
     files = [*(root / "harness/app").glob("*.py"), *(root / "harness/infra").glob("*.py")]
     files += [*(root / "harness/judge").rglob("*.py"), *(root / "harness/plan").rglob("*.py")]
     own = root / "harness/infra/screen.py"
@@ -49,7 +49,7 @@ def test_texts_for_people_are_harmless_in_a_ci_log(name: str, monkeypatch: pytes
     assert SECRET not in stream.getvalue()
 
 
-def test_outside_of_ci_lines_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_ci_lines_are_not_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CI:
         monkeypatch.delenv(name, raising=False)
     stream = io.StringIO()
@@ -62,7 +62,7 @@ def test_secrets_of_the_environment_are_not_shown(monkeypatch: pytest.MonkeyPatc
     assert screen.shown(f"KeyError: {SECRET}") == "KeyError: ***"
 
 
-def test_programs_get_values_as_they_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_for_programs_is_unchanged(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     screen.data('{"a": "::x::"}')
     assert capsys.readouterr().out == '{"a": "::x::"}\n'

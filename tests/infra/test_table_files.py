@@ -14,7 +14,7 @@ from harness.infra.table_files import write_table
 ROWS = [{"cell": 'a "b", c', "value": 1.5}, {"cell": "line\nbreak", "value": None}, {"cell": "", "value": math.inf}]
 
 
-def test_csv_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_csv_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.csv"
     assert write_table(ROWS, "csv", path) == 3
     with path.open(newline="") as stream:
@@ -23,7 +23,7 @@ def test_csv_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_json_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     assert write_table(iter(ROWS), "json", path) == 3
     assert loads(path.read_text()) == ROWS
@@ -58,7 +58,7 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parquet_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_parquet_round_trips(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; nothing needs it")
     assert write_table(ROWS, "parquet", tmp_path / "rows.parquet") == 3
     assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == ROWS

@@ -48,7 +48,7 @@ def test_a_run_that_is_cancelled_while_it_submits_leaves_no_job(cluster: Cluster
     launcher = cluster.start(*RUN)
     at_the_gate(cluster)
     code, said = cluster.run("cancel", "latest")
-    assert (code, "1 ended, 0 over already" in said) == (0, True), said
+    assert (code, "1 ended, 0 had ended before" in said) == (0, True), said
     (cluster.shims / "open").touch()  # and now the second job is made
     output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 3, output
@@ -70,10 +70,10 @@ def test_the_job_of_a_launcher_that_was_killed_before_it_noted_it_is_ended(clust
     known = len(cluster.jobs())
     assert len(cluster.lab.output("squeue", "-h", "-o", "%F").split()) == known + 1
     code, said = cluster.run("cancel", "latest")
-    assert (code, f"{known + 1} ended, 0 over already" in said) == (0, True), said
+    assert (code, f"{known + 1} ended, 0 had ended before" in said) == (0, True), said
     nothing_left(cluster)
     code, said = cluster.run("cancel", "latest")
-    assert (code, f"0 ended, {known + 1} over already" in said) == (0, True), said
+    assert (code, f"0 ended, {known + 1} had ended before" in said) == (0, True), said
 
 
 def test_a_number_that_slurm_has_given_to_another_job_is_left_alone(cluster: Cluster) -> None:
@@ -83,7 +83,7 @@ def test_a_number_that_slurm_has_given_to_another_job_is_left_alone(cluster: Clu
     made = {"time": 0.0, "event": "submitted", "job": name, "allocations": {name: other}}
     append_line(cluster.directory / "events.jsonl", made)
     code, said = cluster.run("cancel", "latest")
-    assert (code, "0 ended, 1 over already" in said) == (0, True), said
+    assert (code, "0 ended, 1 had ended before" in said) == (0, True), said
     assert cluster.lab.output("squeue", "-h", "-o", "%F %T") == f"{other} PENDING"
 
 

@@ -57,8 +57,8 @@ def test_the_doctor_finds_a_running_cluster_well_and_an_unknown_partition(lab: S
     code, output = cluster.run("doctor", "--cluster", "./other.yaml")
     assert code == 3
     for line in (
-        "FAIL  partition         no nowhere  (there are: ",
-        "FAIL  account           you have no nobody",
+        "FAIL  partition         no such partition: nowhere  (partitions: ",
+        "FAIL  account           nobody is not one of your accounts",
         "FAIL  container",
     ):
         assert line in output

@@ -11,13 +11,13 @@ from harness.infra.command import Answer
 from harness.infra.doctor.facts import FAIL, OK, WARN, Check
 from harness.infra.doctor.gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
 from harness.infra.slurm.job_states import minutes
+from harness.infra.stacks.interpreters import OLDEST_PYTHON
 from harness.plan.jobs.cluster import ClusterProfile, Container
 
-OLDEST_PYTHON = (3, 10)
 PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
 LEAST_FREE_BYTES = 1 << 30
-MOST_SKEW_S = 5.0  # timestamps, some of them of files, decide which failure came first
+MOST_SKEW_S = 5.0  # timestamps, including those of files, decide which failure came first
 SHARED_FILESYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
     + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
@@ -25,8 +25,8 @@ SHARED_FILESYSTEMS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interpreter:
-    """The Python that agents run in. `problem` None: it ran, and the other fields are valid."""
+class InterpreterFacts:
+    """The Python that agents run in. The other fields are valid only if `problem` is None."""
 
     path: str
     problem: str | None = None
@@ -41,18 +41,18 @@ class RunFolder:
 
     path: Path
     exists: Path  # the folder itself, or the nearest one above it
-    problem: str | None = None  # why no file can be made there
+    problem: str | None = None  # why no file can be created there
     filesystem: str = "unknown"
     free_bytes: int = 0
-    skew_s: float = 0.0  # time of a file just made there minus this machine's
+    skew_s: float = 0.0  # time of a file just created there minus this machine's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that was probed. Slurm's answers, one per command, are empty for a local profile."""
+    """All probed facts. Slurm's answers, one per command, are empty for a local profile."""
 
-    interpreter: Interpreter | None  # None: it is in a container
-    gpus: Answer | None  # of nvidia-smi -L; None: there is no nvidia-smi
+    interpreter: InterpreterFacts | None  # None: it is in a container
+    gpus: Answer | None  # output of nvidia-smi -L; None: nvidia-smi is not on PATH
     folder: RunFolder
     commands: Mapping[str, Answer] = field(default_factory=dict)
     partitions: Answer = field(default_factory=Answer)  # lines NAME|GRES|TIME LIMIT
@@ -82,7 +82,7 @@ def checks(profile: ClusterProfile, facts: Facts) -> list[Check]:
     return found + list(_folder(profile, facts.folder))
 
 
-def _interpreter(one: Interpreter | None) -> Iterator[Check]:
+def _interpreter(one: InterpreterFacts | None) -> Iterator[Check]:
     if one is None:
         yield Check(WARN, "interpreter", "in the container, not checked", "run a cell of one step to check it")
         return
@@ -92,15 +92,22 @@ def _interpreter(one: Interpreter | None) -> Iterator[Check]:
     version = ".".join(map(str, one.python))
     old = one.python < OLDEST_PYTHON
     needed = ".".join(map(str, OLDEST_PYTHON))
-    yield Check(FAIL if old else OK, "interpreter", f"{one.path}, Python {version}", f"needs {needed}" if old else "")
+    yield Check(
+        FAIL if old else OK,
+        "interpreter",
+        f"{one.path}, Python {version}",
+        f"needs Python {needed} or newer" if old else "",
+    )
     if not one.harness:
-        yield Check(FAIL, "harness", f"{one.path} does not find it", "install it there, or set PYTHONPATH in env")
+        yield Check(
+            FAIL, "harness", f"{one.path} cannot import it", "install it there, or set PYTHONPATH in the profile's env"
+        )
     for package in PACKAGES:
         found = one.versions.get(package)
         if found:
             yield Check(OK, package, found)
         else:
-            yield Check(FAIL, package, f"{one.path} does not have it", "install the extra `node` there")
+            yield Check(FAIL, package, f"not installed for {one.path}", "install the extra `node` there")
 
 
 def _gpus(answer: Answer | None) -> Check:
@@ -108,7 +115,7 @@ def _gpus(answer: Answer | None) -> Check:
         return Check(OK, "GPUs", "no nvidia-smi: ranks train on the CPU over gloo")
     names = answer.text.splitlines()
     if answer.problem or not names:
-        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists none'}", "repair its driver")
+        return Check(FAIL, "GPUs", f"nvidia-smi: {answer.problem or 'lists no GPU'}", "repair the NVIDIA driver")
     return Check(OK, "GPUs", f"{len(names)}: {names[0].partition(' (UUID')[0]}")
 
 
@@ -120,13 +127,17 @@ def _command(name: str, answer: Answer) -> Check:
 
 def _accounting(answer: Answer) -> Check:
     if answer.problem:
-        return Check(WARN, "accounting", f"sacct: {answer.problem}", "runs work: squeue and heartbeats decide")
+        return Check(
+            WARN, "accounting", f"sacct: {answer.problem}", "runs still work: squeue and heartbeats show how jobs end"
+        )
     return Check(OK, "accounting", "sacct answers")
 
 
 def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
     if answer.problem:
-        yield Check(FAIL, "controller", f"sinfo: {answer.problem}", "is slurmctld up? `scontrol ping` shows")
+        yield Check(
+            FAIL, "controller", f"sinfo: {answer.problem}", "check with `scontrol ping` whether slurmctld is up"
+        )
         return
     yield Check(OK, "controller", "sinfo answers")
     rows = [tuple(row.split("|")) for row in answer.text.splitlines()]
@@ -134,7 +145,9 @@ def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
     if profile.partition:
         missing = [name for name in profile.partition.split(",") if name not in known]
         if missing:
-            yield Check(FAIL, "partition", f"no {', '.join(missing)}", f"there are: {', '.join(known)}")
+            yield Check(
+                FAIL, "partition", f"no such partition: {', '.join(missing)}", f"partitions: {', '.join(known)}"
+            )
             return
         yield Check(OK, "partition", profile.partition)
     wanted = profile.partition.split(",") if profile.partition else known
@@ -144,26 +157,27 @@ def _partition(profile: ClusterProfile, answer: Answer) -> Iterator[Check]:
     limits = [minutes(row[2]) for row in ours]
     bounded = [limit for limit in limits if limit is not None]
     if bounded and len(bounded) == len(limits) and profile.time > max(bounded):
-        had = f"{profile.time} minutes asked, at most {max(bounded)} in the partition"
-        yield Check(FAIL, "time", had, "lower time in the profile, or take another partition")
+        had = f"{profile.time} minutes requested, the partition allows {max(bounded)}"
+        yield Check(FAIL, "time", had, "lower time in the profile, or choose another partition")
 
 
 def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
     """Whether any node of the partition has the GPUs that a job asks for; Slurm writes gpu:8 or gpu:h100:8(S:0-1)."""
     nodes = [dict(_gpu_types(gres)) for gres in listed]
     if not any(nodes):
-        fix = "set gpu_flag: none if it does not manage them, or another partition"
+        fix = "set gpu_flag: none if Slurm does not manage the GPUs, or choose another partition"
         return Check(WARN, "GPUs of nodes", "Slurm lists none", fix)
     kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
     most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
     if most < profile.gpus_per_node:
-        had = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} asked, the partition has {_listed(listed)}"
-        return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or take another partition")
+        asked = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} requested per node"
+        had = f"{asked}, the partition has {_listed(listed)}"
+        return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or choose another partition")
     return Check(OK, "GPUs of nodes", _listed(listed))
 
 
 def _gpu_types(gres: str) -> Iterator[tuple[str, int]]:
-    """Type (empty where Slurm's configuration names none) and number of each kind of GPU of a node."""
+    """Type (empty where Slurm's configuration names none) and number of each kind of GPU on a node."""
     for kind, count in re.findall(r"\bgpu:(?:([A-Za-z_][\w.-]*):)?(\d+)", gres):
         yield kind, int(count)
 
@@ -177,7 +191,9 @@ def _account(account: str, answer: Answer) -> Check:
         return Check(WARN, "account", f"{account}: not checked, sacctmgr: {answer.problem}")
     known = sorted(set(answer.text.split()))
     if account.lower() not in known:  # Slurm keeps account names in lower case
-        return Check(FAIL, "account", f"you have no {account}", f"you have: {', '.join(known) or 'none'}")
+        return Check(
+            FAIL, "account", f"{account} is not one of your accounts", f"your accounts: {', '.join(known) or 'none'}"
+        )
     return Check(OK, "account", account)
 
 
@@ -192,26 +208,26 @@ def _container(container: Container, facts: Facts) -> Iterator[Check]:
     elif answer.problem:
         yield Check(FAIL, "container", f"srun --help: {answer.problem}", "run on a login node")
     elif "--container-image" not in answer.text:
-        fix = "have pyxis installed, set container.runtime: apptainer, or take container out of the profile"
-        yield Check(FAIL, "container", "srun knows no --container-image", fix)
+        fix = "have pyxis installed, set container.runtime: apptainer, or remove container from the profile"
+        yield Check(FAIL, "container", "srun has no option --container-image", fix)
     else:
-        yield Check(OK, "container", "srun knows --container-image")
+        yield Check(OK, "container", "srun has the option --container-image")
     yield from container_files(container, facts.missing)
 
 
 def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
     if folder.problem:
-        yield Check(FAIL, "run directory", f"{folder.exists}: {folder.problem}", "name another with --run-dir")
+        yield Check(FAIL, "run directory", f"{folder.exists}: {folder.problem}", "choose another with --run-dir")
         return
-    made = "" if folder.exists == folder.path else ", to be made"
-    yield Check(OK, "run directory", f"{folder.path} can be written{made}")
+    created = "" if folder.exists == folder.path else ", will be created"
+    yield Check(OK, "run directory", f"{folder.path} is writable{created}")
     if profile.kind == "slurm":
         shared = folder.filesystem in SHARED_FILESYSTEMS
-        fix = "" if shared else "all nodes must see it: set run_dir to a shared folder unless they do"
+        fix = "" if shared else "set run_dir to a shared folder, unless every node sees this one"
         yield Check(OK if shared else WARN, "file system", folder.filesystem, fix)
     enough = folder.free_bytes >= LEAST_FREE_BYTES
     fix = "" if enough else f"needs {LEAST_FREE_BYTES >> 30} GiB: delete old runs"
     yield Check(OK if enough else FAIL, "disk space", f"{folder.free_bytes / (1 << 30):.1f} GiB free", fix)
     apart = abs(folder.skew_s) > MOST_SKEW_S
     fix = "synchronise both clocks with NTP: timestamps decide which failure came first" if apart else ""
-    yield Check(WARN if apart else OK, "clock", f"file times are {folder.skew_s:+.1f} s from this machine's", fix)
+    yield Check(WARN if apart else OK, "clock", f"file times minus this machine's clock: {folder.skew_s:+.1f} s", fix)

@@ -12,7 +12,7 @@ from typing import Any
 from harness.infra.command import Answer
 from harness.infra.doctor.gpu_checks import GpuFacts, TorchFacts
 
-PATIENCE_S = 120.0  # torch and Transformer Engine from a cold shared file system
+PATIENCE_S = 120.0  # to import torch and Transformer Engine from a cold shared file system
 _PROGRAM = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -55,20 +55,20 @@ def probe_gpus(python: str | None, env: Mapping[str, str], ask: Ask, system: Pat
 
 
 def probe_torch(python: str, env: Mapping[str, str], ask: Ask) -> TorchFacts | Answer:
-    """Facts of torch in an interpreter: it is imported, and CUDA's devices are listed."""
+    """Imports torch in an interpreter and lists its CUDA devices; returns the Answer if the command fails."""
     answer = ask([python, "-c", _PROGRAM], env, PATIENCE_S)
     if answer.problem:
         return answer
     try:
-        said: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
+        output: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
     except (ValueError, IndexError):
-        return Answer(problem="does not answer like a Python")
-    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+        return Answer(problem="unexpected output: not a Python interpreter?")
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in output.items()}
     return TorchFacts(**facts)
 
 
 def infiniband_ports(folder: Path) -> dict[str, str]:
-    """Device/port -> state and rate, e.g. mlx5_0/1 -> "ACTIVE, 400 Gb/sec (4X NDR)"; also those of RoCE."""
+    """Device/port -> state and rate, e.g. mlx5_0/1 -> "ACTIVE, 400 Gb/sec (4X NDR)"; includes RoCE."""
     found = {}
     for port in sorted(folder.glob("*/ports/*")):
         state, rate = (_read(port / name) for name in ("state", "rate"))

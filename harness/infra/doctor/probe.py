@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.infra.command import ask
-from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, Interpreter, RunFolder
+from harness.infra.doctor.checks import COMMANDS, PACKAGES, Facts, InterpreterFacts, RunFolder
 from harness.infra.doctor.gpu_probe import probe_gpus
 from harness.infra.file_system import MOUNTS, kind_of
 from harness.infra.slurm.client import SlurmClient
@@ -34,7 +34,7 @@ print(json.dumps({"python": sys.version_info[:2], "harness": importlib.util.find
 
 
 def probe(profile: ClusterProfile, folder: Path) -> Facts:
-    """Everything the checks of this profile need. Makes no folder; the one file that it makes is removed."""
+    """Collects the facts that the checks of this profile need. Creates no folder; its one temporary file is removed."""
     python = None if profile.container else profile.python or sys.executable
     interpreter = None if python is None else probe_interpreter(python, profile.env)
     gpus = ask(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
@@ -65,26 +65,26 @@ def named_paths(profile: ClusterProfile) -> list[str]:
 
 
 def environment_with(env: Mapping[str, str | None]) -> dict[str, str]:
-    """This machine's environment with that of a profile."""
+    """This machine's environment, overridden by a profile's variables."""
     return {**os.environ, **{name: value for name, value in env.items() if value is not None}}
 
 
-def probe_interpreter(python: str, env: Mapping[str, str | None]) -> Interpreter:
-    """Runs it as a job would, with the profile's environment, and reads package metadata: nothing is imported."""
+def probe_interpreter(python: str, env: Mapping[str, str | None]) -> InterpreterFacts:
+    """Runs an interpreter as a job would, with the profile's environment; reads package metadata, imports nothing."""
     answer = ask([python, "-c", _PROGRAM, *PACKAGES], environment_with(env))
     if answer.problem:
-        return Interpreter(path=python, problem=answer.problem)
+        return InterpreterFacts(path=python, problem=answer.problem)
     try:
-        said = json.loads(answer.text)
+        facts = json.loads(answer.text)
     except ValueError:
-        return Interpreter(path=python, problem="does not answer like a Python")
-    return Interpreter(
-        path=python, python=tuple(said["python"]), harness=said["harness"], versions=dict(said["versions"])
+        return InterpreterFacts(path=python, problem="unexpected output: not a Python interpreter?")
+    return InterpreterFacts(
+        path=python, python=tuple(facts["python"]), harness=facts["harness"], versions=dict(facts["versions"])
     )
 
 
 def probe_folder(path: Path) -> RunFolder:
-    """Facts of the folder, or of its nearest existing parent: is it writable, its file system, its clock."""
+    """Facts about a folder or its nearest existing parent: whether it is writable, its file system, space and clock."""
     exists = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
     try:
         with tempfile.NamedTemporaryFile(dir=exists, prefix=".doctor-") as stream:

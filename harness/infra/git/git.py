@@ -38,7 +38,7 @@ _OF_ANOTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git s
 def run(
     repository: Path, *arguments: str, stdin: str = "", timeout_s: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; the caller reads its exit status. InfrastructureError when it does not end by itself."""
+    """Run a command; the caller reads its exit status. InfrastructureError if it cannot start or times out."""
     settings = (*_SETTINGS, *_without_programs(repository, timeout_s))
     return _run(repository, settings, arguments, stdin, timeout_s)
 
@@ -56,7 +56,7 @@ def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
 def _run(
     repository: Path, settings: Sequence[Setting], arguments: Sequence[str], stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    # By environment variables: a name may hold "=", and `-c name=value` would be split there.
+    # Passed in environment variables: a name may contain "=", and `-c name=value` would be split there.
     values = {f"HARNESS_GIT_VALUE_{number}": value for number, (_, value) in enumerate(settings)}
     options = [f"--config-env={name}={variable}" for (name, _), variable in zip(settings, values)]
     try:
@@ -70,11 +70,11 @@ def _run(
             env={**environment(), **values, "GIT_ALLOW_PROTOCOL": ":".join(_transports())},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"git {arguments[0]} did not end well: {redacted(str(error))}") from error
+        raise InfrastructureError(f"git {arguments[0]} failed: {redacted(str(error))}") from error
 
 
 def _transports() -> list[str]:
-    """For GIT_ALLOW_PROTOCOL, which overrides every configuration; what the caller's environment forbids stays so."""
+    """For GIT_ALLOW_PROTOCOL, which overrides every configuration; never more than the caller's environment allows."""
     asked = os.environ.get("GIT_ALLOW_PROTOCOL")
     return [name for name in _TRANSPORTS if asked is None or name in asked.split(":")]
 
@@ -94,7 +94,7 @@ def end_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """A URL for display, without user and password; the user of ssh, which is no secret, stays."""
+    """A URL for display, without user and password; an ssh user, which is no secret, is kept."""
     if url.startswith(("http://", "https://")):
         return re.sub(r"^(https?://)[^/]*@", r"\1", url)
     return re.sub(r"^([a-z+]+://[^/:@]*):[^/]*@", r"\1@", url)

@@ -1,4 +1,4 @@
-"""A repository's history as git has it: the commits between two, their contents and their authors."""
+"""Reads a repository's history from git: the commits between two, their contents and their authors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Repository:
         return int(added), int(removed)
 
     def about(self, commit: str) -> About:
-        form = "%x00".join(("%s", "%an", "%cI", "%P"))  # no text of a commit can hold NUL, and any can be empty
+        form = "%x00".join(("%s", "%an", "%cI", "%P"))  # no text of a commit can contain NUL, and any can be empty
         shown = git.output(self.path, "show", "--no-patch", f"--format={form}", commit)
         subject, author, date, parents = shown.removesuffix("\n").split("\0")
         return About(subject=subject, author=author, date=date, parents=tuple(parents.split()))
@@ -68,7 +68,7 @@ class Repository:
         return dict(zip(asked, known, strict=True))
 
     def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-        """A text per commit that is equal exactly where the contents of the paths are."""
+        """A text per commit; two texts are equal if and only if the contents of the paths are."""
         names = [[f"{commit}:{path}" for path in paths] for commit in commits]
         known = self.objects(name for of_commit in names for name in of_commit)
         return {commit: " ".join(known[name] for name in of_commit) for commit, of_commit in zip(commits, names)}

@@ -1,7 +1,7 @@
-"""The history of runs: an SQLite file, and the only file of the harness that touches it (docs/history.md).
+"""The history of runs, an SQLite file (docs/history.md); no other module opens it.
 
 On a local disk the journal is a write-ahead log: readers and one writer work side by side. That log needs
-memory shared between processes, which network file systems do not have; there SQLite's rollback journal is used.
+memory shared between processes, which network file systems lack; there SQLite's rollback journal is used.
 A writer waits for others and takes the write lock before it reads, so that no transaction has to be retried.
 """
 
@@ -39,10 +39,10 @@ class CellHistory:
     run_id: str
     started: str
     version: str
-    since_run: str  # first run of the unbroken row of equal outcomes, green or red
+    since_run: str  # first run of the current streak of one colour, green or red
     since: str  # when it started
     since_version: str
-    before_version: str  # of the last run before that row, which had the other colour; empty when there is none
+    before_version: str  # of the last run before the streak, which had the other colour; empty when there is none
     before_run: str
     before: str  # when that one started
 
@@ -82,7 +82,7 @@ class History:
         )
 
     def cell_histories(self, matrix: str, device: str, before: str) -> dict[str, CellHistory]:
-        """Name of a cell -> its outcomes in the runs of a matrix that started before a moment (ISO, UTC)."""
+        """Name of a cell -> its history in the runs of a matrix that started before a moment (ISO, UTC)."""
         rows = self.connection.execute(_CELL_HISTORIES, {"matrix": matrix, "device": device, "before": before})
         return {
             row["name"]: CellHistory(**{key: row[key] or "" for key in CellHistory.__dataclass_fields__})
@@ -121,7 +121,7 @@ class History:
                 self.connection.executemany("DELETE FROM runs WHERE id = ?", [(row["id"],) for row in found])
                 self.connection.execute("DELETE FROM series WHERE id NOT IN (SELECT series FROM cells)")
         if found and not dry_run:
-            with suppress(sqlite3.OperationalError):  # a reader is active: later rows reuse the room
+            with suppress(sqlite3.OperationalError):  # a reader is active: later rows reuse the space
                 self.connection.execute("VACUUM")
         return [row["run_id"] for row in found]
 
@@ -156,7 +156,7 @@ JOIN runs fr ON fr.id = f.run
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a history; an empty file counts, since its first writer may just have made it."""
+    """Whether there is a history. An empty file is none: its first writer may just have created it."""
     return path.is_file() and path.stat().st_size > 0
 
 
@@ -169,7 +169,7 @@ def opened(path: Path, *, write: bool) -> Iterator[History]:
     program wrote it.
     """
     if not write and not is_there(path):
-        hint = "runs record themselves at their end; `harness history import RUN...` adds older ones"
+        hint = "every run is recorded at its end; `harness history import RUN...` adds older ones"
         raise InputError(Problem(message="there is no history", file=str(path), hint=hint))
     try:
         if write:
@@ -179,7 +179,7 @@ def opened(path: Path, *, write: bool) -> Iterator[History]:
             if write:
                 _prepare(connection, path)
             else:
-                connection.executescript(_SOUND)
+                connection.executescript(_VALID_ROWS)
             yield History(connection)
     except (sqlite3.Error, OSError) as error:
         raise HistoryError(f"history {path}: {error}") from error
@@ -193,8 +193,8 @@ def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
     return connection
 
 
-# Views of a reader, in place of the tables of the same names.
-_SOUND = "".join(
+# Views that hide the tables of the same names from a reader.
+_VALID_ROWS = "".join(
     f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
     f"WHERE strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started{more};"
     for table, more in (("runs", ""), ("cells", f" AND outcome IN ({', '.join(repr(one.value) for one in Outcome)})"))
@@ -206,14 +206,14 @@ def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
     known = _version(connection)
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables >= _TABLES and (tables or known or not write):
-        hint = "name another file with --history"
-        raise InputError(Problem(message="is no history of the harness", file=str(path), hint=hint))
+        hint = "choose another file with --history"
+        raise InputError(Problem(message="is not a history of the harness", file=str(path), hint=hint))
     if known > len(MIGRATIONS):
         found = f"tables of version {known}"
         allowed = f"at most version {len(MIGRATIONS)}"
-        hint = "a newer harness wrote it: use that one, or another file with --history"
+        hint = "use that harness, or another file with --history"
         raise InputError(
-            Problem(message="is of a newer harness", file=str(path), found=found, allowed=allowed, hint=hint)
+            Problem(message="was written by a newer harness", file=str(path), found=found, allowed=allowed, hint=hint)
         )
 
 
@@ -233,7 +233,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _set_journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Changing the journal mode needs exclusive access, and SQLite does not wait for that."""
+    """Retries: changing the journal mode needs exclusive access, for which SQLite does not wait."""
     deadline = time.monotonic() + WAIT_S
     while connection.execute("PRAGMA journal_mode").fetchone()[0] != mode.lower():
         try:
@@ -257,7 +257,7 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _stored(value: Any) -> Any:
-    """SQLite stores UTF-8: a lone surrogate, which a message may hold, is stored as an escape such as \\ud800."""
+    """SQLite stores UTF-8: a lone surrogate, which a message may contain, is stored as an escape such as \\ud800."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
 """The queries of the history, as SQL; harness/infra/history/database.py executes them.
 
-Each first picks runs or points by an index, newest first, and reads the rest for those only: so a listing takes
-as long as what it shows, not as the history. Values of users are always bound parameters.
+Each first picks runs or points by an index, newest first, and reads the rest for those only: the time of a
+listing grows with what it shows, not with the history. Values from users are always bound parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Filters:
 
     matrix: str = ""  # pattern
     cell: str = ""  # pattern over names and ids
-    stack: str = ""  # pattern over the names of stacks and what they were
+    stack: str = ""  # pattern over names and versions of stacks
     outcome: str = ""
     since: str = ""  # this moment or later
     until: str = ""  # before this moment
@@ -44,7 +44,7 @@ class Filters:
 
 
 def listing(what: str, wanted: Filters) -> Query:
-    """One of LISTINGS."""
+    """The query for one of LISTINGS."""
     return {"runs": _runs, "cells": _cells, "outcomes": _outcomes, "findings": _findings, "metrics": _metrics}[what](
         wanted
     )
@@ -61,13 +61,13 @@ def _values(wanted: Filters) -> dict[str, object]:
 def _conditions(wanted: Filters, *, runs: bool) -> str:
     """The WHERE clause on the tables c (cells) and s (series), or r (runs)."""
     moment, matrix = ("r.started", "r.matrix") if runs else ("c.started", "s.matrix")
-    said = {
+    conditions = {
         "since": f"{moment} >= :since",
         "until": f"{moment} < :until",
         "matrix": f"{matrix} GLOB :matrix",
     }
-    said |= {} if runs else _of_cells()
-    found = [text for name, text in said.items() if getattr(wanted, name)]
+    conditions |= {} if runs else _of_cells()
+    found = [text for name, text in conditions.items() if getattr(wanted, name)]
     if runs and (wanted.cell or wanted.stack or wanted.outcome):
         inner = " AND ".join(text for name, text in _of_cells().items() if getattr(wanted, name))
         found.append(f"EXISTS (SELECT 1 FROM cells c JOIN series s ON s.id = c.series WHERE c.run = r.id AND {inner})")
@@ -196,10 +196,10 @@ def trail(series: int, since: str, most: int) -> Query:
     )
 
 
-def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryAsked) -> Query:
-    """Green runs of cells by id, except one run: at most `asked.runs` per cell and hardware, the newest first.
+def baseline(matrix: str, cells: Sequence[str], except_run: str, asked: HistoryAsked) -> Query:
+    """Green runs of cells by id, except `except_run`: at most `asked.runs` per cell and hardware, the newest first.
 
-    Of any version of their stack, which the column `version` names. Seconds as compared_seconds of judge has them.
+    Of any version of their stack, see the column `version`. Seconds are those that compared_seconds (judge) compares.
     """
     return (
         f"""SELECT * FROM (
@@ -213,7 +213,7 @@ def baseline(matrix: str, cells: Sequence[str], before_run: str, asked: HistoryA
         {
             "cells": dumps(list(cells)),
             "matrix": matrix,
-            "run": before_run,
+            "run": except_run,
             "since": asked.since,
             "runs": asked.runs,
         },

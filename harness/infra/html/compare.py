@@ -15,7 +15,7 @@ _MOST_CELLS = 200  # rows per table
 
 
 def render_comparison_html(comparison: Comparison) -> str:
-    """The page, which is deterministic."""
+    """The comparison as one HTML document. Deterministic."""
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
     environment.filters.update(place=place_words, details=details, clip=clipped, moved=_moved)
     compared = numbers(comparison)

@@ -1,4 +1,4 @@
-"""Values as the short text of pages: template filters, all pure."""
+"""Template filters that turn values into short text. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def plain_text(value: Any) -> str:
 
 
 def has_values(finding: Finding) -> bool:
-    """Whether a finding compares values; None is a value where another was expected."""
+    """Whether a finding compares values; with a bound, None is an observed value."""
     return finding.measured is not None or finding.bound is not None
 
 
@@ -89,7 +89,7 @@ def clipped(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def tail(text: str) -> str:
-    """The end of a traceback, which has the cause."""
+    """The end of a traceback, which names the cause."""
     return text if len(text) <= _MAX_TRACEBACK else f"… (the log has the beginning)\n{text[-_MAX_TRACEBACK:]}"
 
 

@@ -20,7 +20,7 @@ from harness.judge.history.trends import Day, Point, calendar_rows, days_between
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MOST_LISTED = 300  # cells in the table
-MOST_DAYS_OF = 80  # cells in the calendar
+MOST_IN_CALENDAR = 80  # cells in the calendar
 MOST_DAYS = 120  # newest days in the calendar
 MOST_TRENDS = 12  # cells with trends
 _POINTS = 120  # newest points of a trend
@@ -44,14 +44,14 @@ class Trend:
 
 
 def render_history(history: History, wanted: Filters, *, days: int, now: str) -> str:
-    """The page of the last `days` before `now` (ISO, UTC). Deterministic.
+    """The history page of the `days` days before `now` (ISO, UTC). Deterministic.
 
     Worst cells come first, up to the limits above; `wanted` filters cells.
     """
     until = wanted.until or now
     since = wanted.since or (datetime.strptime(until, _STAMP) - timedelta(days=days)).strftime(_STAMP)
     cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
-    shown = [cell["series"] for cell in cells[:MOST_DAYS_OF]]
+    shown = [cell["series"] for cell in cells[:MOST_IN_CALENDAR]]
     (total,) = history.rows(totals(since))
     dates = days_between(max(since, total["first"] or since)[:10], until[:10])[-MOST_DAYS:]
     past = _past(history, cells)
@@ -74,13 +74,12 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str) ->
         narrowed=_narrowed(wanted),
         marks=OUTCOME_MARKS,
         outcome=Outcome,
-        days_of=MOST_DAYS_OF,
     )
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellHistory]:
-    """Series -> since when it fails, for cells that fail now."""
+    """Series -> its history, for cells that fail now."""
     failing = {(cell["matrix"], cell["device"]) for cell in cells if cell["last"] == "FAIL"}
     known = {key: history.cell_histories(*key, "9999") for key in failing}
     found = {cell["series"]: known.get((cell["matrix"], cell["device"]), {}).get(cell["cell"]) for cell in cells}
@@ -105,7 +104,7 @@ def _figures(cell: str, seen: Sequence[Point]) -> Iterator[Figure]:
     for name, title, unit, factor in (
         ("step_p50_s", "Step time", "ms, median of a run's steps", 1000.0),
         ("tokens_per_s", "Tokens/s", "real tokens per second and rank", 1.0),
-        ("loss_drift", "Loss drift", "largest relative difference from the reference over a run's steps", 1.0),
+        ("loss_drift", "Loss drift", "largest relative difference from the control over a run's steps", 1.0),
     ):
         spots = _trend_points(seen, name, factor)
         if any(math.isfinite(spot.value) for spot in spots):

@@ -27,5 +27,5 @@ def anchor(cell_id: str) -> str:
 
 
 def is_control(cell: ReportCell) -> bool:
-    """Whether the cell is a control, with which others are compared: it has no reference itself."""
+    """Whether the cell is a control, with which others are compared."""
     return cell.role == "reference" or cell.reference is None

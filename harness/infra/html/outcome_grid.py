@@ -1,4 +1,4 @@
-"""The grid of outcomes: layouts by data paths, one mark per cell. Pure."""
+"""Lays out the grid of outcomes, layouts by data paths, one mark per cell. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Chip:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Layouts by data paths; for one data path on several stacks, layouts by stacks with the longer side as rows."""
+    """Layouts by data paths; for one data path on several stacks, layouts by stacks, the longer side as rows."""
 
     title: str  # the data path; empty when columns are data paths
     corner: str  # header of the row names
@@ -81,7 +81,7 @@ def _axes_of(item: ReportCell | ReportRejected) -> dict[str, Any]:
 
 
 def _usual(all_axes: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The most frequent value of each axis that varies; the first one of a tie."""
+    """The most frequent value of each axis that varies; on a tie the first."""
     seen: dict[str, Counter[str]] = {}
     for axes in all_axes:
         for name, value in axes.items():

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from harness.core.text.escaping import html_text
 
-# Placeholder colours, all distinct: the renderer's output is searched for them.
+# Distinct placeholder colours, replaced by CSS variables in the renderer's output.
 _COLOURS = {
     "ink": "#57606b",
     "grid": "#d9dee4",

@@ -1,4 +1,4 @@
-"""The picture of the cu_seqlens and max_seqlen that each rank received: stage by tensor-parallel rank. Pure."""
+"""Lays out the cu_seqlens and max_seqlen that each rank received, stages by tensor-parallel ranks. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RankPicture:
 
 
 def rank_picture(cell: ReportCell, budget: int) -> RankPicture:
-    """The picture of one cell with at most `budget` squares; planes with bad ranks are drawn first."""
+    """The picture of one cell with at most `budget` squares; planes with bad ranks take precedence."""
     groups: dict[tuple[int, int], list[RankView]] = defaultdict(list)
     for view in cell.ranks:
         groups[view.place.dp, view.place.cp].append(view)
@@ -74,7 +74,7 @@ def rank_picture(cell: ReportCell, budget: int) -> RankPicture:
             used += len(views)
     drawn.sort(key=lambda item: item[0])
     values = _values(view for _, views in drawn for view in views)
-    planes = [_plane(key, views, values, alone=len(groups) == 1) for key, views in drawn]
+    planes = [_plane(key, views, values, single=len(groups) == 1) for key, views in drawn]
     return RankPicture(planes=planes, values=list(values.values()), left_out=_left_out(ordered, drawn), squares=used)
 
 
@@ -88,7 +88,7 @@ def _left_out(ordered: Sequence[Any], drawn: Sequence[Any]) -> str:
     if not missing:
         return ""
     ranks, bad = sum(len(views) for views in missing), sum(_wrong(views) for views in missing)
-    state = f"{bad} of their groups have ranks that are not ok" if bad else "all of them are ok"
+    state = f"{bad} of their (dp, cp) groups have ranks that are not ok" if bad else "all of them are ok"
     return f"{ranks} more ranks are omitted to keep this file small; {state}. report.json has every rank."
 
 
@@ -137,7 +137,7 @@ def _segments(cu_seqlens: tuple[int, ...] | None) -> list[tuple[float, float]]:
     return [(round(100 * a / total, 2), round(100 * (b - a) / total, 2)) for a, b in itertools.pairwise(cu_seqlens)]
 
 
-def _plane(key: tuple[int, int], views: list[RankView], values: dict[Any, ReceivedValue], *, alone: bool) -> Plane:
+def _plane(key: tuple[int, int], views: list[RankView], values: dict[Any, ReceivedValue], *, single: bool) -> Plane:
     columns = sorted({view.place.tp for view in views})
     by_place = {(view.place.pp, view.place.tp): view for view in views}
     rows: list[tuple[str, str, list[RankSquare | None]]] = []
@@ -146,7 +146,7 @@ def _plane(key: tuple[int, int], views: list[RankView], values: dict[Any, Receiv
         layers = next((view.layers for view in found if view is not None and view.layers), [])
         squares = [_square(view, values) if view is not None else None for view in found]
         rows.append((f"stage {stage}", _layers(layers), squares))
-    return Plane(title="" if alone else f"dp {key[0]}, cp {key[1]}", columns=columns, rows=rows)
+    return Plane(title="" if single else f"dp {key[0]}, cp {key[1]}", columns=columns, rows=rows)
 
 
 def _square(view: RankView, values: dict[Any, ReceivedValue]) -> RankSquare:

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_FINDINGS = 12  # per cell
 _OPEN_FAILURES = 8  # failing cells shown expanded
-_OPEN_OF_CLASS = 2  # of them per probable class of fault
+_OPEN_OF_CLASS = 2  # of them per fault class
 _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # rank squares per failing cell
 _PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
-_STACKS_NAMED = 3  # in the banner; of more it shows the number
+_STACKS_NAMED = 3  # in the banner; if there are more, only their number
 _DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
 
 
@@ -149,7 +149,7 @@ def _details(report: Report) -> tuple[list[Detail], int]:
 
 
 def _fault_of(cell: ReportCell, first: Finding | None) -> str:
-    """The probable class of fault by the cell's first finding."""
+    """The fault class of the cell's first finding."""
     fallback = "infrastructure" if cell.outcome is Outcome.ERROR else "unclassified"
     return (first.fault_class if first else None) or fallback
 
@@ -168,7 +168,7 @@ def _other_pictures(report: Report, shown: set[str], budget: int) -> tuple[list[
 
 
 def _classes(failures: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
-    """Failing cells by probable class of fault, the largest class first."""
+    """Failing cells by fault class, the largest class first."""
     classes: dict[str, list[Detail]] = {}
     for detail in failures:
         classes.setdefault(detail.fault, []).append(detail)
@@ -192,8 +192,8 @@ def _sentence(report: Report) -> str:
 
 def _started(report: Report) -> str:
     """Start of the run, from provenance or else the run id; empty when unknown."""
-    if isinstance(said := report.provenance.get("started"), str):
-        return said
+    if isinstance(started := report.provenance.get("started"), str):
+        return started
     stamp = re.search(r"\d{8}T?\d{6}Z?", report.run_id)
     return stamp.group() if stamp else ""
 

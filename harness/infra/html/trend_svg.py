@@ -15,8 +15,8 @@ from harness.core.text.escaping import html_text
 
 _WIDTH, _HEIGHT = 380.0, 170.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 20.0, 24.0
-_LABEL = 64.0  # width of a version's name
-_DIGITS = 12  # characters of it
+_LABEL = 64.0  # width of a version's label
+_DIGITS = 12  # characters of its name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class TrendPoint:
     value: float
     title: str  # tooltip
     bad: bool = False  # drawn as a cross
-    mark: str = ""  # a version that begins here
+    mark: str = ""  # name of a version that starts here
 
 
 def trend(spots: Sequence[TrendPoint], *, alt: str, log: bool = False) -> str:
@@ -78,7 +78,7 @@ def _linear_axis(spots: Sequence[TrendPoint]) -> _Axis:
 
 
 def _nice(most: float) -> float:
-    """The largest of 1, 2, 5 times a power of ten that is not larger."""
+    """The largest 1, 2 or 5 times a power of ten that is at most `most`."""
     power = 10.0 ** math.floor(math.log10(most))
     return max(power * factor for factor in (1, 2, 5) if power * factor <= most * 1.001)
 

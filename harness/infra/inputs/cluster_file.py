@@ -59,12 +59,12 @@ def read_cluster(name: str, base: Path, beside: Path, origin: Problem) -> tuple[
         return LOCAL, None
     known = sorted({path.stem for folder in folders(beside) for path in folder.glob("*.yaml")} | {LOCAL.name})
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"profiles are looked for in {_listed(folders(beside))}"
+    hint = f"did you mean {near[0]!r}?" if near else f"profiles are searched in {_listed(folders(beside))}"
     raise InputError(_problem(origin, "no such cluster profile", found=repr(name), allowed=", ".join(known), hint=hint))
 
 
 def folders(beside: Path) -> list[Path]:
-    """Search path of profiles: HARNESS_CLUSTERS, beside the matrix, here, the shipped ones."""
+    """Folders searched for profiles: HARNESS_CLUSTERS, beside the matrix, matrices/clusters here, the shipped one."""
     own = [expanded(part) for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
     places = [*own, beside / "clusters", Path("matrices/clusters"), shipped("matrices") / "clusters"]
     return list({place.resolve(): place for place in reversed(places) if place.is_dir()}.values())[::-1]

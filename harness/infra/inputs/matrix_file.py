@@ -1,4 +1,4 @@
-"""From a path to a Matrix: reads the YAML file, and the CSV of document lengths it may name."""
+"""Reads a matrix file, and the CSV of document lengths that it may name, into a Matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.plan.matrix.load import Matrix, load
 from harness.plan.matrix.problems import shown
 
 _LENGTH = re.compile(r"[0-9]{1,20}")
-_MOST_PROBLEMS = 20  # reported of one file
+_MOST_PROBLEMS = 20  # reported per file
 
 
 def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values) -> Matrix:
@@ -30,7 +30,7 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
     return load(
         change(source.values),
         file=source.file,
-        path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps links
+        path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps symbolic links
         lines=source.lines,
         read_lengths=lambda name: read_lengths(path.parent / name),
     )
@@ -57,7 +57,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         if len(problems) == _MOST_PROBLEMS:
             break
     if not lengths and not problems:
-        problems.append(Problem(message="holds no document length", file=str(path)))
+        problems.append(Problem(message="contains no document length", file=str(path)))
     if len(lengths) > MOST_LENGTHS:
         found, hint = f"{len(lengths):,} lengths", "keep as many as steps x global_batch take"
         allowed = f"at most {MOST_LENGTHS:,}"

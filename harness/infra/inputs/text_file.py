@@ -1,4 +1,4 @@
-"""Reads text files that the user, or a file of the user, names: whole, and up to a size."""
+"""Reads text files named by the user, or by a file of the user, up to a size limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise InputError(Problem(message=f"cannot be read: {reason}", file=str(path))) from error
     if b"\0" in content:
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
-        raise InputError(Problem(message="not a text file: it holds a NUL character", file=str(path), line=line))
+        raise InputError(Problem(message="not a text file: it contains a NUL character", file=str(path), line=line))
     try:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -35,7 +35,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def expanded(name: str) -> Path:
-    """A path with `~` and `~user` expanded; InputError where the system knows no such user."""
+    """A path with `~` and `~user` expanded; InputError if there is no such user."""
     try:
         return Path(name).expanduser()
     except (RuntimeError, ValueError) as error:
@@ -53,7 +53,7 @@ def _content(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InputError(Problem(message="cannot be read: not a regular file", file=str(path)))
-        content = stream.read(most_bytes + 1)  # not by its size: files of /proc have none, and a file can grow
+        content = stream.read(most_bytes + 1)  # not st_size: it is 0 in /proc, and a file can grow
     if len(content) > most_bytes:
         raise InputError(Problem(message="the file is too large", file=str(path), allowed=f"{most_bytes:,} bytes"))
     return content

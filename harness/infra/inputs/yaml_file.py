@@ -41,7 +41,7 @@ class YamlFile:
 
 
 def read(path: Path) -> YamlFile:
-    """Read one YAML 1.2 document; InputError with file and line for anything that is not one, or is out of bounds."""
+    """Read one YAML 1.2 document; InputError with file and line for anything else, or beyond a limit."""
     file = str(path)
     text = read_text(path, MOST_BYTES)
     lines: dict[KeyPath, int] = {}
@@ -58,7 +58,7 @@ def read(path: Path) -> YamlFile:
         raise InputError(_marked_problem(error, file)) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"not valid YAML: it holds the character U+{error.character:04X}, which YAML does not allow"
+        message = f"not valid YAML: it contains the character U+{error.character:04X}, which YAML does not allow"
         raise InputError(Problem(message=message, file=file, line=line)) from error
     except YAMLError as error:
         raise InputError(Problem(message=f"not valid YAML: {error}", file=file)) from error
@@ -89,20 +89,20 @@ class _BoundedComposer(Composer):
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader=loader)
         self.warn_double_anchors = False  # YAML allows an anchor to be redefined
-        self._nodes = self._inside = 0
+        self._nodes = self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.parser.peek_event()
         self._nodes += 1
         if self._nodes > MOST_NODES:
             raise _OutOfBoundsError("too many values", f"{MOST_NODES:,} keys, values and items", event.start_mark)
-        if self._inside >= MOST_DEPTH:
+        if self._depth >= MOST_DEPTH:
             raise _OutOfBoundsError("nested too deeply", f"{MOST_DEPTH} levels", event.start_mark)
         if isinstance(event, ScalarEvent):
             _check_text(event)
-        self._inside += 1
+        self._depth += 1
         node = super().compose_node(parent, index)
-        self._inside -= 1
+        self._depth -= 1
         if isinstance(node, ScalarNode) and str(node.tag).endswith(_NUMBERS) and len(node.value) > MOST_DIGITS:
             raise _OutOfBoundsError(
                 f"a number of {len(node.value)} characters", f"{MOST_DIGITS} characters", node.start_mark
@@ -115,12 +115,13 @@ def _check_text(event: ScalarEvent) -> None:
         found = f"a text of {len(event.value):,} characters"
         raise _OutOfBoundsError(found, f"{MOST_CHARACTERS:,} characters", event.start_mark)
     odd = next((char for char in event.value if char == "\0" or "\ud800" <= char <= "\udfff"), None)
-    if odd is not None:  # by an escape: no file, command or report can hold it
-        raise _OutOfBoundsError(f"a text with U+{ord(odd):04X}", "no NUL and no half of a pair", event.start_mark)
+    if odd is not None:  # from an escape: no file, command or report can contain it
+        problem = f"a text with U+{ord(odd):04X}, which is NUL or half of a surrogate pair"
+        raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 class _PlacingConstructor(SafeConstructor):
-    """Adds the position to errors of values that cannot be built, e.g. the date 2026-99-99."""
+    """Adds the position to the error for a value that cannot be built, e.g. the date 2026-99-99."""
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
@@ -147,7 +148,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _count(node: Node | None, sizes: dict[int, int], inside: tuple[int, ...]) -> int:
-    """Number of nodes of this subtree, aliases expanded. `inside`: ids of the nodes around it."""
+    """Number of nodes of this subtree, aliases expanded. `inside`: ids of its ancestors."""
     if node is None:
         return 0
     if id(node) in inside:

@@ -12,7 +12,7 @@ from harness.judge.report.model import Report
 from harness.judge.report.render_markdown import render_markdown
 
 MOST_BYTES = 1024 * 1024  # of the summary of one step
-_LEAST_BYTES = 512  # a shorter summary would hold nothing useful
+_LEAST_BYTES = 512  # a shorter summary is of no use
 
 
 def write_ci_output(report: Report, environment: Mapping[str, str], stream: TextIO | None = None) -> None:
@@ -28,7 +28,7 @@ def write_ci_output(report: Report, environment: Mapping[str, str], stream: Text
         try:
             _append(Path(summary), report)
         except OSError as error:
-            screen.err(f"harness: the job summary is not written: {error}")
+            screen.err(f"harness: cannot write the job summary: {error}")
 
 
 def _in_workspace(file: str, workspace: str) -> str:
@@ -38,9 +38,9 @@ def _in_workspace(file: str, workspace: str) -> str:
 
 
 def _append(path: Path, report: Report) -> None:
-    """GitHub drops a summary that is too large as a whole, with what earlier commands of the step wrote."""
+    """Append within the limit: GitHub drops all of a summary that is too large, also what earlier commands wrote."""
     room = MOST_BYTES - (path.stat().st_size if path.exists() else 0) - _LEAST_BYTES
     if room < _LEAST_BYTES:
-        raise OSError(f"{path} has no room left of {MOST_BYTES} bytes")
+        raise OSError(f"{path} has reached the limit of {MOST_BYTES} bytes")
     with path.open("a", encoding="utf-8") as stream:
         stream.write(render_markdown(report, most_bytes=room) + "\n")

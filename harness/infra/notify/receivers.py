@@ -29,7 +29,7 @@ def is_url(receiver: str) -> bool:
     return "://" in receiver.split(" ", 1)[0]
 
 
-def _without(receiver: str, text: str) -> str:
+def _without_secrets(receiver: str, text: str) -> str:
     """Output of a receiver or the system without the receiver's secrets: servers echo the path of the request."""
     words = [receiver, *receiver.split()]
     if is_url(receiver):
@@ -42,7 +42,7 @@ def _without(receiver: str, text: str) -> str:
 def shown(receiver: str) -> str:
     """The receiver without possible secrets: a webhook's path and query, a command's arguments.
 
-    Nothing of a text that `problem_of` refuses.
+    An invalid receiver (`problem_of`) is hidden entirely.
     """
     if problem_of(receiver):
         return HIDDEN
@@ -58,7 +58,7 @@ def problem_of(receiver: str) -> str:
         if not receiver.isprintable() or " " in receiver:
             return "a URL has neither spaces nor control characters; write a space as %20"
         parts = urlsplit(receiver)
-        return "" if parts.scheme in ("http", "https") and parts.hostname else "only http and https URLs are posted to"
+        return "" if parts.scheme in ("http", "https") and parts.hostname else "only http and https URLs are allowed"
     try:
         return "" if shlex.split(receiver) else "names neither a command nor a URL"
     except ValueError as error:
@@ -66,27 +66,27 @@ def problem_of(receiver: str) -> str:
 
 
 def notify(receiver: str, text: str, variables: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """Deliver the JSON text; returns what went wrong, else empty.
+    """Deliver the JSON text; returns the problem, or an empty string.
 
     A command runs without a shell, with the text on its standard input and the variables in its environment. A URL
     gets a POST; redirects are not followed.
     """
     if is_url(receiver):
-        return _without(receiver, _post(receiver, text.encode(), timeout_s))
+        return _without_secrets(receiver, _post(receiver, text.encode(), timeout_s))
     program, *arguments = shlex.split(receiver)
-    return _without(" ".join(arguments), _run([program, *arguments], text, variables, timeout_s))
+    return _without_secrets(" ".join(arguments), _run([program, *arguments], text, variables, timeout_s))
 
 
 def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: float) -> str:
-    """Files, not pipes: so neither a command that reads nothing nor a child it leaves behind can block the harness."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write(text.encode())
-        given.seek(0)
+    """Uses files, not pipes, so that neither a command that reads nothing nor a child it leaves behind can block."""
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(text.encode())
+        stdin.seek(0)
         try:
             process = subprocess.Popen(
                 argv,
-                stdin=given,
-                stdout=said,
+                stdin=stdin,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **variables},
                 start_new_session=True,
@@ -96,17 +96,17 @@ def _run(argv: list[str], text: str, variables: Mapping[str, str], timeout_s: fl
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return f"did not end within {timeout_s:g} s{_tail(said)}"
+            return f"did not end within {timeout_s:g} s{_tail(output)}"
         finally:
-            if process.returncode is None:  # else its children stay: mail programs send in the background
+            if process.returncode is None:  # otherwise its children keep running: mail programs send in the background
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return f"ended with exit code {code}{_tail(said)}" if code else ""
+        return f"ended with exit code {code}{_tail(output)}" if code else ""
 
 
-def _tail(said: IO[bytes]) -> str:
-    said.seek(0)
-    words = " ".join(said.read().decode("utf-8", errors="replace").split())
+def _tail(output: IO[bytes]) -> str:
+    output.seek(0)
+    words = " ".join(output.read().decode("utf-8", errors="replace").split())
     return f": {words[-_SHOWN:]}" if words else ""
 
 

@@ -31,7 +31,7 @@ def read_plan(run: RunDir) -> RunPlan:
         what = "cannot be read" if isinstance(error, OSError) else "is not JSON"
         raise InputError(Problem(message=f"{what}: {error}", file=str(run.plan))) from error
     if not isinstance(values, dict):
-        raise InputError(Problem(message="is not a plan: a JSON object is needed", file=str(run.plan)))
+        raise InputError(Problem(message="is not a plan: not a JSON object", file=str(run.plan)))
     if values.get("schema_version") != SCHEMA_VERSION:
         found = str(values.get("schema_version"))
         message = f"unknown schema_version; {_OTHER_VERSION}"
@@ -48,7 +48,7 @@ def read_plan(run: RunDir) -> RunPlan:
 def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
     """Problems of the run as a whole, which make it undecided whatever the outcomes of its cells.
 
-    A plan that was changed after the start could hide cells, and so could folders of cells that it does not name.
+    A plan that was changed after the start could hide cells; so could folders of cells that the plan does not name.
     """
     problems = []
     try:
@@ -57,7 +57,9 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
         problems.append(f"plan.json cannot be read, or has no seal: {type(error).__name__}: {error}")
     else:
         if stated != (seal := seal_of(without_secrets(plan))):
-            problems.append(f"plan.json was changed after the run began: its seal says {stated!r}, it holds {seal!r}")
+            problems.append(
+                f"plan.json was changed after the run began: its seal is {stated!r}, its content has {seal!r}"
+            )
     folder = run.root / "cells"
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     strange = sorted(found - {cell.id for cell in plan.expansion.cells})
@@ -135,11 +137,11 @@ def _attempts(run: RunDir, cell: str) -> tuple[int, list[str]]:
     right = {f"attempt-{one}" for one in range(1, number + 1)}
     stray, absent = sorted(names - right), sorted(right - names) if names else []
     gap = absent[0] if absent else f"attempt-{number + 1}"
-    return number, [f"{(stray or sorted(names))[-1]} is there, but no {gap}"] if stray or absent else []
+    return number, [f"{(stray or sorted(names))[-1]} exists, but {gap} does not"] if stray or absent else []
 
 
 def _records(attempt: AttemptDir, damaged: list[str]) -> dict[int, RankRecord]:
-    """Records by rank. A record under the name of another rank is damage: it would replace that rank's."""
+    """Records by rank. A record under the name of another rank is damage: it would replace that rank's record."""
     records: dict[int, RankRecord] = {}
     for path in sorted((attempt.root / "ranks").glob("rank-*.json")):
         record = _read(path, RankRecord, damaged)

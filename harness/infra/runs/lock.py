@@ -1,4 +1,4 @@
-"""Lets one launcher at a time follow a run: two would both submit, or run, the lost cells."""
+"""Lets one launcher at a time follow a run: two would both rerun its lost cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unlocked(folder: Path) -> str:
 
 
 def launcher_of(run: RunDir) -> str | None:
-    """The process that holds the run's lock, e.g. "pid 12 on host"; None when its launcher has ended in any way."""
+    """The process that holds the run's lock, e.g. "pid 12 on host"; None when no process holds it."""
     try:
         with opened(run.root / "launcher.lock") as lock:
             try:
@@ -48,7 +48,7 @@ def only_launcher(run: RunDir) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            hint = "harness status shows how far it is; end that launcher to follow the run from here"
+            hint = "see its progress with harness status, or end that launcher to follow the run from here"
             raise InputError(
                 Problem(message=f"another launcher follows this run: {holder}", file=str(run.root), hint=hint)
             ) from None

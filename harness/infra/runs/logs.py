@@ -15,7 +15,7 @@ from harness.infra.runs.evidence_files import newest, read_result
 
 TAIL_LINES = 20
 TAIL_BYTES = 16384
-MOST_JOB_LOGS = 10  # whose last lines are shown; the others are listed by name
+MOST_JOB_LOGS = 10  # job logs whose last lines are shown; the others are listed by name
 _SUFFIXES = (".log", ".out", ".err")
 PIECE_BYTES = 65536  # of a log that is shown whole
 

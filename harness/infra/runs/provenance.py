@@ -44,7 +44,7 @@ def _commit(folder: Path) -> str:
     try:
         head = git.run(folder, "rev-parse", "--short=12", "HEAD", timeout_s=10)
         dirty = git.run(folder, "status", "--porcelain", ".", timeout_s=10)
-    except InfrastructureError:  # no git on this machine, or a file system too slow to ask
+    except InfrastructureError:  # no git on this machine, or the file system is too slow
         return "unknown"
     if head.returncode:
         return "unknown"

@@ -26,12 +26,12 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
     lines += [f"  {status}: {count}" for status, count in sorted(counts.items())]
     followed = launcher_of(run)
     jobs = submitted(run)
-    word = "running" if followed or jobs else "cut off"
+    word = "running" if followed or jobs else "interrupted"
     lines += [f"  {word}: {cell}" for cell in running]
     if followed:
         lines.append(f"Launcher: {followed}")
     elif len(results) < len(cells):
-        lines.append(f"Launcher: none, it has ended; go on with: harness resume {run.root}")
+        lines.append(f"Launcher: ended; continue with: harness resume {run.root}")
     if jobs:
         client = SlurmClient()
         known = client.states(list(jobs.values()))
@@ -40,7 +40,9 @@ def status_text(run: RunDir, plan: RunPlan) -> str:
         queue = queue_text(client.pending([job for job, state in known.items() if state.state == "PENDING"]))
         lines += [queue] if queue else []
     if run.cancelled.exists():
-        lines.append("The run was cancelled: nothing more is submitted; harness resume --errors takes that back")
+        lines.append(
+            "The run was cancelled: nothing more is submitted; harness resume --errors undoes the cancellation"
+        )
     return "\n".join(lines)
 
 

@@ -26,8 +26,8 @@ class VerdictKey:
     code: str  # hash of the tree under test, submodules included, or the requirement of the release
     stack: str  # everything else of the stack
     cell: str  # the cell without its stack, and its judging options
-    where: str  # cluster profile or kind of machine: another device gives other numbers
-    harness: str  # as harness_version() says
+    where: str  # cluster profile or kind of machine: results differ between devices
+    harness: str  # harness_version()
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Cancels the jobs of a run. They are found by name: also jobs whose number was not noted, and no others."""
+"""Cancels the jobs of a run, found by name: all of them, also those without a recorded number, and no others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cancel_run(
     client: SlurmClient,
     patience: Patience | None = None,
 ) -> Cancelled:
-    """Forbid further submissions and agents, then end the existing jobs, and those that still appear.
+    """Forbid further submissions and agents, then cancel the existing jobs, and those that still appear.
 
     A run whose jobs have all ended is left as it is. An unclear submission is waited for, up to the grace
     period. ControllerAwayError when Slurm cannot be asked; the run stays cancelled.

@@ -1,6 +1,6 @@
-"""The Slurm client: all calls of its commands, each with a time limit. No answer means `unknown`, never success.
+"""Calls Slurm's commands, each with a time limit. No answer means `unknown`, never success.
 
-Of submitit only CommandFunction is used, which runs sbatch; a job's outcome is what its agents write (decision 14).
+Of submitit it uses only CommandFunction, which runs sbatch; a job's outcome is what its agents write (decision 14).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.infra.slurm.job_states import (
 
 CALL_TIMEOUT_S = 20.0
 SUBMIT_TIMEOUT_S = 300.0  # of sbatch, which retries while the controller is busy
-ACCOUNTING_AGAIN_S = 300.0  # after sacct failed: while the service is down every call is slow
+ACCOUNTING_AGAIN_S = 300.0  # pause after sacct failed: while its service is down every call is slow
 _MAY_BE_REQUEUED = frozenset({"BOOT_FAIL", "FAILED", "NODE_FAIL", "PREEMPTED"})
 _UNUSABLE = "down,drain,fail,no_respond"
 _NO_SUCH_JOB = "Invalid job id specified"  # squeue's message for a single job that the controller has forgotten
@@ -34,7 +34,7 @@ _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # else the list of an array's pending 
 _NAMES_AT_ONCE = 500  # of 64 characters, in one argument
 _SUBMITTED = re.compile(r"\bjob (\d+)")
 _START = re.compile(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-_TIMED_OUT_FROM = 123  # coreutils' timeout: 124 it ended the command, from 128 a signal did
+_TIMED_OUT_FROM = 123  # exit codes of coreutils' timeout: 124 if it ended the command, 128 and above if a signal did
 # Messages of sbatch when it could not reach the controller, or lost the controller's reply.
 _AWAY = re.compile(
     "[Uu]nable to contact slurm controller|Socket timed out|Connection refused|Connection timed out"
@@ -44,7 +44,7 @@ _AWAY = re.compile(
 
 
 class ControllerAwayError(InfrastructureError):
-    """Slurm's controller could not be reached, or it is not known whether it got the request."""
+    """Slurm's controller could not be reached, or it is unknown whether it received the request."""
 
 
 class SlurmClient:
@@ -57,8 +57,8 @@ class SlurmClient:
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
         """State of every job ("12" or "12_3"); UNKNOWN for those that Slurm does not mention.
 
-        `silent` jobs count as running only if the controller says so: if accounting was down when a job ended, it
-        shows RUNNING for ever.
+        `silent`: jobs without recent heartbeats. They count as running only if the controller says so: if accounting
+        was down when a job ended, it shows RUNNING for ever.
         """
         found: dict[str, JobState] = {}
         answered = True
@@ -104,12 +104,12 @@ class SlurmClient:
         return sorted(found, key=lambda job: (job.submitted, int(job.number)))
 
     def accounted(self, name: str) -> str | None:
-        """Number of a job of that name that accounting knows, also when the controller has forgotten it."""
+        """Number of a job of that name from accounting, which keeps jobs that the controller forgets; else None."""
         text = self._call(["sacct", "-n", "-X", "-P", "-S", "now-30days", "-o", "JobID", f"--name={name}"])
         return text.split()[0].partition("_")[0] if text and text.split() else None
 
     def cancel(self, name: str, jobs: Sequence[str]) -> None:
-        """End those of the jobs that have this name: Slurm may have reused a number for the job of another user."""
+        """Cancel the jobs that have this name: Slurm may have reused a number for the job of another user."""
         if jobs:
             self._call(["scancel", f"--name={name}", *jobs])
 
@@ -127,36 +127,38 @@ class SlurmClient:
         from submitit.helpers import CommandFunction
 
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            raise InfrastructureError("sbatch and srun are not on PATH: this machine is no Slurm login node")
+            raise InfrastructureError(
+                "sbatch and srun are not on PATH: run on a Slurm login node, with Slurm's module loaded"
+            )
         self.calls += 1
         command = ["timeout", "--foreground", f"{SUBMIT_TIMEOUT_S:g}", "sbatch", str(job_file)]
         try:
-            said = str(CommandFunction(command, verbose=False)())
+            output = str(CommandFunction(command, verbose=False)())
         except FailedJobError as error:
             code = getattr(error.__cause__, "returncode", 1)
-            # Ended by a signal or the time limit, or the message is no refusal: Slurm may have the job.
+            # Ended by a signal or the time limit, or the message is not a refusal: Slurm may have the job.
             unclear = code < 0 or code > _TIMED_OUT_FROM or not str(error).strip() or _AWAY.search(str(error))
             reason = str(error) or f"exit code {code}"
             if unclear:
-                raise ControllerAwayError(f"sbatch did not hear whether Slurm took the job: {reason}") from error
+                raise ControllerAwayError(f"unknown whether Slurm accepted the job; sbatch: {reason}") from error
             raise InfrastructureError(f"sbatch refused the job file: {reason}") from error
-        found = _SUBMITTED.search(said)
+        found = _SUBMITTED.search(output)
         if found is None:
-            raise ControllerAwayError(f"sbatch did not say which job it made: {said!r}")
+            raise ControllerAwayError(f"sbatch printed no job number: {output!r}")
         return found[1]
 
     def expected_start(self, job_file: Path) -> str | None:
-        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None where that is unknown."""
+        """When Slurm would start a job file, local time like 2027-01-31T12:00:00; None if unknown."""
         answer = self._ask(["sbatch", "--test-only", str(job_file)])
         found = _START.search(answer.stderr)
         return found[1] if found and answer.problem is None else None
 
     def partitions(self) -> Answer:
-        """Partitions: name, generic resources and time limit, separated by |, a line per group of nodes."""
+        """Partitions: name, generic resources and time limit, separated by |, one line per group of nodes."""
         return self._ask(["sinfo", "-h", "-o", "%R|%G|%l"])
 
     def accounts(self, user: str) -> Answer:
-        """The accounts that a user may charge, a line each."""
+        """The accounts that a user may charge, one per line."""
         return self._ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=Account"])
 
     def accounting(self) -> Answer:
@@ -168,11 +170,11 @@ class SlurmClient:
         return self._ask([command, "--version"])
 
     def srun_help(self) -> Answer:
-        """The options of srun, those of its plugins too."""
+        """The options of srun, including those of its plugins."""
         return self._ask(["srun", "--help"])
 
     def _call(self, argv: list[str]) -> str | None:
-        """Standard output, or None when the command fails or hangs: the state is unknown then.
+        """Standard output, or None when the command fails or exceeds the time limit.
 
         The error that Slurm knows none of the jobs counts as an empty output.
         """

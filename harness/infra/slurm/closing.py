@@ -24,7 +24,7 @@ def unfinished(run: RunDir, allocations: Iterable[Allocation]) -> list[Allocatio
 
 
 def close(run: RunDir, one: Ended) -> None:
-    """Record how a job ended, and write an error with the reason for each of its cells without a result.
+    """Record how a job ended, and write ERROR with the reason as the result of each cell that has none.
 
     Secrets are removed from its logs.
     """
@@ -33,7 +33,7 @@ def close(run: RunDir, one: Ended) -> None:
     known = f"{one.state.state} (exit {one.state.exit_code or '?'})" if one.state.source else "unknown to Slurm"
     ended = (
         f"{one.state.ending(one.job)} before the cell ended"
-        if one.state.named
+        if one.state.has_cause
         else f"job {one.job} ended before the cell did"
     )
     reason = f"Slurm {ended}: {known}" + (f" on {one.state.nodes}" if one.state.nodes else "")
@@ -52,7 +52,7 @@ def close(run: RunDir, one: Ended) -> None:
 
 
 def close_refused(run: RunDir, refused: Mapping[str, str]) -> None:
-    """The same for allocations that sbatch refused; `resume` does not submit them again."""
+    """Record allocations that sbatch refused, and write an error for each of their cells; `resume` skips them."""
     for name, why in refused.items():
         for cell, attempt in newest_work_order(run, name).attempts.items():
             end_as_error(run, cell, attempt, why)

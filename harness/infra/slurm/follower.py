@@ -1,4 +1,4 @@
-"""Follows the jobs of a run until they end: the journals and heartbeats of their agents, and their state in Slurm.
+"""Follows the jobs of a run until they end, by the journals and heartbeats of their agents and by Slurm.
 
 The agents' files decide. Slurm is asked, in one call for all jobs and at growing intervals, only whether jobs whose
 agents have not finished may still be running.
@@ -24,13 +24,11 @@ Listener = Callable[[Event], None]
 LOOK_S = 0.2  # between reads of the journals
 LOOK_PER_JOB_S = 0.005  # added per job: every read of a journal loads the shared file system
 DOUBT_ASK_S = 2.0  # between questions to Slurm while a job seems to have ended
-FIRST_ASK_S = 8.0  # else, growing while no cell begins or ends
+FIRST_ASK_S = 8.0  # otherwise; grows to LONGEST_ASK_S while no cell begins or ends
 LONGEST_ASK_S = 30.0
-SURE_AFTER_S = (
-    4.0  # a job is over when seen as ended twice, so far apart: a requeued job shows its old end for a moment
-)
-SILENT_S = 10.0  # without a heartbeat: accounting alone is not trusted any more, it may have missed the end
-LOST_AFTER_S = 45.0  # Slurm does not know the job and its agent is silent
+SURE_AFTER_S = 4.0  # between two observations of an end: a requeued job shows its old end for a moment
+SILENT_S = 10.0  # without a heartbeat: then the controller must confirm accounting, which may have missed the end
+LOST_AFTER_S = 45.0  # while Slurm does not know the job and its agent is silent
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Following:
     allocation: Allocation
     job: str  # Slurm's id, "12" or "12_3"; of the job that has claimed the allocation, once one has
     journal: Journal  # of its newest start
-    last_known: float  # when Slurm last showed that it has not ended
+    last_known: float  # when Slurm last showed it as not ended
     last_word: float  # last heartbeat or event of its leading agent
     claims: int = 0  # starts that have claimed the allocation
     state: JobState = field(default_factory=JobState)
@@ -148,7 +146,7 @@ class _Queries:
         (states, self.pending), self.asked = self.asked.result(), None
         for one in waiting:
             if one.job in states:  # the others were added after the query
-                _take(one, states[one.job], now)
+                _update_state(one, states[one.job], now)
         moved = any(one.last_event >= self.last_asked for one in waiting)
         self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
         self.last_asked = now
@@ -177,7 +175,7 @@ def _beat(heartbeat: Path) -> int:
         return 0
 
 
-def _take(one: Following, state: JobState, now: float) -> None:
+def _update_state(one: Following, state: JobState, now: float) -> None:
     one.state = state if state.state != "UNKNOWN" else one.state
     if not state.ended:
         one.first_ended = None

@@ -1,4 +1,4 @@
-"""How the jobs of a run ended, as the launcher recorded it, and their logs: evidence beside the rank records."""
+"""Reads how the jobs of a run ended, as the launcher recorded it, and their logs: evidence beside rank records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_job_endings(run: RunDir, cells: Iterable[str]) -> dict[str, JobEnding]:
                 ending = _ending(run, event)
                 order = newest_work_order(run, event.allocation)
             except (HarnessError, OSError, ValueError, TypeError):
-                continue  # a damaged event or work order: the cells are judged by what their ranks left
+                continue  # a damaged event or work order: the cells are judged by their rank records
             endings |= {item.cell: ending for item in order.cells if attempts.get(item.cell) == item.attempt}
     return endings
 

@@ -41,7 +41,7 @@ class JobState:
         return self.exit_code == f"{DiskFullError.process_exit_code}:0"
 
     @property
-    def named(self) -> bool:
+    def has_cause(self) -> bool:
         """Whether `ending` says more than the state alone."""
         return self.state in ("TIMEOUT", "CANCELLED")
 
@@ -57,7 +57,7 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedJob:
-    """A job or the members of an array that share a state, found by the job's name."""
+    """A job, or the members of an array that share one state, found by job name."""
 
     number: str  # of the array, not of a member
     name: str
@@ -78,7 +78,7 @@ class Pending:
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
-    """`sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`. "CANCELLED by 0" is CANCELLED."""
+    """Parses the output of `sacct -n -P -X -o JobID,State,ExitCode,NodeList,Timelimit`, e.g. "CANCELLED by 0"."""
     found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -98,7 +98,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
-    """`squeue -h -t all -o "%i|%T|%N|%l"`."""
+    """Parses the output of `squeue -h -t all -o "%i|%T|%N|%l"`."""
     found: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -109,7 +109,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 
 
 def parse_pending(text: str) -> dict[str, Pending]:
-    """`squeue -h -t PENDING -o "%i|%S|%r"`."""
+    """Parses the output of `squeue -h -t PENDING -o "%i|%S|%r"`."""
     found: dict[str, Pending] = {}
     for line in text.splitlines():
         fields = line.split("|", 2)
@@ -120,7 +120,7 @@ def parse_pending(text: str) -> dict[str, Pending]:
 
 
 def parse_named(text: str) -> list[NamedJob]:
-    """`squeue -h -t all -o "%F|%V|%T|%j"`."""
+    """Parses the output of `squeue -h -t all -o "%F|%V|%T|%j"`."""
     rows = (line.split("|", 3) for line in text.splitlines())
     return [
         NamedJob(number=row[0], submitted=row[1], state=row[2], name=row[3])

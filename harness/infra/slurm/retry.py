@@ -35,11 +35,11 @@ def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
 
 
 def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
-    """A new allocation, written and recorded but not submitted, for the cells that infrastructure ended; if any."""
+    """One new allocation, written and recorded but not submitted, for the cells that infrastructure ended, or none."""
     cells = _cut_off(run, one, plan.max_attempts)
     name = f"{one.allocation.name}-again{max(cells.values(), default=0)}"
     known = {allocation.name for allocation in allocations_of(run, plan)}
-    # A launcher that was killed may have made it already; a cancelled run starts nothing.
+    # A launcher that was killed may have written it already; a cancelled run starts nothing.
     if not cells or name in known or run.cancelled.exists():
         return []
     why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
@@ -48,7 +48,7 @@ def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[A
 
 
 def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
-    """Cancel a job that is given up: Slurm may restart it, or it may still run unnoticed."""
+    """Cancel a job that is no longer followed: Slurm may restart it, or it may still run unnoticed."""
     if not one.finished and (one.state.state in RETRIED or not one.state.ended):
         client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
 
@@ -67,12 +67,12 @@ def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocatio
         left -= set(order)
         if cells:
             name = f"{allocation.name}-again{max(cells.values())}"
-            made.append(_write(run, plan, allocation, name, cells, "asked for by hand"))
+            made.append(_write(run, plan, allocation, name, cells, "requested by the user"))
     return made
 
 
 def _failed_nodes(one: Ended, client: SlurmClient) -> tuple[str, ...]:
-    """Nodes to exclude: the node of a one-node job; of several, those that Slurm does not use now."""
+    """Nodes to exclude: the node of a one-node job; of several nodes, those that Slurm marks as unusable."""
     if one.state.state not in ("NODE_FAIL", "BOOT_FAIL") or not one.state.nodes:
         return ()
     nodes = one.state.nodes if one.allocation.nodes == 1 else client.unusable(one.state.nodes)

@@ -1,7 +1,7 @@
 """Renders job files. No text of a matrix, a profile or a path reaches a shell unquoted.
 
-A template prints ready lines (`Ready`), which this file has quoted, or plain values, which are quoted when they are
-printed. Documented in docs/clusters.md.
+A template prints lines that this file has quoted (`Quoted`), or plain values, which are quoted when they are printed.
+Documented in docs/clusters.md.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from harness.plan.jobs.cluster import ClusterProfile, Container, has_control
 DEFAULTS = {"CUDA_DEVICE_MAX_CONNECTIONS": AGENT["CUDA_DEVICE_MAX_CONNECTIONS"]}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=^&|*\[\]-]+")
 _JOB_NAME = 64  # characters
-_ARRAY_NAME = 40  # of them, so that the run's time and hex digits have room
+_ARRAY_NAME = 40  # of these for the array, so that the run's time and hex digits have room
 
 
-class Ready(str):
+class Quoted(str):
     """Text that is already quoted."""
 
     __slots__ = ()
@@ -62,10 +62,9 @@ def render_job(
 ) -> str:
     """The text of a job file. `command`: the harness command that made it; `python`: interpreter on the nodes.
 
-    `env`: variables of agents that run in another stack; None in the harness's environment.
+    `env`: variables of agents that run in another stack; None for the harness's own environment.
 
-    Deterministic. InputError for a template with errors, and for a value that cannot be
-    written safely.
+    Deterministic. InputError for a template with errors, and for a value that cannot be written safely.
     """
     first = job.allocations[0]
     members = f"array {first.array} of {len(job.allocations)} jobs" if job.is_array else f"allocation {first.name}"
@@ -74,12 +73,12 @@ def render_job(
         f"Command: {shlex.join(command)}",
     )
     values = {
-        "header": [Ready(f"# {_visible(line)}") for line in header],
-        "sbatch": [Ready(f"#SBATCH {flag}") for flag in _sbatch_flags(job, profile, run, run_id)],
-        "environment": [Ready(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
-        "setup": [Ready(_safe(line, "setup")) for line in profile.setup],
-        "srun": Ready(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
-        "payload": Ready(shlex.quote(_payload(job, run, python, env, profile))),
+        "header": [Quoted(f"# {_visible(line)}") for line in header],
+        "sbatch": [Quoted(f"#SBATCH {flag}") for flag in _sbatch_flags(job, profile, run, run_id)],
+        "environment": [Quoted(f"export {name}={shlex.quote(value)}") for name, value in environment_of(profile)],
+        "setup": [Quoted(_safe(line, "setup")) for line in profile.setup],
+        "srun": Quoted(" \\\n  ".join(shlex.quote(word) for word in _srun(profile, run))),
+        "payload": Quoted(shlex.quote(_payload(job, run, python, env, profile))),
         "job": job,
         "profile": profile,
         "run_id": run_id,
@@ -143,7 +142,7 @@ def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -
     flags = [f"--{name}={_sbatch_value(str(value), name)}" for name, value in asked.items() if value is not None]
     flags += ["--exclusive"] if profile.exclusive else []
     flags.append("--requeue" if profile.requeue else "--no-requeue")
-    return flags + [_own_flag(flag) for flag in profile.sbatch_flags]
+    return flags + [_profile_flag(flag) for flag in profile.sbatch_flags]
 
 
 def _gpus(profile: ClusterProfile, ranks_per_node: int) -> dict[str, str | int | None]:
@@ -161,10 +160,10 @@ def _array(job: Job) -> str:
 def _srun(profile: ClusterProfile, run: RunDir) -> list[str]:
     """srun with its flags, one word each.
 
-    --kill-on-bad-exit=1: when an agent dies, those of the other nodes would wait for it in every cell that follows,
-    until each cell's deadline. Ended at once, the job's remaining cells can run again elsewhere.
+    --kill-on-bad-exit=1: when an agent dies, the agents of the other nodes would wait for it in every cell that
+    follows, until the cell's deadline. Ended at once, the job's remaining cells can run again elsewhere.
     --cpu-bind=none: the ranks are forked by the one task of a node and need all its cores.
-    --cpus-per-task is repeated because srun does not take it over from sbatch (Slurm 22.05 and later).
+    --cpus-per-task is repeated because srun does not inherit it from sbatch (Slurm 22.05 and later).
     """
     words = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
     if profile.cpus_per_task:
@@ -188,7 +187,7 @@ def _container(container: Container, run: Path, *, with_gpus: bool) -> list[str]
 def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, profile: ClusterProfile) -> str:
     """The command that bash runs on every node; the SLURM variables are expanded there, not in the batch script.
 
-    Variables are set here, inside the container, since those of an image would win over the job's. Another stack runs
+    Variables are set here, inside the container, since those of an image override the job's. Another stack runs
     in the run directory, since `python -m` looks for modules in the current folder first.
     """
     first = job.allocations[0]
@@ -202,7 +201,7 @@ def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, 
     return folder + " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
 
 
-def _own_flag(flag: str) -> str:
+def _profile_flag(flag: str) -> str:
     name, equals, value = flag.partition("=")
     return f"{name}={_sbatch_value(value, name)}" if equals else _safe(name, "sbatch_flags")
 
@@ -233,15 +232,15 @@ def _mountable(path: Path) -> Path:
 
 def _safe(text: str, where: str) -> str:
     if has_control(text):
-        raise InputError(f"{where}: {text!r} holds a control character, which a job file must not")
+        raise InputError(f"{where}: {text!r} contains a control character, which no job file may contain")
     return text
 
 
 def _visible(text: str) -> str:
-    """One line for a comment, whatever the text holds."""
+    """The text as one line for a comment, control characters escaped."""
     return "".join(char.encode("unicode_escape").decode() if has_control(char) else char for char in text)
 
 
 def _quoted(value: Any) -> Any:
-    """Quotes a value that a template prints for the shell; a ready line stays as it is."""
-    return value if isinstance(value, Ready) else shlex.quote(_safe(str(value), "template"))
+    """Quotes a value that a template prints for the shell, unless it is quoted already."""
+    return value if isinstance(value, Quoted) else shlex.quote(_safe(str(value), "template"))

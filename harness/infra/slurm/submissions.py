@@ -71,10 +71,10 @@ def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
     """The profile with the container of a stack: its image, and the worktrees beside the profile's own mounts."""
     if not stack.asked.container:
         return replace(profile, container=None)
-    own = profile.container or Container(image="")
+    base = profile.container or Container(image="")
     trees = dict.fromkeys(folder for home in stack.homes for folder in home.folders)
-    mounts = (*own.mounts, *(f"{tree}:{tree}" for tree in trees))
-    return replace(profile, container=replace(own, image=stack.asked.container, mounts=mounts))
+    mounts = (*base.mounts, *(f"{tree}:{tree}" for tree in trees))
+    return replace(profile, container=replace(base, image=stack.asked.container, mounts=mounts))
 
 
 def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:
@@ -89,14 +89,14 @@ def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, in
 
 
 def parallel_ranks(allocation: Allocation, profile: ClusterProfile, launch: Launch) -> int:
-    """How many ranks of a node run at once: over several nodes those of one cell, else as many as the node takes.
+    """How many ranks run at once on a node: for cells over several nodes the ranks of one cell, else what fits.
 
-    On GPUs as many as the job has, since the agent assigns each cell its own; a job for part of a node has those of one
-    cell. `launch.parallel_ranks` may lower it.
+    With GPUs as many as the job has GPUs, since each cell gets its own; a job for part of a node has GPUs for one cell.
+    `launch.parallel_ranks` may lower the number.
     """
     if allocation.nodes > 1:
         return allocation.ranks_per_node
     if profile.gpus_per_node:
-        there = profile.gpus_of(allocation.ranks_per_node)
-        return max(min(launch.parallel_ranks or there, there), allocation.ranks_per_node)
+        gpus = profile.gpus_of(allocation.ranks_per_node)
+        return max(min(launch.parallel_ranks or gpus, gpus), allocation.ranks_per_node)
     return max(launch.parallel_ranks or profile.ranks_per_node, allocation.ranks_per_node)

@@ -73,7 +73,7 @@ class Submitter:
         reason for each allocation that was not submitted: sbatch's message, or that the run was cancelled.
 
         InfrastructureError when sbatch accepts nothing at all; ControllerAwayError when Slurm cannot be reached, since
-        to submit again without asking could make two jobs.
+        submitting again without asking could make two jobs.
         """
         ids = submitted(self.run)
         unclear = unclear_submissions(self.run)
@@ -102,9 +102,9 @@ class Submitter:
         return ids, refused
 
     def end_duplicates(self, allocations: Sequence[Allocation]) -> None:
-        """Cancel jobs of this run that are not followed: a submission that became a job only after it was repeated.
+        """Cancel jobs of this run that are not followed: submissions that became jobs only after they were repeated.
 
-        To be called when the followed jobs have ended. Does nothing when the controller does not answer.
+        Call it when the followed jobs have ended. Does nothing when the controller does not answer.
         """
         names = list({job_name(self.run_id, one.array): None for one in allocations})
         noted = submitted(self.run)
@@ -117,7 +117,7 @@ class Submitter:
         self._cancel_others([job for job in found if job.number not in known], keep=None)
 
     def _number(self, job: Job, *, begun: bool) -> str | None:
-        """The number of a submission's job, submitted unless it exists; None when the run was cancelled."""
+        """Submit a job unless it exists already; returns its number, None when the run was cancelled."""
         name = self._name(job)
         file = self.run.submission(job.name, ".sbatch")
         until = self.patience.clock() + self.patience.away_s
@@ -145,7 +145,7 @@ class Submitter:
             except ControllerAwayError as error:
                 if self.patience.clock() >= until:
                     raise ControllerAwayError(
-                        f"cannot ask Slurm whether it has job {name}; resume later: {error}"
+                        f"cannot ask Slurm whether it has job {name}; continue later with harness resume: {error}"
                     ) from error
                 found = []
             else:
@@ -169,7 +169,7 @@ class Submitter:
         for number, one in {one.number: one for one in found if not one.ended and one.number != kept}.items():
             self.client.cancel(one.name, [number])
             note(self.run.events, Duplicate(name=one.name, job=number, kept=kept))
-            self.say(f"job {number} is a second job of the name {one.name}: cancelled")
+            self.say(f"cancelled job {number}, a duplicate of job name {one.name}")
 
     def _name(self, job: Job) -> str:
         return job_name(self.run_id, job.allocations[0].array)

@@ -1,6 +1,6 @@
-"""Environments made of packages with uv: cached by the content of the request and built once.
+"""Builds environments of packages with uv, once per content of the request.
 
-An environment is made under a temporary name next to its place and moved there when it is complete. A process that
+An environment is built under a temporary name next to its place and moved there when it is complete. A process that
 needs it meanwhile waits for the lock.
 """
 
@@ -62,10 +62,10 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
     """
     python, version = interpreters.find(request.pythons)
     place = place_of(request, version)
-    if is_built(place) and (found := _asked(place)):
+    if is_built(place) and (found := _interpreter_of(place)):
         return found
     with locked(place):
-        found = _asked(place) if is_built(place) else None  # another process may just have built it
+        found = _interpreter_of(place) if is_built(place) else None  # another process may just have built it
         if found is None:
             say(f"building an environment with Python {version}: {', '.join((*request.packages, *request.no_deps))}")
             _build(request, python, place, say)
@@ -73,8 +73,8 @@ def build(request: EnvironmentRequest, say: Say) -> Interpreter:
     return found
 
 
-def _asked(place: Path) -> Interpreter | None:
-    """None when the interpreter that the environment was made with is gone."""
+def _interpreter_of(place: Path) -> Interpreter | None:
+    """The environment's interpreter; None when the Python that it was built with is gone."""
     try:
         return interpreters.ask(str(python_of(place)))
     except InfrastructureError:
@@ -82,7 +82,7 @@ def _asked(place: Path) -> Interpreter | None:
 
 
 def _build(request: EnvironmentRequest, python: str, place: Path, say: Say) -> None:
-    _remove_left(place)  # by a process that was killed
+    _remove_left(place)  # left by a process that was killed
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         _make(request, python, temporary, say)
@@ -110,9 +110,9 @@ def _make(request: EnvironmentRequest, python: str, target: Path, say: Say) -> N
 
     if request.packages:
         add(request.packages)
-    alone = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
-    if alone:
-        add(["--no-deps", *alone])
+    ordinary = [item for item in request.no_deps if not transformer_engine.is_wanted(item)]
+    if ordinary:
+        add(["--no-deps", *ordinary])
     for item in request.no_deps:
         if transformer_engine.is_wanted(item):
             wheel = transformer_engine.wheel(item, python_of(target), add, say)

@@ -135,7 +135,7 @@ def is_made(place: Path) -> bool:
 
 
 def changes_of(place: Path) -> str:
-    """Eight hex digits of how the files of a working tree differ from its commit; empty where they do not.
+    """Digest of a working tree's changes to its commit, eight hex digits; empty when there are none.
 
     Untracked files are left out: a folder of data may have any size.
     """
@@ -160,11 +160,12 @@ def named(checkout: Checkout) -> str:
 
 
 def make(checkout: Checkout, commit: str, say: Say, reverted: tuple[str, ...] = (), user: str = "") -> Path:
-    """The worktree of a commit with others reverted, full hashes, made unless it exists.
+    """The worktree of `commit` with the commits `reverted`, all full hashes; created unless it exists.
 
-    `user`: who needs it until worktree_users.release; empty: it is kept.
+    `user`: who needs it until worktree_users.release; empty to keep it.
 
-    NotRevertibleError when one cannot be reverted; InfrastructureError when it cannot be made, or was changed.
+    NotRevertibleError when a commit cannot be reverted; InfrastructureError when the worktree cannot be created, or
+    was changed.
     """
     place = place_of(checkout, commit, reverted)
     if not checkout.ref:
@@ -210,7 +211,7 @@ def set_up(checkout: Checkout, place: Path, python: str, say: Say) -> None:
 def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) -> None:
     """Create it under a temporary name and move it, so that an existing worktree is always complete."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # by a process that was killed
+    for left in (place, *place.parent.glob(f".{place.name}.*.tmp")):  # left by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     try:
         git.output(repository, "worktree", "prune")

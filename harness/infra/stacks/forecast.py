@@ -30,7 +30,7 @@ class Part:
     where: str
     state: State
     why: str = ""  # reason why it is impossible
-    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of an environment that is kept
+    packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of a cached environment
     asked: tuple[str, ...] = ()  # requirements of the environment
 
 
@@ -41,13 +41,14 @@ class Forecast:
     ready: ReadyStack | None = None  # as it would be prepared; None when that cannot be known yet
 
     def lines(self) -> list[str]:
-        """One per part; for a cached environment also the installed versions of its requirements."""
+        """One line per part; for a cached environment also the installed versions of its requirements."""
         lines = []
         for part in self.parts:
             lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
             named = {distribution(item) for item in part.asked}
             held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
-            lines += [f"  holds {', '.join(held)}, and {len(part.packages) - len(held)} more"] if held else []
+            others = len(part.packages) - len(held)
+            lines += [f"  has {', '.join(held)}" + (f", and {others} more" if others else "")] if held else []
         return lines
 
 
@@ -79,7 +80,7 @@ def _forecast(stack: Stack) -> Forecast:
 
 
 def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
-    """The part, the commit and those to revert; an empty commit where it cannot be known without fetching.
+    """The part, its commit (empty if unknown before a fetch) and the commits to revert.
 
     Whether a revert conflicts is known only after trying it.
     """
@@ -129,7 +130,7 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
 
 
 def _held(place: Path) -> dict[str, str]:
-    """The packages of a cached environment; none when its interpreter is gone, so that it will be rebuilt."""
+    """The packages of a cached environment; none when its interpreter is gone: it will be rebuilt."""
     try:
         return dict(sorted(interpreters.ask(str(stack_build.python_of(place))).packages.items()))
     except InfrastructureError:

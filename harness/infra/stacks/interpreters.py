@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError
 from harness.core.upstream import HEADS
 
+OLDEST_PYTHON = (3, 10)  # that the probe supports
 _PROBE = """
 import json, sys, sysconfig
 from importlib.metadata import distributions
@@ -40,7 +41,7 @@ class Interpreter:
     version: str
     prefix: str
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version
-    modules: dict[str, str] = field(default_factory=dict)  # those of HEADS that it has -> file
+    modules: dict[str, str] = field(default_factory=dict)  # module of HEADS that it has -> file
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -82,7 +83,7 @@ def find(versions: tuple[str, ...]) -> tuple[str, str]:
                 return python, version
             tried.append(python)
     raise InfrastructureError(
-        f"no Python {' or '.join(versions)} that runs here; tried {', '.join(tried) or 'nothing'}; install one, "
+        f"no working Python {' or '.join(versions)} was found; tried {', '.join(tried) or 'nothing'}; install one, "
         "e.g. with `uv python install`"
     )
 
@@ -105,7 +106,7 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def runs(python: str, version: str) -> bool:
-    """Whether it really runs, with the modules that packages need, and is of that version."""
+    """Whether a file is a working Python of that version, with the modules that installing packages needs."""
     check = f"import sys, ssl, ctypes, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
     try:
         done = subprocess.run(

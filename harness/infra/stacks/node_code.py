@@ -1,4 +1,4 @@
-"""How agents of a stack are started: with a copy of the harness's node side, and environment variables."""
+"""What agents of a stack are started with: a copy of the harness's node side, and environment variables."""
 
 from __future__ import annotations
 

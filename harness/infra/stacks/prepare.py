@@ -1,4 +1,4 @@
-"""From the stacks of a matrix to stacks in which agents can be started."""
+"""Prepares the stacks of a matrix, so that agents can be started in them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,16 @@ from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.section import EnvironmentRequest, environment_request
 
 _COMPILED = "import harness.node.agent; from harness.node.load import load; load()"
-
-
-OLDEST_PYTHON = (3, 10)
-
-
 COMPILE_TIMEOUT_S = 600.0
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
-    """Every stack, built unless it exists. One that cannot be built has the reason in `error`; the others are built.
+    """Build every stack that does not exist yet. A stack that cannot be built has the reason in `error`.
 
-    `once`: its worktrees are imported only once, so compiling them ahead would cost more than it saves.
-    `user`: who releases its worktrees later (worktree_users.release); empty: they are kept.
+    `once`: worktrees are imported only once, so compiling them ahead would cost more than it saves.
+    `user`: who releases the worktrees later (worktree_users.release); empty to keep them.
 
-    InputError, before anything is built, for errors of the matrix: a repository or ref that does not exist, a commit
+    InputError, before anything is built, for errors in the matrix: a repository or ref that does not exist, a commit
     that cannot be reverted; and when uv is missing. Problems are keyed stacks.<name>.
     """
     stacks = list(stacks)
@@ -49,7 +44,7 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str 
         try:
             ready[stack.name] = _prepare(stack, say, once, user)
         except InfrastructureError as error:
-            say(f"stack {stack.name} cannot be made: {error}")
+            say(f"stack {stack.name} cannot be built: {error}")
             ready[stack.name] = ReadyStack(asked=stack, error=str(error))
     return ready
 
@@ -82,7 +77,7 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
     worktrees = {
         name: stack_checkout.make(item, commits[name], say, reverted[name], user) for name, item in named.items()
     }
-    own = [name for name, item in named.items() if not item.ref]
+    in_place = [name for name, item in named.items() if not item.ref]
     commits = {name: stack_checkout.code_at(item, commits[name], worktrees[name]) for name, item in named.items()}
     if stack.container:
         return ready_stack(stack, "python3", worktrees, commits, reverted)
@@ -96,17 +91,17 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
     for name, item in named.items():
         if item.setup:
             stack_checkout.set_up(item, worktrees[name], found.executable, say)
-    over = ready_stack(stack, found.executable, worktrees, commits, reverted)
+    checkouts = ready_stack(stack, found.executable, worktrees, commits, reverted)
     ready = replace(
-        over,
-        homes=(*over.homes, *homes),
+        checkouts,
+        homes=(*checkouts.homes, *homes),
         python_version=found.version,
         packages=dict(sorted(found.packages.items())),
-        error=_lacking(found, {home.prefix for home in over.homes}),
+        error=_why_unusable(found, {home.prefix for home in checkouts.homes}),
     )
     if ready.error:
         say(f"stack {stack.name} cannot be used: {ready.error}")
-    elif request is not None and not own:
+    elif request is not None and not in_place:
         _compile(ready, Path(found.prefix), once)
     return ready
 
@@ -148,7 +143,7 @@ def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
             place = Path(item.repository)
             now = stack_checkout.code_at(item, stack_checkout.commit_of(item, fetch=False), place)
             if now != before:
-                found.append(f"stack {stack.asked.name}: {item.package} in {place} was {before}, and is {now}")
+                found.append(f"stack {stack.asked.name}: {item.package} in {place} changed from {before} to {now}")
     return found
 
 
@@ -167,15 +162,15 @@ def _homes_of(found: Interpreter) -> tuple[ModuleHome, ...]:
     return (*named, ModuleHome(prefix="", folders=(found.prefix,)))
 
 
-def _lacking(found: Interpreter, checked_out: set[str]) -> str:
+def _why_unusable(found: Interpreter, checked_out: set[str]) -> str:
     """Why the probe cannot run in an environment; empty when it can."""
     release = tuple(int(part) for part in found.version.split(".")[:2])
-    if release < OLDEST_PYTHON:
-        needed = ".".join(map(str, OLDEST_PYTHON))
+    if release < interpreters.OLDEST_PYTHON:
+        needed = ".".join(map(str, interpreters.OLDEST_PYTHON))
         return f"{found.executable} is Python {found.version}, and the probe needs {needed} or newer"
     for name in ("torch", "megatron.core"):
         if name not in found.modules and name not in checked_out:
-            return f"{found.executable} has no {name}; name it under `packages`, or take an interpreter that has it"
+            return f"{found.executable} has no {name}; add it to `packages`, or use an interpreter that has it"
     return ""
 
 
@@ -188,12 +183,10 @@ def torch_version() -> str:
 
 
 def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
-    """Import everything that runs import once, with bytecode caching on, which some machines switch off.
+    """Import what runs import, with bytecode caching on, which some machines switch off: halves later import times.
 
-    That halves the time of later imports.
-
-    Once for every combination of environment and checkouts, with `once` for the environment alone. A failure is not
-    reported here: the agent's import fails too, and its reason is in the cells' results.
+    Done once for every combination of environment and checkouts, with `once` only once per environment. A failure is
+    not reported here: the agent's import fails too, and its reason is in the cells' results.
     """
     digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
     stamp = environment / f"compiled-{digest}"

@@ -1,4 +1,4 @@
-"""Published releases of a package, as uv finds them in its configured index."""
+"""Lists published releases of a package, as uv finds them in its configured index."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST = 1000
 
 
 def between(package: str, old: str, new: str, *, pre: bool = False) -> tuple[str, ...]:
-    """The releases after `old` up to and including `new`, oldest first; yanked ones are left out, as uv does.
+    """The releases after `old` up to and including `new`, oldest first; without yanked ones, which uv leaves out.
 
     Queried one by one, each as the newest below the previous one, so that uv alone decides what is newer. `pre`:
-    with pre-releases. InputError when an end is not a release, or `old` is not the older one.
+    include pre-releases. InputError when an end is not a release, or `old` is not the older one.
     """
     problems = [
         Problem(key=package, message=f"{release} is not a release that uv finds in its index")
@@ -32,7 +32,7 @@ def between(package: str, old: str, new: str, *, pre: bool = False) -> tuple[str
         if below is None:
             return tuple(reversed(found))
         found.append(below)
-    raise InfrastructureError(f"uv finds no end of the releases of {package} below {new}")
+    raise InfrastructureError(f"{package} has more than {MOST} releases between {old} and {new}")
 
 
 def is_older(package: str, old: str, new: str) -> bool:

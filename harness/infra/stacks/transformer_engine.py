@@ -1,6 +1,6 @@
 """Transformer Engine's PyTorch extension, built without a GPU and cached: some stacks only need to import it.
 
-The package index has its sources only. What the compiler needs comes from the index too (nvidia-*), not from a CUDA
+The package index has only its sources. The compiler's headers come from the index too (nvidia-*), not from a CUDA
 toolkit. The extension has no CUDA source: compilation spends its time on torch's headers, parsed for each of 31 files.
 Compiled as one file without optimisation it takes 80 s of processor time instead of 20 minutes. The result can be
 imported; on a CPU its kernels never run.
@@ -48,7 +48,7 @@ def is_wanted(requirement: str) -> bool:
 
 
 def wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:
-    """The built wheel for the environment of `python`, built unless it is cached; torch must be installed there.
+    """The wheel for the environment of `python`, built unless it is cached; torch must be installed there.
 
     NotBuildableError with the end of the compiler's output when it cannot be built.
     """
@@ -63,7 +63,7 @@ def wheel(requirement: str, python: Path, install: Install, say: Say) -> Path:
         _build(requirement, python, place, install)
         if found := _kept(place):
             return found
-    raise NotBuildableError(f"building {requirement} left no wheel")
+    raise NotBuildableError(f"building {requirement} produced no wheel")
 
 
 def _kept(place: Path) -> Path | None:
@@ -74,7 +74,7 @@ def _build(requirement: str, python: Path, place: Path, install: Install) -> Non
     runtime = _ask(python, "import importlib.metadata as m; print(m.version('nvidia-cuda-runtime'))")
     install([*TOOLS, f"nvidia-cuda-crt=={'.'.join(runtime.split('.')[:2])}.*"])
     nvidia = Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])")) / "nvidia"
-    for left in place.glob("work.*"):  # by a process that was killed
+    for left in place.glob("work.*"):  # left by a process that was killed
         shutil.rmtree(left)
     work = place / f"work.{os.getpid()}"
     work.mkdir(parents=True)
@@ -82,18 +82,18 @@ def _build(requirement: str, python: Path, place: Path, install: Install) -> Non
     compiler.write_text(COMPILER, encoding="utf-8")
     compiler.chmod(0o755)
     includes = [nvidia / part / "include" for part in ("cu13", "cudnn", "nccl")]
-    made = {
+    variables = {
         "CXX": str(compiler),
         "CUDA_HOME": str(nvidia / "cu13"),
         "CPATH": ":".join(map(str, [*includes, nvidia / "cu13" / "include" / "cccl"])),
         "NVTE_FRAMEWORK": "pytorch",
-        "NVTE_PYTORCH_FORCE_BUILD": "TRUE",  # otherwise it first looks for a wheel elsewhere
+        "NVTE_PYTORCH_FORCE_BUILD": "TRUE",  # otherwise it first looks for a prebuilt wheel
         "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
     }
     argv = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    # pip would take a wheel that it built once for another torch.
+    # pip's cache may hold a wheel that was built for another torch.
     argv += ["--no-cache-dir", "--no-binary", NAME, "-w", str(work / "out"), requirement]
-    _run(argv, {**os.environ, **made})
+    _run(argv, {**os.environ, **variables})
     for built in (work / "out").glob("*.whl"):
         built.rename(place / built.name)
     shutil.rmtree(work)

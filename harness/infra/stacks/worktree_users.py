@@ -33,9 +33,9 @@ def note_user(place: Path, user: str, *, is_new: bool) -> None:
 
 
 def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
-    """Release the worktrees that `user` holds, of these projects only, and remove those without another user.
+    """Release the worktrees of `user`, and remove those that have no other user. `packages`: of these projects only.
 
-    Returns those removed, including forgotten ones.
+    Returns the removed ones, also those that were not released for FORGOTTEN_S.
     """
     removed = []
     for note in sorted((folder() / "checkouts").glob(f".*{_NOTE}")):
@@ -50,7 +50,7 @@ def release(user: str, packages: tuple[str, ...] | None = None) -> list[Path]:
 
 
 def _release(place: Path, user: str) -> bool:
-    """Whether the worktree was removed. The caller holds its lock."""
+    """Release one worktree; returns whether it was removed. The caller holds its lock."""
     note = _note(place)
     users = _users(note)
     if not users:  # it was marked as kept in the meantime

@@ -81,7 +81,7 @@ def test_status_knows_whether_the_launcher_lives(tmp_path: Path) -> None:
     plan = read_plan(run)
     run.attempt(plan.expansion.cells[0].id).result.unlink()
     assert launcher_of(run) is None
-    assert "Launcher: none, it has ended; go on with: harness resume" in status_text(run, plan)
+    assert "Launcher: ended; continue with: harness resume" in status_text(run, plan)
     with only_launcher(run):
         assert (launcher_of(run) or "").startswith("pid ")
         assert "Launcher: pid " in status_text(run, plan)
@@ -99,7 +99,7 @@ def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> No
         EXIT_UNDECIDED,
     )  # it runs nothing
     run.attempt(plan.expansion.cells[1].id).result.unlink()
-    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* was 0{40}, and is .*begin a new run"):
+    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* changed from 0{40} to .*begin a new run"):
         resume(run, plan, FinalizeOptions(record=False), errors=False)
 
 

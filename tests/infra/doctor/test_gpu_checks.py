@@ -1,4 +1,4 @@
-"""Every check of GPUs is seen failing on broken facts; then torch of this machine is asked."""
+"""Every GPU check fails on broken facts; then torch is probed on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WELL = GpuFacts(
 NODES = ClusterProfile(name="c", kind="slurm", nodes=4, gpus_per_node=8, env={"NCCL_SOCKET_IFNAME": "ib"})
 
 
-def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
+def test_a_healthy_node_and_a_healthy_login_node_pass_every_check() -> None:
     here = [line(one) for one in gpu_checks(LOCAL, WELL)]
     assert here == [
         "ok    driver            supports CUDA up to 13.0, torch is built for 13.0",
@@ -67,7 +67,7 @@ def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
             "torch on GPUs",
             "imported: exit code 1: no libcu",
         ),
-        ({"torch": replace(TORCH, cuda=None)}, FAIL, "torch on GPUs", "build for the CPU"),
+        ({"torch": replace(TORCH, cuda=None)}, FAIL, "torch on GPUs", "torch is a CPU build"),
         ({"torch": replace(TORCH, available=False)}, FAIL, "torch on GPUs", "CUDA_VISIBLE_DEVICES"),
         (
             {"torch": replace(TORCH, capabilities=("sm_70",))},
@@ -76,11 +76,16 @@ def test_nothing_is_wrong_with_a_node_and_a_login_node_that_are_well() -> None:
             "no kernels for sm_70, only for sm_80",
         ),
         ({"torch": replace(TORCH, engine="")}, WARN, "TE", "varlen"),
-        ({"torch": replace(TORCH, engine_problem="OSError: libcudart")}, FAIL, "TE", "2.9.0 does not import: OSError"),
+        (
+            {"torch": replace(TORCH, engine_problem="OSError: libcudart")},
+            FAIL,
+            "TE",
+            "2.9.0 cannot be imported: OSError",
+        ),
         ({"shm_bytes": 64 << 20}, WARN, "/dev/shm", "0.1 GiB"),
     ],
 )
-def test_what_is_broken_on_a_node_is_named(broken: dict[str, Any], level: str, what: str, said: str) -> None:
+def test_each_broken_fact_of_a_node_is_reported(broken: dict[str, Any], level: str, what: str, said: str) -> None:
     bad = [one for one in gpu_checks(LOCAL, replace(WELL, **broken)) if one.level != OK]
     assert [(one.level, one.what) for one in bad] == [(level, what)]
     assert said in line(bad[0])
@@ -97,7 +102,7 @@ def test_what_is_broken_on_a_node_is_named(broken: dict[str, Any], level: str, w
         ({"torch": replace(TORCH, engine_problem="OSError: libcuda.so.1")}, "TE", "nodes with a driver"),
     ],
 )
-def test_what_may_differ_on_the_nodes_is_a_warning(broken: dict[str, Any], what: str, said: str) -> None:
+def test_facts_that_may_differ_on_the_nodes_are_warnings(broken: dict[str, Any], what: str, said: str) -> None:
     bad = [one for one in gpu_checks(NODES, replace(WELL, **broken)) if one.level != OK]
     assert [(one.level, one.what) for one in bad] == [(WARN, what)]
     assert said in line(bad[0])
@@ -128,9 +133,7 @@ def test_a_network_without_infiniband_by_choice_and_torch_in_a_container_are_fin
 @pytest.mark.parametrize(
     ("kernels", "good"), [(("sm_86",), False), (("sm_90",), True), (("sm_90a",), True), (("compute_80",), True)]
 )
-def test_kernels_run_on_their_generation_and_intermediate_code_on_later_ones(
-    kernels: tuple[str, ...], good: bool
-) -> None:
+def test_kernels_run_on_their_major_version_and_ptx_on_later_ones(kernels: tuple[str, ...], good: bool) -> None:
     found = list(gpu_checks(LOCAL, replace(WELL, torch=replace(TORCH, kernels=kernels))))
     assert (found[1].level == OK) is good
 
@@ -149,19 +152,19 @@ def test_ports_are_read_as_the_kernel_shows_them(tmp_path: Path) -> None:
     assert found.torch is None
 
 
-def test_torch_of_this_machine_says_how_it_was_built() -> None:
+def test_torch_of_this_machine_is_probed() -> None:
     found = probe_torch(sys.executable, {"CUDA_VISIBLE_DEVICES": ""}, ask)
     assert isinstance(found, TorchFacts)
     assert (found.available, found.devices) == (False, ())
     said = "\n".join(line(one) for one in gpu_checks(LOCAL, replace(WELL, torch=found)))
     assert "FAIL  torch on GPUs     torch " in said
-    assert probe_torch("/bin/echo", {}, ask) == Answer(problem="does not answer like a Python")
+    assert probe_torch("/bin/echo", {}, ask) == Answer(problem="unexpected output: not a Python interpreter?")
     gone = probe_torch("/no/python", {}, ask)
     assert isinstance(gone, Answer)
     assert gone.problem == "no such file"
 
 
-def test_what_a_profile_asks_of_slurm_and_often_goes_wrong_is_a_warning() -> None:
+def test_profile_settings_that_often_go_wrong_on_slurm_are_warnings() -> None:
     careless = ClusterProfile(
         kind="slurm", srun_flags=("--mpi=pmix",), container=Container(image="nvcr.io#nvidia/nemo:25.09")
     )

@@ -24,16 +24,16 @@ def test_a_failed_command_says_what_where_and_why(tmp_path: Path) -> None:
         git.output(tmp_path, "rev-parse", "--verify", "HEAD")
 
 
-def test_git_that_is_not_there_is_infrastructure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_an_infrastructure_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InfrastructureError, match="git config did not end well"):
+    with pytest.raises(InfrastructureError, match="git config failed"):
         git.run(tmp_path, "status")
 
 
-def test_what_is_given_is_read(tmp_path: Path) -> None:
+def test_standard_input_is_passed_to_git(tmp_path: Path) -> None:
     git.output(tmp_path, "init", "--quiet")
     hashed = git.output(tmp_path, "hash-object", "--stdin", stdin="some text\n").strip()
-    assert hashed == "7b57bd29ea8afbdeb9bac64cf7074f4b531492a8"  # what git 2.39 prints for this text by a pipe
+    assert hashed == "7b57bd29ea8afbdeb9bac64cf7074f4b531492a8"  # what git 2.39 prints for this text from a pipe
 
 
 def repository(folder: Path) -> Path:
@@ -47,7 +47,7 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> None:
+def test_no_program_of_a_repository_is_executed(tmp_path: Path) -> None:
     here, proof = repository(tmp_path / "here"), tmp_path / "proof"
     program = tmp_path / "program"
     program.write_text(f'#!/bin/sh\necho "$0" >> {proof}\n')
@@ -67,11 +67,11 @@ def test_nothing_that_a_repository_brings_along_is_executed(tmp_path: Path) -> N
     git.output(here, "show", "--no-patch", "--format=%s", "HEAD")
     assert not proof.exists()
     subprocess.run(["git", "-C", here, "worktree", "add", "--quiet", "--detach", tmp_path / "other"], check=True)
-    assert proof.exists()  # that git alone would have
+    assert proof.exists()  # git without these settings runs it
 
 
 @pytest.mark.parametrize("name", ["odd", "o=d.driver=x", "Odd.driver", "a b"])
-def test_a_merge_driver_of_a_repository_is_not_run_and_texts_are_merged_by_git(tmp_path: Path, name: str) -> None:
+def test_a_merge_driver_of_a_repository_is_replaced_by_gits_own_merge(tmp_path: Path, name: str) -> None:
     here, proof = repository(tmp_path / "here"), tmp_path / "proof"
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
     (here / ".gitattributes").write_text(f"file merge={name}\n" if " " not in name else "")
@@ -87,7 +87,7 @@ def test_a_merge_driver_of_a_repository_is_not_run_and_texts_are_merged_by_git(t
     assert not proof.exists()
     subprocess.run(["git", "-C", here, "reset", "--quiet", "--hard"], check=True)
     subprocess.run(["git", "-C", here, "revert", "--no-commit", middle], check=False, capture_output=True)
-    assert proof.exists()  # git alone would have run it
+    assert proof.exists()  # git without these settings runs it
 
 
 @pytest.mark.parametrize("url", ["ext::sh -c 'touch {proof}'", "fd::0", "odd://host/x"])
@@ -122,7 +122,7 @@ def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
     assert git.without_credentials(url) == shown
 
 
-def test_what_git_complains_of_holds_no_credentials(tmp_path: Path) -> None:
+def test_error_messages_of_git_contain_no_credentials(tmp_path: Path) -> None:
     here = repository(tmp_path / "here")
     with pytest.raises(InfrastructureError) as caught:
         git.output(here, "fetch", "https://me:hunter2@127.0.0.1:1/x.git")

@@ -1,4 +1,4 @@
-"""Histories of real repositories."""
+"""Histories of real git repositories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.infra.stacks.test_checkout import git
 
 
 def commit(folder: Path, subject: str, **files: str) -> str:
-    """A commit with these files, whose names have `__` for `/`; its hash."""
+    """Commit these files, whose names have `__` for `/`; returns the hash."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,14 +29,14 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_history_holds_what_the_new_end_reaches_and_the_old_does_not(source: Path) -> None:
+def test_a_history_has_the_commits_reachable_from_the_new_end_only(source: Path) -> None:
     first, second, third = (commit(source, name) for name in ("one", "two", "three"))
     history = Repository(source).history(first, third)
     assert history.points == (second, third)
     assert history.parents == {second: (first,), third: (second,)}
 
 
-def test_both_sides_of_a_merge_are_there_unless_only_first_parents_are_asked_for(source: Path) -> None:
+def test_a_history_has_both_sides_of_a_merge_unless_limited_to_first_parents(source: Path) -> None:
     root = commit(source, "root")
     git(source, "checkout", "--quiet", "-b", "side")
     side = commit(source, "side")
@@ -64,7 +64,7 @@ def test_contents_are_equal_where_the_paths_are(source: Path) -> None:
     assert Repository(source).changed(first, second) == ("b.py",)
 
 
-def test_a_commit_in_words(source: Path) -> None:
+def test_the_description_of_a_commit(source: Path) -> None:
     first = commit(source, "one")
     second = commit(source, "Second: of | them")
     about = Repository(source).about(second)
@@ -72,7 +72,7 @@ def test_a_commit_in_words(source: Path) -> None:
     assert about.date[:2] == "20"
 
 
-def test_submodules_are_told_with_the_commits_they_are_pinned_to(source: Path) -> None:
+def test_submodules_are_listed_with_their_pinned_commits(source: Path) -> None:
     pin = commit(source, "to be pinned")
     git(source, "update-index", "--add", "--cacheinfo", f"160000,{pin},3rdparty/other")
     git(source, "commit", "--quiet", "-m", "pin")
@@ -81,20 +81,20 @@ def test_submodules_are_told_with_the_commits_they_are_pinned_to(source: Path) -
     assert Repository(source).submodules(pin) == {}
 
 
-def test_objects_that_are_not_there_are_empty(source: Path) -> None:
+def test_missing_objects_are_empty(source: Path) -> None:
     head = commit(source, "one", file="x")
     found = Repository(source).objects([f"{head}:file", f"{head}:gone", f"{head}^{{tree}}"])
     assert [bool(value) for value in found.values()] == [True, False, True]
 
 
-def test_what_git_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+def test_an_error_of_git_is_reported_with_its_message(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="not a git repository"):
         Repository(tmp_path).about("HEAD")
 
 
 @pytest.mark.parametrize("subject", ["", "\x1f", "a\x1fb", "\x1b[2J", "::error::x", "one\x1etwo\x1dthree"])
-def test_any_subject_is_told_as_it_is(tmp_path: Path, subject: str) -> None:
-    """Also one of a shallow boundary, whose parents are not there."""
+def test_any_subject_is_read_unchanged(tmp_path: Path, subject: str) -> None:
+    """Also that of a shallow boundary, whose parents are missing."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     identity = ["-c", "user.name=A\x1fB", "-c", "user.email=a@example.org"]
     subprocess.run(["git", "init", "--quiet", str(origin)], check=True)

@@ -57,7 +57,7 @@ def test_a_run_becomes_a_row_for_itself_each_cell_finding_and_metric(file: Path)
         assert count > 2
 
 
-def test_half_a_surrogate_in_any_text_is_kept_as_an_escape(file: Path) -> None:
+def test_a_lone_surrogate_in_any_text_is_stored_as_an_escape(file: Path) -> None:
     run = run_of(1)
     cells = tuple(replace(cell, reason="half \ud800") for cell in run.cells)
     record(file, replace(run, host="\udfff", matrix="m\ud800", cells=cells))
@@ -73,7 +73,7 @@ def test_recording_a_run_again_replaces_its_rows(file: Path) -> None:
     assert rows(file, "SELECT count(*) FROM metrics WHERE cell NOT IN (SELECT id FROM cells)") == [(0,)]
 
 
-def test_values_that_are_no_numbers_stay_so(file: Path) -> None:
+def test_values_that_are_not_finite_are_stored_as_such(file: Path) -> None:
     record(file, timed(run_of(1), {"loss_last": math.nan, "loss_drift": math.inf}))
     query = "SELECT value FROM metrics WHERE name = '{}'"
     assert rows(file, query.format("loss_last")) == [(None,)]
@@ -106,14 +106,14 @@ def test_the_past_of_a_cell_is_its_last_verdict_and_since_when(file: Path) -> No
     )
 
 
-def test_runs_recorded_out_of_order_are_told_in_order(file: Path) -> None:
+def test_runs_recorded_out_of_order_are_read_in_order(file: Path) -> None:
     record(file, run_of(5, "FAIL"), run_of(2, "FAIL"), run_of(4, "FAIL"), run_of(3))
     with opened(file, write=False) as history:
         past = history.cell_histories("smoke", "cpu", FIRST_OF_SEPTEMBER)[CELL]
     assert (past.run_id, past.since_run) == ("smoke-05", "smoke-04")
 
 
-def test_the_log_ahead_is_used_on_a_local_disk_only(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_write_ahead_log_is_used_on_a_local_disk_only(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(file, run_of(1))
     assert rows(file, "PRAGMA journal_mode") == [("wal",)]
     monkeypatch.setattr(history_module, "is_network", lambda path: True)
@@ -122,22 +122,22 @@ def test_the_log_ahead_is_used_on_a_local_disk_only(file: Path, monkeypatch: pyt
     assert rows(file, "SELECT count(*) FROM runs") == [(2,)]
 
 
-def test_reading_where_there_is_no_history_says_how_one_begins(file: Path) -> None:
+def test_reading_a_missing_history_says_how_to_create_one(file: Path) -> None:
     with pytest.raises(InputError, match=r"there is no history.*harness history import"), opened(file, write=False):
         pass
     assert not file.exists()
 
 
-def test_a_file_of_a_newer_harness_is_left_alone(file: Path) -> None:
+def test_a_file_of_a_newer_harness_is_not_changed(file: Path) -> None:
     record(file, run_of(1))
     rows(file, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     before = file.read_bytes()
-    with pytest.raises(InputError, match="is of a newer harness"), opened(file, write=True):
+    with pytest.raises(InputError, match="was written by a newer harness"), opened(file, write=True):
         pass
     assert file.read_bytes() == before
 
 
-def test_a_file_that_is_no_history_is_named(file: Path) -> None:
+def test_a_file_that_is_not_a_history_is_an_error(file: Path) -> None:
     file.write_text("not a database, and long enough to be read as one\n" * 100)
     with (
         pytest.raises(HistoryError, match=r"history .*history\.sqlite: file is not a database"),
@@ -210,7 +210,7 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_file(
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.1), ("NVIDIA H200", 0.2)])
-def test_a_baseline_on_a_gpu_is_of_the_timing_leg_and_says_what_code_it_is_of(
+def test_a_baseline_on_a_gpu_comes_from_the_timing_leg_and_names_the_version(
     file: Path, device: str, seconds: float
 ) -> None:
     run = timed(run_of(1), {"step_busy_s": 0.1, "packed_s": 0.2})
@@ -250,7 +250,7 @@ def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkey
     monkeypatch.setattr(history_module, "MIGRATIONS", newer)
     with opened(file, write=False):
         pass
-    assert rows(file, "PRAGMA user_version") == [(len(MIGRATIONS),)]  # a reader leaves it as it is
+    assert rows(file, "PRAGMA user_version") == [(len(MIGRATIONS),)]  # a reader does not migrate it
     with opened(file, write=True):
         pass
     assert rows(file, "SELECT run_id, mood FROM runs") == [("smoke-01", "good")]
@@ -264,16 +264,16 @@ def test_a_reader_never_writes_to_a_file_of_another_program(tmp_path: Path) -> N
         with closing(sqlite3.connect(file)) as other:
             other.executescript(script or "PRAGMA user_version = 0")
         before = file.read_bytes()
-        with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=False):
+        with pytest.raises(InputError, match="is not a history of the harness"), opened(file, write=False):
             pass
         if script:
-            with pytest.raises(InputError, match="is no history of the harness"), opened(file, write=True):
+            with pytest.raises(InputError, match="is not a history of the harness"), opened(file, write=True):
                 pass
         assert file.read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == ["theirs.sqlite"]
 
 
-def test_impossible_dates_and_outcomes_are_passed_over(tmp_path: Path) -> None:
+def test_impossible_dates_and_outcomes_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite"
     with opened(file, write=True) as history:
         for number, started in enumerate(("2026-01-02T03:04:05Z", "yesterday", "2026-02-31T00:00:00Z", "")):

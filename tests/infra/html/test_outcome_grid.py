@@ -21,7 +21,7 @@ def test_grid_rows_are_layouts_in_order_of_size_and_columns_are_data_paths() -> 
 
 def test_grid_shows_further_axes_only_where_the_matrix_varies_them() -> None:
     names = [row for row, _ in outcome_grids(big_report(40))[0].rows]
-    assert "tp2-pp2-cp2" in names and "tp2-pp2-cp2-bf16" in names  # fp32 is usual here
+    assert "tp2-pp2-cp2" in names and "tp2-pp2-cp2-bf16" in names  # fp32 is the most frequent value here
 
 
 def test_several_stacks_have_a_grid_per_data_path_with_the_longer_side_as_rows() -> None:

@@ -19,7 +19,7 @@ def texts(svg: str) -> list[str]:
 
 
 def heights(svg: str, colour: str) -> list[float]:
-    """The y coordinates of the line drawn in a colour."""
+    """The y coordinates of the line of a colour."""
     path = next(
         re.findall(r'd="([^"]*)"', tag)[0] for tag in re.findall(r"<path[^>]*>", svg) if f"--plot-{colour}" in tag
     )
@@ -55,12 +55,12 @@ def test_every_colour_is_a_css_variable_with_a_fallback() -> None:
     assert re.sub(r"var\(--plot-\w+, #[0-9a-f]{6}\)", "", svg).count("#") == svg.count("url(#") + svg.count('href="#')
 
 
-def test_ids_of_two_plots_on_one_page_do_not_meet() -> None:
+def test_ids_of_two_plots_on_one_page_do_not_collide() -> None:
     first, second = (set(re.findall(r'\bid="([^"]+)"', value_plot(name, [BAD], alt="x"))) for name in ("a", "b"))
     assert first and second and not first & second
 
 
-def test_references_inside_a_plot_lead_to_its_own_ids() -> None:
+def test_references_inside_a_plot_point_to_its_own_ids() -> None:
     svg = value_plot("a", [BAD], alt="x")
     assert set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg)) != set()
     for clip, use in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg):
@@ -72,14 +72,14 @@ def test_the_failing_line_and_the_bound_are_named() -> None:
     assert "F1" in found and "bound 0.000125" in found
 
 
-def test_an_exact_zero_lies_on_the_lowest_tick() -> None:
+def test_an_exact_zero_is_drawn_at_the_lowest_tick() -> None:
     svg = difference_plot("a", [Series(values=[1e-3, 0.0, 1e-8], kind="failed")], bound=None, alt="x")
     low, lowest, middle = heights(svg, "failed")
     assert low < middle < lowest  # y grows downwards
     assert "0" in texts(svg)
 
 
-def test_a_value_that_is_not_finite_lies_above_everything_and_is_named() -> None:
+def test_a_value_that_is_not_finite_is_drawn_above_all_others_and_labelled() -> None:
     svg = difference_plot("a", [Series(values=[1e-3, math.nan, 0.5], kind="failed")], bound=1e-5, alt="x")
     first, lost, last = heights(svg, "failed")
     assert lost < last < first

@@ -30,7 +30,7 @@ def test_a_different_value_gets_its_own_letter() -> None:
     assert [plane.title for plane in picture.planes] == ["dp 0, cp 0", "dp 0, cp 1"]
 
 
-def test_a_large_layout_draws_the_bad_ranks_first_and_says_what_is_left_out() -> None:
+def test_a_large_layout_draws_bad_ranks_first_and_notes_the_omitted_ones() -> None:
     layout = Layout(tp=8, pp=8, cp=8)
     views = [
         RankView(rank=rank, place=layout.coordinates(rank), state="ok", cu_seqlens=[0, 8], max_seqlen=8)

@@ -1,4 +1,4 @@
-"""report.html as text: complete, escaped, self-contained, small, the same every time."""
+"""report.html as text: complete, escaped, self-contained, small, deterministic."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_report_read_back_from_json_gives_the_same_text(sample: str) -> None:
 
 
 @pytest.mark.parametrize("report", [sample_report(), passing_report(), hostile_report(), big_report(10)])
-def test_pages_are_balanced_with_unique_ids_and_links_that_lead_somewhere(report: Report) -> None:
+def test_pages_are_balanced_with_unique_ids_and_no_broken_links(report: Report) -> None:
     page = Page(render_html(report))
     assert page.unbalanced == []
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
@@ -101,7 +101,7 @@ def test_nothing_is_fetched_and_nothing_is_run(sample: str) -> None:
     assert re.findall(r"url\((?!#)|@import", sample) == []
 
 
-def test_the_page_answers_in_order_verdict_failures_grid_curves_ranks_speed_rejected_cells_provenance(
+def test_the_page_shows_verdict_failures_grid_curves_ranks_speed_rejected_cells_provenance_in_order(
     sample: str,
 ) -> None:
     order = [
@@ -120,7 +120,7 @@ def test_the_page_answers_in_order_verdict_failures_grid_curves_ranks_speed_reje
     assert places == sorted(places)
 
 
-def test_the_banner_says_verdict_counts_run_and_versions(sample: str) -> None:
+def test_the_banner_shows_verdict_counts_run_and_versions(sample: str) -> None:
     text = Page(sample[: sample.index("<nav")]).text
     for part in ("✕ Failed", "2 failed, 1 could not be decided", "smoke-20260822T101530Z-3f2a", "61.8 s", "0.19.2"):
         assert part in text
@@ -142,7 +142,7 @@ def test_the_banner_names_all_stacks_with_the_versions_that_differ() -> None:
     assert ("megatron-core", "0.19.2") in _versions(green) and "stack" not in dict(_versions(green))
 
 
-def test_the_banner_of_a_run_with_one_stack_shows_what_it_held_and_not_the_launcher() -> None:
+def test_the_banner_of_a_run_with_one_stack_shows_its_versions_and_not_the_launchers() -> None:
     report = sample_report()
     stacks = {"older": to_jsonable(OLDER)}
     cells = [replace(cell, axes={**cell.axes, "stack": "older"}) for cell in report.cells]
@@ -220,16 +220,16 @@ def test_a_reference_that_the_matrix_itself_asks_for_is_marked_as_control_and_dr
     cells = [replace(cell, role="cell") for cell in report.cells]
     html = render_html(replace(report, cells=cells))
     assert outcome_grids(replace(report, cells=cells))[0].rows[0][1][0][0].note == "control"
-    assert "the reference and 3 cells" in html
+    assert "the control and 3 cells" in html
 
 
-def test_of_many_cells_with_one_fault_only_two_are_unfolded() -> None:
+def test_of_many_cells_with_one_fault_only_two_are_expanded() -> None:
     html = render_html(big_report(20, failing=2))
     assert html.count('<details class="cell o-FAIL"') == 10
     assert len(re.findall(r'<details class="cell o-FAIL" id="[^"]+" open>', html)) == 2
 
 
-def test_every_outcome_is_a_word_and_not_only_a_colour(sample: str) -> None:
+def test_every_outcome_is_shown_as_a_word_and_not_only_as_a_colour(sample: str) -> None:
     text = Page(sample[sample.index('id="h-grid"') : sample.index('id="h-curves"')]).text
     for word in ("✓ pass", "✕ fail", "✕ known failure", "– rejected", "! error", "↻ flaky"):  # noqa: RUF001
         assert word in text
@@ -256,7 +256,7 @@ def test_a_hundred_cells_of_eight_ranks_stay_under_three_megabytes(failing: int 
     assert Page(html).classes["square"] == 100
 
 
-def test_long_texts_are_cut_and_the_cut_is_said() -> None:
+def test_long_texts_are_cut_with_a_note() -> None:
     report = sample_report()
     cell = next(cell for cell in report.cells if cell.failure)
     assert cell.failure

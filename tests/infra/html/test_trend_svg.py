@@ -20,7 +20,7 @@ def heights(svg: str) -> list[float]:
     return [float(text) for text in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', svg)]
 
 
-def test_larger_values_lie_higher_and_every_point_says_what_it_is() -> None:
+def test_larger_values_are_drawn_higher_and_every_point_has_a_tooltip() -> None:
     svg = trend(spots(1.0, 3.0, 2.0), alt='a "b"')
     low, high, middle = heights(svg)
     assert high < middle < low
@@ -38,14 +38,14 @@ def test_any_values_stay_inside_the_picture_with_at_least_one_tick(values: tuple
     assert svg.count('class="grid"') >= 1
 
 
-def test_zero_has_a_line_of_its_own_on_a_log_axis() -> None:
+def test_zero_has_its_own_line_on_a_log_axis() -> None:
     svg = trend(spots(0.0, 1e-7), alt="x", log=True)
     assert ">0</text>" in svg and ">1e-7</text>" in svg
     zero, other = heights(svg)
     assert zero == 146.0 > other
 
 
-def test_failed_runs_and_what_is_no_number_are_crosses() -> None:
+def test_failed_runs_and_values_that_are_not_finite_are_crosses() -> None:
     failed = [*spots(1.0, 2.0), TrendPoint(started="2026-08-09T00:00:00Z", value=1.5, title="failed", bad=True)]
     svg = trend([*failed, TrendPoint(started="2026-08-10T00:00:00Z", value=math.nan, title="nan")], alt="x")
     assert svg.count('class="bad"') == 2
@@ -53,7 +53,7 @@ def test_failed_runs_and_what_is_no_number_are_crosses() -> None:
     assert "nan" not in re.sub(r"<title>.*?</title>", "", svg)
 
 
-def test_a_version_is_marked_where_it_begins_and_named_where_there_is_room() -> None:
+def test_a_version_is_marked_where_it_begins_and_named_where_there_is_space() -> None:
     close = [
         TrendPoint(
             started=f"2026-08-01T{hour:02d}:00:00Z", value=1.0, title="", mark=f"v{hour}" if hour in (2, 3, 20) else ""

@@ -45,14 +45,14 @@ def test_the_shipped_local_profile_is_the_built_in_one(root: Path) -> None:
     assert read_profile(root / "matrices" / "clusters" / "local.yaml") == LOCAL
 
 
-def test_the_matrix_names_the_profile_and_the_command_line_overrules_it(tmp_path: Path) -> None:
+def test_the_matrix_names_the_profile_and_the_command_line_overrides_it(tmp_path: Path) -> None:
     assert cluster_of(matrix(tmp_path))[0] == LOCAL
     asking = matrix(tmp_path, "cluster: slurm-lab\n")
     assert cluster_of(asking)[0].name == "slurm-lab"
     assert cluster_of(asking, "local")[0] == LOCAL
 
 
-def test_a_name_is_looked_for_in_the_users_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_searched_in_the_users_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = matrix(tmp_path / "m", "cluster: slurm-lab\n")
     found = [cluster_of(made)[0].ranks_per_node]
     for ranks, folder in ((5, tmp_path / "matrices" / "clusters"), (6, tmp_path / "m" / "clusters")):
@@ -80,11 +80,11 @@ def test_an_unknown_profile_is_named_with_its_line_and_the_nearest_name(tmp_path
     assert "allowed: a100-apptainer, bare-metal, h100-pyxis, local, slurm-lab; did you mean 'slurm-lab'?" in text
     with pytest.raises(InputError, match="--cluster: no such profile file"):
         cluster_of(matrix(tmp_path), "./none.yaml")
-    with pytest.raises(InputError, match=r"--cluster: no such cluster profile .*looked for in"):
+    with pytest.raises(InputError, match=r"--cluster: no such cluster profile .*searched in"):
         cluster_of(matrix(tmp_path), "zzz")
 
 
-def test_mistakes_of_a_profile_have_file_and_line(tmp_path: Path) -> None:
+def test_errors_in_a_profile_have_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("name: bad\nkind: slurm\nranks_per_node: 2\npartion: x\nenv:\n  HF_TOKEN: abc\n")
     with pytest.raises(InputError, match=r"bad.yaml:6: env.HF_TOKEN: names a secret"):

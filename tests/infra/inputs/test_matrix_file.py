@@ -37,8 +37,8 @@ def test_the_path_is_relative_to_the_matrix_file(tmp_path: Path, monkeypatch: py
         ("-3\n", 1, "found '-3'"),
         ("1.5\n", 1, "found '1.5'"),
         ("a,b\n1,2\n", 1, "found 2 columns; allowed: one column of lengths"),
-        ("length\n", None, "holds no document length"),
-        ("", None, "holds no document length"),
+        ("length\n", None, "contains no document length"),
+        ("", None, "contains no document length"),
     ],
 )
 def test_a_bad_length_is_named_with_file_and_line(tmp_path: Path, text: str, line: int | None, message: str) -> None:
@@ -51,7 +51,7 @@ def test_a_bad_length_is_named_with_file_and_line(tmp_path: Path, text: str, lin
     assert "l.csv" in str(caught.value)
 
 
-def test_problems_of_the_lengths_stand_at_the_line_that_names_the_file(tmp_path: Path) -> None:
+def test_problems_of_the_lengths_have_the_line_that_names_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, "12\nx\ny\n")
     with pytest.raises(InputError) as caught:
         read_matrix(file)

@@ -1,4 +1,4 @@
-"""Files that come with the harness, by name."""
+"""Files that come with the harness are found by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.infra.inputs.shipped import checkout, matrix_path, shipped
 
 
 @pytest.mark.parametrize("name", ["smoke", "smoke.yaml"])
-def test_a_shipped_matrix_goes_by_its_name(
+def test_a_shipped_matrix_is_found_by_its_name(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -18,14 +18,14 @@ def test_a_shipped_matrix_goes_by_its_name(
     assert matrix_path(name) == root / "matrices" / "smoke.yaml"
 
 
-def test_a_file_goes_before_a_shipped_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_takes_precedence_over_a_shipped_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smoke.yaml").touch()
     assert matrix_path("smoke.yaml") == Path("smoke.yaml")
 
 
 @pytest.mark.parametrize("name", ["none", "clusters", "matrices/smoke.yaml", "../README.md", ""])
-def test_paths_and_unknown_names_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_paths_and_unknown_names_are_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert matrix_path(name) == Path(name)
 

@@ -38,7 +38,7 @@ def test_values_are_plain_and_every_key_and_item_has_its_line(tmp_path: Path) ->
     }
 
 
-def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: Path) -> None:
+def test_anchors_and_merge_keys_keep_the_lines_of_their_values(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text("a: &a\n  x: 1\nb:\n  <<: *a\n  y: 2\n")
     found = read(file)
@@ -57,7 +57,7 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ("--- 1\n--- 2", 2, "another document"),
         ("a: 2027-99-99", 1, "month must be in 1..12"),
         ("&a [*a]", 1, "contains itself"),
-        ("a: 1\nb: x\x07y\n", 2, "holds the character U+0007, which YAML does not allow"),
+        ("a: 1\nb: x\x07y\n", 2, "contains the character U+0007, which YAML does not allow"),
         ('a: 1\nb: "x\\0y"\n', 2, "a text with U+0000"),
         ('a: 1\nb: "\\uD800"\n', 2, "a text with U+D800"),
         ("a: 1\nb: !!int x\n", 2, "invalid literal"),
@@ -66,7 +66,7 @@ def test_anchors_and_merge_keys_keep_the_lines_where_the_values_stand(tmp_path: 
         ("a: 1\n? {b: 1}\n: 2\n", 2, "a key must be one value, not a list or a mapping"),
     ],
 )
-def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
+def test_anything_but_one_yaml_document_is_an_input_error_with_its_line(
     tmp_path: Path, text: str, line: int | None, expected: str
 ) -> None:
     file = tmp_path / "bad.yaml"
@@ -79,7 +79,7 @@ def test_what_is_not_one_yaml_document_is_an_input_error_with_its_line(
 
 
 def bomb(levels: int) -> str:
-    """Each level repeats the one before ten times by aliases."""
+    """YAML in which each level repeats the one before ten times, by aliases."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
     return "\n".join(lines)
@@ -98,7 +98,7 @@ def bomb(levels: int) -> str:
     ],
     ids=["alias bomb", "long list", "deep list", "deep mapping", "long text", "long number", "long hexadecimal"],
 )
-def test_what_would_grow_without_end_is_refused_where_it_begins(
+def test_input_beyond_a_limit_is_refused_with_its_line(
     tmp_path: Path, text: str, line: int, found: str, allowed: str
 ) -> None:
     file = tmp_path / "bad.yaml"

@@ -10,7 +10,7 @@ from harness.infra.notify.ci_systems import MOST_BYTES, write_ci_output
 from tests.sample_report import big_report, passing_report, sample_report
 
 
-def test_without_a_ci_system_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_ci_system_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stream = io.StringIO()
     write_ci_output(sample_report(), {"CI": "true", "GITHUB_ACTIONS": "false"}, stream)
@@ -18,7 +18,9 @@ def test_without_a_ci_system_nothing_is_said(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_annotations_name_the_matrix_as_the_repository_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotations_name_the_matrix_by_its_path_in_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "nightly").mkdir()
     monkeypatch.chdir(tmp_path / "nightly")
     report = replace(sample_report(), matrix_file="one.yaml")
@@ -38,7 +40,7 @@ def test_the_summary_is_added_to_what_earlier_commands_wrote(tmp_path: Path) -> 
     assert summary.read_text().count("# PASS: smoke") == 2
 
 
-def test_a_summary_never_grows_beyond_what_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_never_exceeds_the_size_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("x" * (MOST_BYTES - 3000))
     environment = {"GITHUB_STEP_SUMMARY": str(summary)}
@@ -48,9 +50,9 @@ def test_a_summary_never_grows_beyond_what_is_taken(tmp_path: Path, capsys: pyte
     summary.write_text("x" * MOST_BYTES)
     write_ci_output(big_report(100), environment)
     assert summary.stat().st_size == MOST_BYTES
-    assert "the job summary is not written" in capsys.readouterr().err
+    assert "cannot write the job summary" in capsys.readouterr().err
 
 
-def test_a_summary_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_ci_output(passing_report(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "gone" / "summary.md")})
-    assert "the job summary is not written" in capsys.readouterr().err
+    assert "cannot write the job summary" in capsys.readouterr().err

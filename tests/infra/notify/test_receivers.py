@@ -1,4 +1,4 @@
-"""Receivers that are there, fail, hang or lie: real commands, and a real HTTP server on this machine."""
+"""Receivers that work, fail, hang or misbehave: real commands, and a real HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_command_gets_the_json_and_the_variables(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "got").read_text() == "fail" + TEXT
 
 
-def test_a_command_that_reads_nothing_is_right(tmp_path: Path) -> None:
+def test_a_command_that_reads_nothing_succeeds(tmp_path: Path) -> None:
     assert notify("true", "x" * 1_000_000, {}) == ""
 
 
@@ -53,7 +53,7 @@ def test_a_command_that_reads_nothing_is_right(tmp_path: Path) -> None:
         (python("import time; time.sleep(600)"), "did not end within 0.3 s"),
     ],
 )
-def test_a_command_that_fails_or_hangs_is_told(command: str, said: str) -> None:
+def test_a_command_that_fails_or_hangs_is_reported(command: str, said: str) -> None:
     assert said in notify(command, TEXT, {}, timeout_s=SHORT_S if "sleep" in command else 60)
 
 
@@ -63,15 +63,15 @@ def test_a_command_that_hangs_ends_with_its_children(tmp_path: Path) -> None:
     await_end(int(pid.read_text()), 30)
 
 
-def test_what_a_command_leaves_running_may_end_in_its_own_time(tmp_path: Path) -> None:
+def test_children_that_a_command_leaves_keep_running(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     assert notify(f"sh -c 'sleep 600 & echo $! > {pid}'", TEXT, {}) == ""
-    os.kill(int(pid.read_text()), signal.SIGKILL)  # it is there
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # still running
 
 
 @contextmanager
 def server(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
-    """Serves until the block ends; its address."""
+    """Serves until the block ends; yields the URL."""
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
     running.daemon_threads = True
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
@@ -85,7 +85,7 @@ def server(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
 
 
 def answering(code: int, body: bytes = b"", **headers: str) -> tuple[type[BaseHTTPRequestHandler], list[Any]]:
-    """A handler that answers so, and the requests that it got."""
+    """A handler with a fixed answer, and the list of requests that it got."""
     got: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -111,13 +111,13 @@ def test_a_webhook_gets_the_json() -> None:
     assert got == [("/hook/secret", "application/json", TEXT)]
 
 
-def test_a_webhook_that_answers_an_error_is_told_with_its_words() -> None:
+def test_an_error_of_a_webhook_is_reported_with_its_message() -> None:
     handler, _ = answering(500, b"no such\nchannel")
     with server(handler) as url:
         assert notify(url, TEXT, {}) == "answered 500 Internal Server Error: no such channel"
 
 
-def test_a_redirection_is_not_followed() -> None:
+def test_a_redirect_is_not_followed() -> None:
     target, got = answering(200)
     with server(target) as there:
         handler, _ = answering(302, Location=there)
@@ -126,7 +126,7 @@ def test_a_redirection_is_not_followed() -> None:
     assert got == []
 
 
-def test_a_webhook_that_closes_at_once_is_told() -> None:
+def test_a_webhook_that_closes_at_once_is_reported() -> None:
     class Closes(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.close()
@@ -135,7 +135,7 @@ def test_a_webhook_that_closes_at_once_is_told() -> None:
         assert notify(url, TEXT, {}).startswith("cannot be reached: ")
 
 
-def test_nobody_there_is_told() -> None:
+def test_an_unreachable_webhook_is_reported() -> None:
     handler, _ = answering(200)
     with server(handler) as url:
         pass
@@ -143,7 +143,7 @@ def test_nobody_there_is_told() -> None:
 
 
 @pytest.mark.parametrize("dripping", [False, True])
-def test_a_webhook_that_hangs_or_drips_is_given_up(dripping: bool) -> None:
+def test_a_webhook_that_hangs_or_drips_times_out(dripping: bool) -> None:
     ended = threading.Event()
 
     class Hangs(socketserver.BaseRequestHandler):
@@ -169,14 +169,14 @@ def test_a_webhook_that_hangs_or_drips_is_given_up(dripping: bool) -> None:
     [
         ("https://example.org/hook", ""),
         ("mail -s 'packing nightly' me", ""),
-        ("ftp://example.org/x", "only http and https URLs are posted to"),
-        ("https:///x", "only http and https URLs are posted to"),
+        ("ftp://example.org/x", "only http and https URLs are allowed"),
+        ("https:///x", "only http and https URLs are allowed"),
         ("mail -s 'open", "is not a command: No closing quotation"),
         ("https://example.org/T0 x", "a URL has neither spaces nor control characters; write a space as %20"),
         ("  ", "names neither a command nor a URL"),
     ],
 )
-def test_what_cannot_be_a_receiver_is_known_beforehand(receiver: str, problem: str) -> None:
+def test_an_invalid_receiver_is_rejected_before_it_is_used(receiver: str, problem: str) -> None:
     assert problem_of(receiver) == problem
 
 
@@ -186,7 +186,7 @@ def test_secrets_are_not_shown() -> None:
     assert shown("https://hooks.example.org/T0 /secret") == "***"
 
 
-def test_a_server_that_echoes_what_it_was_asked_gives_nothing_away() -> None:
+def test_a_server_that_echoes_the_request_reveals_no_secret() -> None:
     handler, _ = answering(404, b"POST /hook/secret: no handler for secret (%2Fhook%2Fsecret)")
     with server(handler) as url:
         said = notify(url, TEXT, {})
@@ -194,6 +194,6 @@ def test_a_server_that_echoes_what_it_was_asked_gives_nothing_away() -> None:
     assert "secret" not in said
 
 
-def test_a_command_that_repeats_its_arguments_gives_nothing_away() -> None:
+def test_a_command_that_repeats_its_arguments_reveals_no_secret() -> None:
     said = notify("sh -c 'echo cannot send with hunter2-hunter2; exit 4' x hunter2-hunter2", TEXT, {})
     assert said.startswith("ended with exit code 4: ") and "hunter2" not in said

@@ -17,7 +17,7 @@ from tests.judge.simulator import config_of, run_of
 
 
 def _write(run: RunDir, cell: str, status: str, number: int = 1, **ended: str) -> None:
-    """An attempt whose ranks r0, r1 ... ended so, each with a log."""
+    """Write an attempt whose ranks r0, r1 ... ended as given, each with a log."""
     attempt = run.attempt(cell, number)
     for rank, (_, how) in enumerate(sorted(ended.items())):
         attempt.log(rank).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def test_only_the_ends_of_the_logs_of_failed_ranks_of_failed_cells_are_read(tmp_
     assert tail.written == run.attempt("bad").log(1).stat().st_mtime
 
 
-def test_a_cell_that_left_nothing_has_nothing_but_the_ending_of_its_job(tmp_path: Path) -> None:
+def test_a_cell_without_files_has_only_the_ending_of_its_job(tmp_path: Path) -> None:
     job = JobEnding(state="NODE_FAIL")
     found = read_cell(RunDir(tmp_path), "never-ran", {"never-ran": job})
     assert (found.records, found.result, found.logs, found.retried, found.job) == ({}, None, {}, False, job)
@@ -68,7 +68,7 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", [lambda plan: plan.pop("run_id"), lambda plan: plan.update(new_field=1)])
-def test_a_plan_with_other_fields_is_said_to_be_another_versions(
+def test_a_plan_with_other_fields_is_attributed_to_another_version(
     change: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path)

@@ -10,7 +10,7 @@ from harness.core.run.run_dir import RunDir
 from harness.infra.runs.lock import only_launcher
 
 
-def test_a_second_launcher_is_told_who_follows_the_run(tmp_path: Path) -> None:
+def test_a_second_launcher_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
     with (
         only_launcher(RunDir(tmp_path)),
         pytest.raises(InputError, match=f"another launcher follows this run: pid {os.getpid()} on "),

@@ -14,7 +14,7 @@ from harness.infra.stacks.artifact_store import locked
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_where_there_are_no_locks_the_run_goes_on_with_a_warning(
+def test_without_file_locks_the_run_continues_with_a_warning(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flock(file: object, operation: int) -> None:
@@ -27,7 +27,7 @@ def test_where_there_are_no_locks_the_run_goes_on_with_a_warning(
     assert str(tmp_path / "run") in said
 
 
-def test_any_other_error_of_a_lock_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_of_a_lock_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: object, operation: int) -> None:
         raise OSError(errno.EIO, "broken")
 

@@ -23,7 +23,7 @@ from harness.infra.runs.logs import (
 
 
 def _attempt(run: RunDir, number: int, *endings: str, first: int | None = None) -> None:
-    """An attempt of cell `one` whose ranks ended so; each log has 100 lines."""
+    """Write an attempt of cell `one` whose ranks ended as given; each log has 100 lines."""
     attempt = run.attempt("one", number)
     attempt.log(0).parent.mkdir(parents=True)
     for rank in range(len(endings)):
@@ -45,7 +45,7 @@ def test_the_newest_attempt_is_shown_with_the_first_failing_rank_first(tmp_path:
     assert "try 2 rank 2 line 99" in text
     assert f"try 2 rank 2 line {100 - TAIL_LINES}\n" in text
     assert f"try 2 rank 2 line {99 - TAIL_LINES}\n" not in text
-    assert "try 2 rank 1" not in text  # it completed: its log is only named
+    assert "try 2 rank 1" not in text  # it completed, so its log is only listed
     assert text.endswith("rank-00001.log  (completed)")
 
 
@@ -71,7 +71,7 @@ def test_one_rank_is_shown_whole_and_a_wrong_one_is_refused(tmp_path: Path) -> N
         rank_log(run, "never", 0)
 
 
-def test_what_the_supervisor_says_is_shown_when_it_says_something(tmp_path: Path) -> None:
+def test_the_supervisors_log_is_shown_unless_empty(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "missing")
     log = run.attempt("one").log(0).with_name("supervisor-1.log")
@@ -81,7 +81,7 @@ def test_what_the_supervisor_says_is_shown_when_it_says_something(tmp_path: Path
     assert "supervisor-1.log <==\nno room for ranks" in cell_logs_text(run, "one")
 
 
-def test_logs_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_logs_cannot_control_the_terminal(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "raised")
     run.attempt("one").log(0).write_text("a\tb \x1b]0;title\x07 \x9b2J\n")

@@ -12,7 +12,7 @@ from tests.infra.scheduler import Scheduler, fails, says
 from tests.infra.slurm.test_submissions import plan
 
 
-def test_why_jobs_wait_and_that_a_run_was_cancelled_are_part_of_the_status(
+def test_the_status_shows_why_jobs_wait_and_that_a_run_was_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm, run = Scheduler(tmp_path, monkeypatch), RunDir(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Verdicts that are kept between bisections."""
+"""Verdicts that are cached between bisections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdict(key: VerdictKey = KEY) -> KeptVerdict:
     return KeptVerdict(key=key, cell=cell, run="/somewhere")
 
 
-def test_a_kept_verdict_comes_back_whole() -> None:
+def test_a_cached_verdict_round_trips() -> None:
     assert verdict_cache.read(KEY) is None
     verdict_cache.keep(verdict())
     found = verdict_cache.read(KEY)
@@ -37,13 +37,13 @@ def test_a_kept_verdict_comes_back_whole() -> None:
 
 
 @pytest.mark.parametrize("field", ["code", "stack", "cell", "where", "harness"])
-def test_it_is_of_use_for_nothing_else(field: str) -> None:
+def test_a_cached_verdict_is_used_for_no_other_key(field: str) -> None:
     verdict_cache.keep(verdict())
     assert verdict_cache.read(replace(KEY, **{field: "other"})) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
-def test_half_a_file_is_no_verdict(kept: Path, text: str) -> None:
+def test_a_damaged_file_is_no_verdict(kept: Path, text: str) -> None:
     verdict_cache.keep(verdict())
     (file,) = kept.glob("*.json")
     file.write_text(text)
@@ -67,7 +67,7 @@ def test_the_digest_changes_with_text_and_names_of_the_code_and_with_nothing_els
     assert len(set(seen)) == len(seen)
 
 
-def test_the_version_of_the_harness_tells_its_release_and_the_code_that_runs() -> None:
+def test_the_version_of_the_harness_has_its_release_and_a_digest_of_its_code() -> None:
     release, _, digest = verdict_cache.harness_version().rpartition("-")
     root = Path(harness.__file__).parent
     assert (release, digest) == (harness.__version__, verdict_cache.code_digest(root))

@@ -1,4 +1,4 @@
-"""A run is ended by the names of its jobs, whenever it is cancelled."""
+"""Cancelling a run finds its jobs by name."""
 
 from __future__ import annotations
 
@@ -57,28 +57,28 @@ def test_jobs_are_ended_by_number_and_name_and_those_that_are_over_are_counted(r
     assert run.cancelled.exists()
 
 
-def test_a_job_whose_number_was_never_noted_is_found_by_its_name(run: RunDir, slurm: Scheduler) -> None:
+def test_a_job_whose_number_was_never_recorded_is_found_by_its_name(run: RunDir, slurm: Scheduler) -> None:
     note(run, "submitting", "1n1r")
     slurm.answers("squeue", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
     assert cancel(run) == Cancelled(ended=("7",), over=0)
 
 
-def test_a_job_that_comes_up_while_the_run_is_cancelled_is_ended_too(run: RunDir, slurm: Scheduler) -> None:
+def test_a_job_that_appears_while_the_run_is_cancelled_is_ended_too(run: RunDir, slurm: Scheduler) -> None:
     note(run, "submitting", "1n1r")
     slurm.answers("squeue", "", "", says(row(7, name=FIRST)), says(row(7, "CANCELLED", name=FIRST)))
     assert cancel(run) == Cancelled(ended=("7",), over=0)
 
 
-def test_a_submission_that_never_becomes_a_job_is_waited_for_in_vain_and_not_for_ever(
+def test_a_submission_that_never_becomes_a_job_is_waited_for_no_longer_than_the_grace_period(
     run: RunDir, slurm: Scheduler
 ) -> None:
     note(run, "submitting", "1n1r")
     assert cancel(run) == Cancelled(ended=(), over=0)
-    assert len(slurm.calls("squeue")) == 6  # 10 s, a look every 2 s
+    assert len(slurm.calls("squeue")) == 6  # 10 s, a query every 2 s
 
 
 def test_a_finished_run_is_left_as_it_is(run: RunDir, slurm: Scheduler) -> None:
-    """Slurm may have given its numbers to other jobs: nothing is asked for by number."""
+    """Slurm may have reused its job numbers, so nothing is queried by number."""
     for array, job in (("1n1r", "5"), ("1n2r", "6")):
         note(run, "submitted", array, job)
         note(run, "job_ended", array)
@@ -88,7 +88,7 @@ def test_a_finished_run_is_left_as_it_is(run: RunDir, slurm: Scheduler) -> None:
     assert all(" -j" not in call for call in slurm.calls())
 
 
-def test_a_run_stays_cancelled_while_slurm_cannot_be_asked(run: RunDir, slurm: Scheduler) -> None:
+def test_a_run_stays_cancelled_while_slurm_does_not_answer(run: RunDir, slurm: Scheduler) -> None:
     slurm.answers("squeue", fails(AWAY))
     with pytest.raises(ControllerAwayError):
         cancel(run)
@@ -100,4 +100,4 @@ def test_jobs_that_slurm_does_not_end_are_named(run: RunDir, slurm: Scheduler) -
     slurm.answers("squeue", says(row(5, "RUNNING", name=FIRST)))
     done = cancel(run)
     assert done.left == ("5",)
-    assert done.text == "1 ended, 0 over already, 1 not ended by Slurm yet: 5"
+    assert done.text == "1 ended, 0 had ended before, 1 not ended by Slurm yet: 5"

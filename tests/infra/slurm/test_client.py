@@ -31,7 +31,7 @@ from tests.infra.scheduler import Scheduler, says
         ("7_[0,4-5,32...]", ["7_0", "7_4", "7_5"]),
     ],
 )
-def test_pending_array_members_are_told_apart(shown: str, meant: list[str]) -> None:
+def test_pending_array_members_are_expanded(shown: str, meant: list[str]) -> None:
     assert members(shown) == meant
 
 
@@ -47,7 +47,7 @@ def test_sacct_states_lose_their_remarks() -> None:
     assert (found["12_3"].ended, found["12_3"].nodes, found["12_3"].limit_min) == (False, "", 1440)
 
 
-def test_an_empty_or_strange_answer_says_nothing() -> None:
+def test_an_empty_or_unknown_output_is_parsed_as_nothing() -> None:
     assert parse_sacct("") == parse_squeue("") == parse_pending("") == {}
     assert parse_named("") == parse_named("slurm_load_jobs error") == []
     assert parse_sacct("Slurm accounting storage is disabled\n") == {}
@@ -67,7 +67,7 @@ def test_time_limits_are_whole_minutes(limit: str, wanted: int | None) -> None:
     assert minutes(limit) == wanted
 
 
-def test_reasons_are_told_of_members_that_wait() -> None:
+def test_pending_members_have_their_reasons() -> None:
     found = parse_pending("6_[0-1]|N/A|ReqNodeNotAvail, UnavailableNodes:n[1-4]\n7|2027-01-31T12:00:00|Priority\n")
     assert found["6_1"] == Pending(reason="ReqNodeNotAvail, UnavailableNodes:n[1-4]")
     assert found["7"] == Pending(reason="Priority", start="2027-01-31T12:00:00")
@@ -83,7 +83,7 @@ def test_reasons_are_told_of_members_that_wait() -> None:
         (JobState(state="NODE_FAIL"), "job 7 ended as NODE_FAIL"),
     ],
 )
-def test_how_a_job_ended_is_said_in_words(state: JobState, words: str) -> None:
+def test_the_end_of_a_job_is_a_clause(state: JobState, words: str) -> None:
     assert state.ending("7") == words
 
 
@@ -92,17 +92,17 @@ def test_states_that_may_still_change_do_not_count_as_ended(state: str) -> None:
     assert not JobState(state=state).ended
 
 
-def test_a_slurm_that_cannot_be_asked_has_not_lost_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slurm_that_does_not_answer_has_not_lost_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     client = SlurmClient()
     assert client.states(["7"]) == {"7": JobState(state="UNKNOWN", answered=False)}
     assert client.calls == 2
     client.states(["7"])
-    assert client.calls == 3, "sacct is left alone for a while after it failed"
+    assert client.calls == 3, "sacct is not called for a while after it failed"
 
 
 class Scripted(SlurmClient):
-    """Gives these answers instead of calling the commands: the races are not to be had from a real Slurm at will."""
+    """Gives these answers instead of calling commands, for races that a real Slurm cannot be made to show."""
 
     def __init__(self, **answers: str) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_requeued_job_has_not_ended_although_sacct_still_shows_its_old_end() -
     assert [state.state for state in states.values()] == ["PENDING"] * 4 + ["PREEMPTED", "COMPLETED"]
 
 
-def test_sacct_tells_more_of_an_end_than_squeue() -> None:
+def test_sacct_takes_precedence_over_squeue_for_an_ended_job() -> None:
     client = Scripted(sacct="3|FAILED|9:0|n1|10:00\n", squeue="3|FAILED|n1|10:00\n")
     assert client.states(["3"])["3"].exit_code == "9:0"
 
@@ -134,7 +134,7 @@ def test_a_completed_job_costs_one_call() -> None:
 
 
 def test_the_controller_decides_on_a_job_whose_agent_is_silent() -> None:
-    """Accounting that was away when a job ended shows it as RUNNING for ever."""
+    """Accounting that was down when a job ended shows it as RUNNING for ever."""
     stale = "".join(f"{job}|RUNNING|0:0|n1|10:00\n" for job in (3, 4, 5))
     client = Scripted(sacct=stale, squeue="4|FAILED|n2|10:00\n5|RUNNING|n3|10:00\n")
     states = client.states(["3", "4", "5"], silent={"3", "4", "5"})
@@ -146,7 +146,7 @@ def test_a_silent_job_keeps_its_state_while_the_controller_is_away() -> None:
     assert Scripted(sacct="3|RUNNING|0:0|n1|10:00\n").states(["3"], silent={"3"})["3"].state == "RUNNING"
 
 
-def test_nodes_to_keep_away_from_become_a_list_for_exclude() -> None:
+def test_unusable_nodes_become_a_list_for_exclude() -> None:
     assert Scripted(sinfo="n1\nn3\n").unusable("n[1-4]") == "n1,n3"
     assert Scripted().unusable("n[1-4]") == ""
 
@@ -161,7 +161,7 @@ def test_jobs_are_found_by_name_in_the_order_of_their_submission() -> None:
         Scripted().named(["a"])
 
 
-def test_many_names_are_asked_for_in_several_calls() -> None:
+def test_many_names_are_queried_in_several_calls() -> None:
     client = Scripted(squeue="")
     assert client.named([f"job-{number}" for number in range(1001)]) == []
     assert client.calls == 3
@@ -169,7 +169,7 @@ def test_many_names_are_asked_for_in_several_calls() -> None:
 
 
 @pytest.mark.parametrize("answer", ["exit 124\n", "echo retrying >&2\nexit 124\n", "kill -9 $$\n", says("no number")])
-def test_a_submission_that_is_cut_off_is_unclear_and_not_refused(
+def test_an_interrupted_submission_is_unclear_and_not_refused(
     answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = Scheduler(tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""What is noted when a job has ended, and what the cells without a result say."""
+"""What is recorded when a job has ended, and the results of its unfinished cells."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.infra.slurm.client import SlurmClient
 
-# As Slurm 22.05 says it.
+# As Slurm 22.05 prints it.
 SAYS = "sbatch: Job 17 to start at 2027-01-31T12:00:05 using 8 processors on nodes n1 in partition main"
 
 
@@ -17,7 +17,7 @@ def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int) 
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_the_start_is_what_slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_expected_start_is_the_one_that_slurm_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch(tmp_path, monkeypatch, SAYS, 0)
     assert SlurmClient().expected_start(Path("a b.sbatch")) == "2027-01-31T12:00:05"
 

@@ -1,4 +1,4 @@
-"""How jobs are followed: what agents write, what a scripted Slurm says, and a clock that tests move."""
+"""Following jobs, with agents' files, a scripted Slurm and a clock that tests move."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVENTS: dict[str, Event] = {
 
 
 class Scripted(SlurmClient):
-    """Answers about every job with the next state of the script, the last one again and again."""
+    """Answers about every job with the next state of the script, then repeats the last one."""
 
     def __init__(self, *script: JobState) -> None:
         super().__init__()
@@ -90,24 +90,24 @@ class Bench:
         return ended
 
 
-def test_a_job_that_ended_is_told_of_while_the_others_go_on_and_more_may_be_added(tmp_path: Path) -> None:
+def test_a_job_that_ended_is_reported_while_others_run_and_more_may_be_added(tmp_path: Path) -> None:
     bench = Bench(tmp_path, AWAY)
     short, long, again = (Allocation(name=name, cells=("x",)) for name in ("short", "long", "again"))
     bench.say("finished", "short")
     bench.follower.add([long, short], {"long": "1", "short": "2"})
-    told = []
+    ends = []
     for ended in bench.follower.ended():
-        told.append((ended.allocation.name, ended.finished))
+        ends.append((ended.allocation.name, ended.finished))
         if ended.allocation is short:
             bench.say("finished", "again")
             bench.follower.add([again], {"again": "3"})
         if ended.allocation is again:
             bench.say("finished", "long")
-    assert told == [("short", True), ("again", True), ("long", True)]
+    assert ends == [("short", True), ("again", True), ("long", True)]
     assert bench.heard == ["finished"] * 3
 
 
-def test_a_job_that_slurm_calls_ended_is_over_only_when_it_stays_so(tmp_path: Path) -> None:
+def test_a_job_that_slurm_shows_as_ended_is_over_only_if_it_stays_so(tmp_path: Path) -> None:
     bench = Bench(tmp_path, NODE_FAIL, PENDING, RUNNING, NODE_FAIL)
     ended = bench.end()
     assert (ended.finished, ended.state.state) == (False, "NODE_FAIL")
@@ -150,7 +150,7 @@ def test_a_heartbeat_keeps_a_job_that_slurm_has_forgotten(tmp_path: Path) -> Non
 
 
 def test_a_job_that_has_not_begun_waits_for_a_controller_that_is_away(tmp_path: Path) -> None:
-    """It may stand in the queue: only a job whose agent has been heard can be lost while Slurm is silent."""
+    """It may be in the queue: only a job whose agent has been heard can be lost while Slurm does not answer."""
     bench = Bench(tmp_path, AWAY)
 
     def finish_later(seconds: float) -> None:
@@ -170,7 +170,7 @@ def test_a_job_whose_agent_was_heard_is_lost_while_the_controller_is_away(tmp_pa
     assert bench.seconds < 2 * LOST_AFTER_S
 
 
-def test_a_second_start_of_a_job_is_followed_and_what_the_first_one_says_is_over(tmp_path: Path) -> None:
+def test_a_second_start_of_a_job_is_followed_and_the_first_one_is_ignored(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RUNNING)
     bench.claim(1, "7")
     bench.say("cell_started")
@@ -180,7 +180,7 @@ def test_a_second_start_of_a_job_is_followed_and_what_the_first_one_says_is_over
             bench.say("cell_finished")  # before the second start
             bench.claim(2, "7", "1n2r-0.restart1", restart=1)
         elif 10 < seconds < 11:
-            bench.say("finished")  # an agent that lives on
+            bench.say("finished")  # an agent of the first start that is still alive
         elif seconds > 20:
             bench.say("finished", "1n2r-0.restart1")
 
@@ -200,15 +200,15 @@ def test_a_launcher_that_comes_later_follows_the_newest_start(tmp_path: Path) ->
     assert bench.seconds > 10
 
 
-def test_the_job_that_has_claimed_the_cells_is_asked_after(tmp_path: Path) -> None:
-    """Two jobs of one submission: the one whose number was noted is the one that did not get to run."""
+def test_slurm_is_queried_for_the_job_that_claimed_the_cells(tmp_path: Path) -> None:
+    """Two jobs of one submission: the one whose number was recorded did not run."""
     bench = Bench(tmp_path, NODE_FAIL)
     bench.claim(1, "9_0")
     assert bench.end().job == "9_0"
     assert bench.client.asked[-1] == ["9_0"]
 
 
-def test_what_is_said_of_the_queue_counts_the_reasons() -> None:
+def test_the_text_about_the_queue_counts_the_reasons() -> None:
     waits = {
         "1": Pending(reason="Priority"),
         "2": Pending(reason="Resources", start="2027-01-31T12:00:00"),

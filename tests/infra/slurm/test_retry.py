@@ -27,7 +27,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 
 class Bench:
-    """A run of three cells: one on one node, two in turn on two nodes."""
+    """A run of three cells: one on one node, two in sequence on two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.run, self.plan = RunDir(folder / "run"), plan()
@@ -89,7 +89,7 @@ def test_a_cell_has_as_many_attempts_as_the_plan_allows_and_no_more(bench: Bench
     assert bench.again(allocation, "NODE_FAIL") == []
 
 
-def test_only_cells_without_a_result_and_those_that_were_cut_off_run_again(bench: Bench) -> None:
+def test_only_cells_without_a_result_or_with_an_interrupted_one_run_again(bench: Bench) -> None:
     first, second = bench.wide.cells[:2]
     completed = [RankEnding(rank=0, ended="completed")]
     results = {
@@ -104,13 +104,13 @@ def test_only_cells_without_a_result_and_those_that_were_cut_off_run_again(bench
     assert made.cells == (second,)
 
 
-def test_the_failed_node_of_a_job_on_one_node_is_kept_away_from(bench: Bench, slurm: Scheduler) -> None:
+def test_the_failed_node_of_a_one_node_job_is_excluded(bench: Bench, slurm: Scheduler) -> None:
     (made,) = bench.again(bench.narrow, "NODE_FAIL", "n3")
     assert "#SBATCH --exclude=n3\n" in bench.job_file(made)
     assert slurm.calls("sinfo") == []
 
 
-def test_of_several_nodes_those_that_slurm_does_not_use_are_kept_away_from(bench: Bench, slurm: Scheduler) -> None:
+def test_of_several_nodes_those_that_slurm_marks_unusable_are_excluded(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("sinfo", says("n2"))
     (made,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
     assert "#SBATCH --exclude=n2\n" in bench.job_file(made)
@@ -128,7 +128,7 @@ def test_a_cancelled_run_retries_nothing(bench: Bench) -> None:
     assert bench.again(bench.narrow, "NODE_FAIL") == []
 
 
-def test_the_attempts_of_the_newest_start_of_a_job_are_the_ones_that_are_repeated(bench: Bench) -> None:
+def test_a_retry_repeats_the_attempts_of_the_newest_start_of_a_job(bench: Bench) -> None:
     (cell,) = bench.narrow.cells
     write_new(bench.run.claim(bench.narrow.name, 1), Claim(job="7", restart=0, order=bench.narrow.name))
     second = Allocation(name=f"{bench.narrow.name}.restart1", cells=(cell,))
@@ -141,7 +141,7 @@ def test_the_attempts_of_the_newest_start_of_a_job_are_the_ones_that_are_repeate
 @pytest.mark.parametrize(
     ("state", "calls"), [("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("COMPLETED", 0), ("FAILED", 0)]
 )
-def test_a_job_that_is_given_up_is_cancelled_so_that_slurm_does_not_start_it_again(
+def test_a_job_that_is_no_longer_followed_is_cancelled_so_that_slurm_does_not_restart_it(
     bench: Bench, slurm: Scheduler, state: str, calls: int
 ) -> None:
     keep_from_starting(bench.plan, bench.ended(bench.narrow, state), SlurmClient())

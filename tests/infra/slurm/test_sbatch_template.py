@@ -1,4 +1,4 @@
-"""Job files byte by byte, and what bash and sbatch make of hostile names."""
+"""Job files byte by byte, and how bash and sbatch read hostile names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rendered(profile: ClusterProfile, job: Job | None = None, **more: Any) -> st
 
 @dataclass(frozen=True)
 class Golden:
-    """A job file that is kept whole: a ready profile, changed or not, and what a job asks of it."""
+    """A job file that is compared whole: a shipped profile with changes, and its job."""
 
     profile: str
     job: Job
@@ -131,13 +131,13 @@ def test_every_optional_key_becomes_its_flag() -> None:
     assert "--cpus-per-task=4 \\\n" in text
 
 
-def test_a_cluster_that_knows_no_gpu_flag_is_asked_for_none() -> None:
+def test_gpu_flag_none_requests_no_gpus() -> None:
     asked = [rendered(replace(LAB, gpus_per_node=8, gpu_flag=flag)) for flag in ("gpus-per-node", "none")]
     assert ["gpus-per-node=8" in text for text in asked] == [True, False]
     assert all("gres" not in text for text in asked)
 
 
-def test_the_profile_overrules_the_determinism_environment() -> None:
+def test_the_profile_overrides_the_determinism_environment() -> None:
     made = dict(environment_of(replace(LAB, env={"NCCL_ALGO": "Tree", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": None})))
     assert made == {
         "NCCL_ALGO": "Tree",
@@ -153,7 +153,7 @@ def test_the_job_file_leaves_determinism_to_ranks_which_know_whether_they_are_ti
         assert not [name for name in DETERMINISM if f"export {name}=" in text]
 
 
-def test_a_job_name_has_at_most_64_characters_and_keeps_what_tells_runs_apart() -> None:
+def test_a_job_name_has_at_most_64_characters_and_keeps_the_runs_time_and_digits() -> None:
     assert job_name(RUN_ID, "1n8r") == f"{RUN_ID}.1n8r"
     long = job_name("m" * 40 + "-." * 12 + "-20270131T120000Z-a1b2", "1n8r")
     assert len(long) <= 64
@@ -170,7 +170,7 @@ def test_a_throttle_above_the_size_of_the_array_is_cut_to_it() -> None:
 
 
 def shell_run(text: str, folder: Path, **variables: str) -> list[list[str]]:
-    """Run a job file with bash; a stand-in for srun runs its payload, one for python shows its arguments."""
+    """Run a job file with bash; a stub of srun runs its payload, a stub of python prints its arguments."""
     (folder / "bin").mkdir(exist_ok=True)
     show = f"#!{sys.executable}\nimport sys, json; print(json.dumps(sys.argv[1:]))\n"
     srun = '#!/bin/bash\nwhile [[ $1 == --* ]]; do printf "%s\\n" "$1" >> "$SEEN"; shift; done\nexec "$@"\n'
@@ -207,7 +207,7 @@ def test_a_hostile_name_reaches_the_agent_as_it_is_and_runs_nothing(name: str, t
 
 
 def test_apptainer_starts_the_agent_with_mounts_and_gpus(tmp_path: Path) -> None:
-    """A stand-in for apptainer notes its arguments and runs what it was given, as the real one does inside."""
+    """A stub of apptainer records its arguments and runs its command, as the real one does in the container."""
     (tmp_path / "bin").mkdir()
     program = '#!/bin/bash\nwhile [[ $1 == exec || $1 == --* ]]; do printf "%s\\n" "$1" >> "$SEEN"; shift; done\n'
     (tmp_path / "bin" / "apptainer").write_text(program + 'printf "%s\\n" "$1" >> "$SEEN"; shift; exec "$@"\n')
@@ -240,7 +240,7 @@ def test_a_failing_setup_line_ends_the_job_before_srun(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sbatch() -> str:
-    """The real sbatch; it parses a job file and says what it read before it looks for a controller."""
+    """The real sbatch, which prints the flags that it parsed before it contacts a controller."""
     found = shutil.which("sbatch")
     if found:
         return found
@@ -346,10 +346,10 @@ def test_a_template_of_the_user_prints_plain_values_quoted(tmp_path: Path) -> No
             "{% for i in range(10**5) %}{{ run_dir * 100 }}{% endfor %}",
             "cannot be rendered: more than 1,048,576",
         ),
-        ("{{ '\0' }}", "holds a NUL character"),
+        ("{{ '\0' }}", "contains a NUL character"),
     ],
 )
-def test_a_mistake_in_a_template_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+def test_an_error_in_a_template_is_reported_with_its_location(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "own.j2").write_text(text)
     with pytest.raises(InputError) as caught:
         rendered(LAB, template=tmp_path / "own.j2")

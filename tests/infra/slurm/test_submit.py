@@ -1,4 +1,4 @@
-"""Every submission becomes one job, whatever sbatch and squeue answer."""
+"""Every submission becomes exactly one job, whatever sbatch and squeue answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 
 class Bench:
-    """A run with job files and a submitter whose patience costs no time."""
+    """A run with job files and a submitter whose waits take no time."""
 
     def __init__(self, folder: Path, allocations: list[Allocation]) -> None:
         self.run = RunDir(folder / "run")
@@ -71,7 +71,7 @@ def test_the_intent_is_noted_before_sbatch_and_the_number_after_it(bench: Bench,
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_members_of_an_array_have_ids_of_their_own(tmp_path: Path, slurm: Scheduler) -> None:
+def test_members_of_an_array_have_their_own_ids(tmp_path: Path, slurm: Scheduler) -> None:
     pair = [Allocation(name=f"1n2r-{index}", cells=("a",), array="1n2r", index=index) for index in (0, 3)]
     assert Bench(tmp_path, pair).submit()[0] == {"1n2r-0": "1_0", "1n2r-3": "1_3"}
 
@@ -81,7 +81,7 @@ def test_members_of_an_array_have_ids_of_their_own(tmp_path: Path, slurm: Schedu
     [fails(TIMED_OUT), fails(AWAY), says("ok"), DIED, f"{says('Submitted batch job 7')}exit 1"],
     ids=["late", "away", "no number", "died", "no words"],
 )
-def test_a_job_that_comes_up_after_an_unclear_answer_is_taken_and_not_made_again(
+def test_a_job_that_appears_after_an_unclear_answer_is_used_and_not_submitted_again(
     bench: Bench, slurm: Scheduler, unclear: str
 ) -> None:
     """The controller is away for a while, then does not know the job yet, then does."""
@@ -93,19 +93,19 @@ def test_a_job_that_comes_up_after_an_unclear_answer_is_taken_and_not_made_again
     assert slurm.calls("scancel") == []
 
 
-def test_a_submission_is_made_again_only_after_slurm_has_answered_for_a_while_that_there_is_no_job(
+def test_a_job_is_submitted_again_only_after_slurm_has_shown_none_for_the_grace_period(
     bench: Bench, slurm: Scheduler
 ) -> None:
     slurm.answers("sbatch", fails(TIMED_OUT), says("Submitted batch job 8"))
     slurm.answers("squeue", fails(AWAY), "")
     assert bench.submit() == ({"1n2r-0": "8"}, {})
     order = [call.split()[0] for call in slurm.calls()]
-    assert order == ["sbatch", "squeue", *["squeue"] * 6, "sacct", "sbatch"]  # 10 s of grace, a question every 2 s
+    assert order == ["sbatch", "squeue", *["squeue"] * 6, "sacct", "sbatch"]  # 10 s of grace, a query every 2 s
     assert bench.said
     assert NAME in bench.said[0]
 
 
-def test_a_job_that_only_accounting_remembers_is_taken(bench: Bench, slurm: Scheduler) -> None:
+def test_a_job_that_only_accounting_remembers_is_used(bench: Bench, slurm: Scheduler) -> None:
     note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("sacct", says("9_0", "9_1"))
     assert bench.submit() == ({"1n2r-0": "9"}, {})
@@ -124,16 +124,16 @@ def test_a_submission_that_was_never_begun_is_not_looked_for(bench: Bench, slurm
     assert [call.split()[0] for call in slurm.calls()] == ["sbatch"]
 
 
-def test_nothing_is_submitted_again_while_slurm_cannot_be_asked(bench: Bench, slurm: Scheduler) -> None:
+def test_nothing_is_submitted_again_while_slurm_does_not_answer(bench: Bench, slurm: Scheduler) -> None:
     note(bench.run.events, Submitting(job="1n2r"))
     slurm.answers("squeue", fails(AWAY))
-    with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; resume later"):
+    with pytest.raises(ControllerAwayError, match=r"whether it has job run-1\.1n2r; continue later"):
         bench.submit()
     assert slurm.calls("sbatch") == []
     assert unclear_submissions(bench.run) == {"1n2r"}
 
 
-def test_a_controller_that_takes_no_job_for_long_ends_the_launcher_with_what_sbatch_said(
+def test_a_controller_that_accepts_no_job_for_long_ends_the_launcher_with_sbatchs_message(
     bench: Bench, slurm: Scheduler
 ) -> None:
     slurm.answers("sbatch", fails(TIMED_OUT))
@@ -150,7 +150,7 @@ def test_of_two_jobs_of_one_name_the_later_one_is_cancelled(bench: Bench, slurm:
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 12"]
     (noted,) = bench.events("duplicate")
     assert (noted["job"], noted["kept"]) == ("12", "7")
-    assert bench.said[-1] == f"job 12 is a second job of the name {NAME}: cancelled"
+    assert bench.said[-1] == f"cancelled job 12, a duplicate of job name {NAME}"
 
 
 def test_of_two_jobs_of_one_name_the_one_that_has_claimed_its_cells_is_kept(bench: Bench, slurm: Scheduler) -> None:
@@ -161,14 +161,14 @@ def test_of_two_jobs_of_one_name_the_one_that_has_claimed_its_cells_is_kept(benc
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 7"]
 
 
-def test_a_job_that_runs_is_taken_before_one_of_its_name_that_was_cancelled(bench: Bench, slurm: Scheduler) -> None:
+def test_a_live_job_is_preferred_to_a_cancelled_one_of_its_name(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("sbatch", fails(TIMED_OUT))
     slurm.answers("squeue", says(row(7, "CANCELLED", submitted_at="10:00:05"), row(12, submitted_at="10:00:09")))
     assert bench.submit() == ({"1n2r-0": "12"}, {})
     assert slurm.calls("scancel") == []
 
 
-def test_what_sbatch_refuses_costs_its_own_cells_only(tmp_path: Path, slurm: Scheduler) -> None:
+def test_a_job_that_sbatch_refuses_loses_only_its_own_cells(tmp_path: Path, slurm: Scheduler) -> None:
     bench = Bench(tmp_path, [Allocation(name="2n-0", cells=("b",), array="2n"), *ONE])
     slurm.answers("sbatch", fails("sbatch: error: Invalid account"), says("Submitted batch job 5"))
     ids, refused = bench.submit()
@@ -179,7 +179,7 @@ def test_what_sbatch_refuses_costs_its_own_cells_only(tmp_path: Path, slurm: Sch
     assert unclear_submissions(bench.run) == set()
 
 
-def test_when_sbatch_refuses_everything_its_words_end_the_run(bench: Bench, slurm: Scheduler) -> None:
+def test_when_sbatch_refuses_everything_its_message_ends_the_run(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("sbatch", fails("sbatch: error: Invalid account"))
     with pytest.raises(InfrastructureError, match="Invalid account"):
         bench.submit()
@@ -201,9 +201,7 @@ def test_a_run_that_is_cancelled_while_a_submission_is_unclear_does_not_repeat_i
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_a_job_that_came_up_too_late_and_is_followed_by_nobody_is_cancelled_at_the_end(
-    bench: Bench, slurm: Scheduler
-) -> None:
+def test_a_late_job_that_is_not_followed_is_cancelled_at_the_end(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("sbatch", says("Submitted batch job 5"))
     bench.submit()
     slurm.answers("squeue", says(row(5, "COMPLETING"), row(6, "COMPLETED"), row(8)))
@@ -220,7 +218,7 @@ def test_the_job_that_has_claimed_the_cells_is_the_one_that_is_followed(bench: B
     assert slurm.calls("scancel") == [f"scancel --name={NAME} 5"]
 
 
-def test_duplicates_are_left_alone_while_slurm_cannot_be_asked(bench: Bench, slurm: Scheduler) -> None:
+def test_duplicates_are_not_cancelled_while_slurm_does_not_answer(bench: Bench, slurm: Scheduler) -> None:
     slurm.answers("squeue", fails(AWAY))
     bench.submitter.end_duplicates(ONE)
     assert slurm.calls("scancel") == []

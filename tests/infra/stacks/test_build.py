@@ -1,4 +1,4 @@
-"""Environments made with the real uv, of a package so small that it takes a moment."""
+"""Environments built with the real uv, of a small package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ build(EnvironmentRequest(pythons=(sys.argv[1],), packages=("six==1.16.0",)), pri
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_environment_holds_what_was_asked_for_and_nothing_of_ours() -> None:
+def test_an_environment_has_the_requested_packages_and_none_of_the_harness() -> None:
     said: list[str] = []
     found = build(SIX, said.append)
     assert found.packages == {"six": "1.16.0"}
@@ -38,7 +38,7 @@ def test_an_environment_holds_what_was_asked_for_and_nothing_of_ours() -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_the_second_asking_builds_nothing() -> None:
+def test_a_second_request_builds_nothing() -> None:
     first = build(SIX, print)
     stamp = place_of(SIX, VERSION) / stack_build.STAMP
     before = stamp.stat().st_mtime_ns
@@ -46,7 +46,7 @@ def test_the_second_asking_builds_nothing() -> None:
     assert stamp.stat().st_mtime_ns == before
 
 
-def test_launchers_that_ask_at_the_same_time_build_once(kept: Path) -> None:
+def test_concurrent_launchers_build_once(kept: Path) -> None:
     env = {**os.environ, "HARNESS_STACKS": str(kept)}
     argv = [sys.executable, "-c", _BUILD, VERSION]
     makers = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -55,7 +55,7 @@ def test_launchers_that_ask_at_the_same_time_build_once(kept: Path) -> None:
     assert said.count("building an environment") == 1
 
 
-def test_what_a_killed_maker_left_is_not_used_and_goes_away(kept: Path) -> None:
+def test_an_incomplete_environment_is_not_used_and_is_removed(kept: Path) -> None:
     place = place_of(SIX, VERSION)
     half = place.with_name(f".{place.name}.1.tmp")
     for folder in (place, half):
@@ -87,7 +87,7 @@ POINTS = ("before it is set aside", "after it is set aside", "before the move", 
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_maker_killed_as_it_replaces_an_environment_leaves_none_or_a_whole_one(kept: Path, point: str) -> None:
+def test_a_build_killed_while_it_replaces_an_environment_leaves_none_or_a_complete_one(kept: Path, point: str) -> None:
     broken = Path(build(SIX, print).executable)
     broken.unlink()
     argv = [sys.executable, "-c", _KILLED, VERSION, str(POINTS.index(point))]
@@ -104,14 +104,14 @@ def test_a_maker_killed_as_it_replaces_an_environment_leaves_none_or_a_whole_one
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_environment_whose_interpreter_is_gone_is_made_anew() -> None:
+def test_an_environment_whose_interpreter_is_gone_is_rebuilt() -> None:
     python = Path(build(SIX, print).executable)
     python.unlink()
     assert build(SIX, print).packages == {"six": "1.16.0"}
     assert python.exists()
 
 
-def test_what_cannot_be_made_says_why_and_leaves_nothing(kept: Path) -> None:
+def test_a_failed_build_reports_the_reason_and_leaves_nothing(kept: Path) -> None:
     wrong = replace(SIX, packages=("six==99.0",))
     with pytest.raises(InfrastructureError, match=r"(?s)uv pip install ended with exit code 1.*six==99\.0"):
         build(wrong, print)
@@ -120,13 +120,13 @@ def test_what_cannot_be_made_says_why_and_leaves_nothing(kept: Path) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_packages_without_their_dependencies_come_alone() -> None:
+def test_no_deps_packages_are_installed_without_dependencies() -> None:
     request = replace(SIX, packages=(), no_deps=("python-dateutil==2.9.0.post0",))
     assert build(request, print).packages == {"python-dateutil": "2.9.0.post0"}
 
 
 @pytest.mark.usefixtures("kept")
-def test_the_preferred_python_is_taken_even_where_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preferred_python_is_used_even_if_another_has_a_cached_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_build.interpreters, "find", lambda versions: (sys.executable, versions[0]))
     kept_one = place_of(SIX, "3.99")
     build(replace(SIX, pythons=("3.99",)), print)

@@ -68,7 +68,7 @@ def test_a_worktree_is_made_once_and_stays_when_its_branch_moves(source: Path) -
 
 
 @pytest.mark.usefixtures("kept")
-def test_the_users_own_checkout_is_left_as_it_is(source: Path) -> None:
+def test_the_users_own_checkout_is_not_changed(source: Path) -> None:
     (source / "code.py").write_text("# being worked on\n")
     checkout = checkout_of(source, "main")
     make(checkout, commit_of(checkout, fetch=True), print)
@@ -77,7 +77,7 @@ def test_the_users_own_checkout_is_left_as_it_is(source: Path) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_worktree_that_somebody_changed_is_refused(source: Path) -> None:
+def test_a_changed_worktree_is_refused(source: Path) -> None:
     checkout = checkout_of(source, "main")
     commit = commit_of(checkout, fetch=True)
     place = make(checkout, commit, print)
@@ -86,7 +86,7 @@ def test_a_worktree_that_somebody_changed_is_refused(source: Path) -> None:
         make(checkout, commit, print)
 
 
-def test_what_a_killed_maker_left_is_replaced(source: Path, kept: Path) -> None:
+def test_an_incomplete_worktree_is_replaced(source: Path, kept: Path) -> None:
     checkout = checkout_of(source, "main")
     commit = commit_of(checkout, fetch=True)
     half = place_of(checkout, commit)
@@ -115,7 +115,7 @@ def test_a_url_is_mirrored_and_fetched_when_it_lacks_the_ref(source: Path) -> No
 
 
 @pytest.mark.usefixtures("kept")
-def test_without_fetching_a_url_that_is_not_mirrored_is_said_to_be_unknown(source: Path) -> None:
+def test_without_fetching_a_ref_of_an_unmirrored_url_is_unknown(source: Path) -> None:
     with pytest.raises(InputError, match="has no commit, tag or branch 'main'"):
         commit_of(checkout_of(f"file://{source}", "main"), fetch=False)
 
@@ -135,7 +135,7 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def features(source: Path) -> Path:
-    """The repository with three more commits: tags `one` and `two` each add a file, `undone` takes `two` back."""
+    """The repository with three more commits: tags `one` and `two` each add a file, `undone` reverts `two`."""
     for name in ("one", "two"):
         (source / f"{name}.py").write_text(f"# {name}\n")
         git(source, "add", ".")
@@ -162,7 +162,7 @@ def test_commits_are_reverted_in_the_given_order_without_a_name_to_commit_with_a
         monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
     (features / "code.py").write_text("# being worked on\n")
     before = (git(features, "for-each-ref"), git(features, "status", "--porcelain"))
-    place = reverted_tree(checkout_of(features, "two", "two", "HEAD~3"))  # the second one: "second"
+    place = reverted_tree(checkout_of(features, "two", "two", "HEAD~3"))  # HEAD~3 is the commit "second"
     assert sorted(path.name for path in place.iterdir()) == [".git", "code.py", "one.py"]
     assert (place / "code.py").read_text() == "# first\n"
     assert git(place, "rev-parse", "HEAD") == git(features, "rev-parse", "two")
@@ -172,7 +172,7 @@ def test_commits_are_reverted_in_the_given_order_without_a_name_to_commit_with_a
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_worktree_is_kept_by_its_commit_and_those_reverted(features: Path) -> None:
+def test_a_worktree_is_identified_by_its_commit_and_the_reverted_ones(features: Path) -> None:
     both = checkout_of(features, "two", "two", "one")
     commit = commit_of(both, fetch=True)
     place = reverted_tree(both)
@@ -186,7 +186,7 @@ def test_a_worktree_is_kept_by_its_commit_and_those_reverted(features: Path) -> 
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.usefixtures("kept")
-def test_a_worktree_with_reverts_that_somebody_changed_is_refused(features: Path, staged: bool) -> None:
+def test_a_changed_worktree_with_reverts_is_refused(features: Path, staged: bool) -> None:
     checkout = checkout_of(features, "two", "two")
     place = reverted_tree(checkout)
     (place / "one.py").write_text("# patched\n")
@@ -201,21 +201,21 @@ def test_a_conflict_names_commit_and_files_and_leaves_nothing(features: Path, ke
     git(features, "commit", "--quiet", "--all", "-m", "third")
     worktrees = git(features, "worktree", "list")
     first = git(features, "rev-parse", "old")[:12]
-    told = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; first revert"
-    with pytest.raises(NotRevertibleError, match=told):
+    message = rf"^megatron-lm at main without one, old: reverting {first} conflicts in code\.py; first revert"
+    with pytest.raises(NotRevertibleError, match=message):
         reverted_tree(checkout_of(features, "main", "one", "old"))
     assert git(features, "worktree", "list") == worktrees
     assert [path.name for path in (kept / "checkouts").iterdir() if not path.name.endswith(".lock")] == []
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_revert_that_changes_nothing_is_no_evidence(features: Path) -> None:
+def test_a_revert_that_changes_nothing_is_an_error(features: Path) -> None:
     assert (reverted_tree(checkout_of(features, "undone", "undone")) / "two.py").exists()
     with pytest.raises(NotRevertibleError, match="changes nothing: a later commit has reverted it already"):
         reverted_tree(checkout_of(features, "undone", "two"))
 
 
-def test_commits_that_cannot_be_meant_are_all_named(features: Path, kept: Path) -> None:
+def test_all_commits_that_cannot_be_reverted_are_named(features: Path, kept: Path) -> None:
     git(features, "checkout", "--quiet", "-b", "side", "old")
     git(features, "commit", "--quiet", "--allow-empty", "-m", "beside")
     git(features, "checkout", "--quiet", "main")
@@ -259,7 +259,7 @@ def test_clones_of_each_other_have_no_remote(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_setup_command_runs_once_in_a_worktree_of_its_own_with_the_stacks_python_first(source: Path) -> None:
+def test_a_setup_command_runs_once_in_its_own_worktree_with_the_stacks_python_first(source: Path) -> None:
     checkout = replace(checkout_of(source, "main"), setup="command -v python3 >> built; pwd >> built")
     commit = commit_of(checkout, fetch=True)
     place = make(checkout, commit, print)
@@ -273,7 +273,7 @@ def test_a_setup_command_runs_once_in_a_worktree_of_its_own_with_the_stacks_pyth
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_setup_command_that_fails_is_told_with_its_last_words_and_tried_again(source: Path) -> None:
+def test_a_failed_setup_command_is_reported_with_its_output_and_tried_again(source: Path) -> None:
     checkout = replace(checkout_of(source, "main"), setup="echo no compiler; test -e mended")
     place = make(checkout, commit_of(checkout, fetch=True), print)
     with pytest.raises(InfrastructureError, match=r"exit code 1(.|\n)*no compiler"):
@@ -283,7 +283,7 @@ def test_a_setup_command_that_fails_is_told_with_its_last_words_and_tried_again(
 
 
 @pytest.mark.usefixtures("kept")
-def test_without_a_ref_the_working_tree_itself_is_taken(source: Path) -> None:
+def test_without_a_ref_the_working_tree_itself_is_used(source: Path) -> None:
     checkout = checkout_of(source, "")
     commit = commit_of(checkout, fetch=True)
     assert commit == git(source, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""From stacks that are asked for to stacks that agents start in."""
+"""Stacks as a matrix asks for them, prepared until agents can be started in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepared(stack: Stack) -> ReadyStack:
 
 
 def speaking(path: Path, version: str, *modules: str) -> str:
-    """A stand-in for an interpreter of another machine: it only says what it is."""
+    """A stub of an interpreter: a script that prints the facts of one on another machine."""
     found = {name: f"/opt/env/{name}/__init__.py" for name in modules}
     says = {"executable": str(path), "version": version, "prefix": "/opt/env", "packages": {}, "modules": found}
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(says)}\nEND\n")
@@ -41,7 +41,7 @@ def speaking(path: Path, version: str, *modules: str) -> str:
     return str(path)
 
 
-def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_environment_is_used_unchanged(tmp_path: Path) -> None:
     python = speaking(tmp_path / "python", "3.11.2", "torch", "megatron.core")
     ready = prepared(Stack(name="s", interpreter=python))
     assert (ready.usable, ready.python, ready.python_version) == (True, python, "3.11.2")
@@ -52,12 +52,12 @@ def test_a_ready_environment_is_taken_as_it_is(tmp_path: Path) -> None:
     )
 
 
-def test_a_stack_that_this_machine_cannot_compile_is_an_error_nothing_of_it_is_kept_and_others_go_on(
+def test_a_stack_that_cannot_be_compiled_here_is_an_error_leaves_nothing_and_does_not_stop_others(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = EnvironmentRequest(pythons=(HERE,), packages=("six==1.16.0",), no_deps=("transformer-engine-torch==2",))
     monkeypatch.setattr(stacks, "environment_request", lambda stack, torch: request if stack.no_deps else None)
-    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six alone has no torch
+    monkeypatch.setattr(transformer_engine, "_ask", lambda python, code: "2.15.0 3.12")  # six has no torch
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "cat").symlink_to(shutil.which("cat") or "")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))  # no g++
@@ -78,7 +78,7 @@ def test_a_stack_that_this_machine_cannot_compile_is_an_error_nothing_of_it_is_k
         ("3.12.1", ("torch",), "has no megatron.core"),
     ],
 )
-def test_what_the_probe_cannot_run_in_says_why(
+def test_an_environment_that_cannot_run_the_probe_has_the_reason(
     tmp_path: Path, version: str, modules: tuple[str, ...], reason: str
 ) -> None:
     ready = prepared(Stack(name="s", interpreter=speaking(tmp_path / "python", version, *modules)))
@@ -86,7 +86,7 @@ def test_what_the_probe_cannot_run_in_says_why(
     assert ready.error.startswith(f"{tmp_path}/python {reason}")
 
 
-def test_a_checkout_may_bring_what_the_environment_lacks(tmp_path: Path) -> None:
+def test_a_checkout_may_provide_a_module_that_the_environment_lacks(tmp_path: Path) -> None:
     source = repository(tmp_path / "lm")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="old")
     python = speaking(tmp_path / "python", "3.12.1", "torch")
@@ -98,17 +98,17 @@ def test_a_checkout_may_bring_what_the_environment_lacks(tmp_path: Path) -> None
     assert ready.homes[0] == ModuleHome(prefix="megatron.core", folders=(tree,))
 
 
-def test_a_stack_that_cannot_be_made_says_why_and_leaves_the_others(tmp_path: Path) -> None:
+def test_a_stack_that_cannot_be_built_has_the_reason_and_does_not_stop_others(tmp_path: Path) -> None:
     gone = Stack(name="gone", interpreter="/nowhere/python")
     there = Stack(name="there", interpreter=speaking(tmp_path / "python", "3.12.1", "torch", "megatron.core"))
     said: list[str] = []
     ready = prepare([gone, there], said.append)
     assert "/nowhere/python does not run" in ready["gone"].error
     assert ready["there"].usable
-    assert said == [f"stack gone cannot be made: {ready['gone'].error}"]
+    assert said == [f"stack gone cannot be built: {ready['gone'].error}"]
 
 
-def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_path: Path) -> None:
+def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_built(tmp_path: Path) -> None:
     source = repository(tmp_path / "lm")
     python = speaking(tmp_path / "python", "3.12.1", "torch")
 
@@ -131,7 +131,7 @@ def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_made(tmp_
     assert checked_out.repository == str(source)
 
 
-def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_made(
+def test_errors_in_the_matrix_are_reported_for_all_stacks_before_anything_is_built(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack_build, "_runs", lambda uv: False)
@@ -154,7 +154,7 @@ def test_what_the_matrix_has_wrong_is_told_for_all_stacks_before_anything_is_mad
     assert not kept.exists()
 
 
-def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
+def test_the_facts_have_the_request_and_the_resolved_versions() -> None:
     asked = Stack(
         name="s", packages=("a==1",), checkouts=(Checkout(package="megatron-lm", repository="/lm", ref="main"),)
     )
@@ -169,14 +169,14 @@ def test_the_facts_name_what_was_asked_for_and_what_it_came_to() -> None:
     assert (facts.commits, facts.versions) == ({"megatron-lm": "0123"}, {"a": "1", "torch": "2"})
 
 
-def test_checkouts_come_before_what_the_stack_puts_on_the_path_and_the_harness_last() -> None:
+def test_checkouts_come_before_the_stacks_own_path_and_the_harness_comes_last() -> None:
     asked = Stack(name="s", packages=("six",), env={"PYTHONPATH": "/own", "A": "1"})
     env = agent_environment(ReadyStack(asked=asked, paths=("/lm", "/bridge/src")), Path("/run/node-code"))
     assert env["PYTHONPATH"] == "/lm:/bridge/src:/own:/run/node-code"
     assert env["A"] == "1"
 
 
-def test_the_node_code_is_all_that_ranks_need_and_nothing_of_the_launcher(tmp_path: Path) -> None:
+def test_the_node_code_has_what_ranks_need_and_nothing_of_the_launcher(tmp_path: Path) -> None:
     """In an interpreter without any package: every module but those that need torch is imported."""
     target = copy_node_code(tmp_path / "code")
     assert sorted(path.name for path in (target / "harness").iterdir()) == ["__init__.py", "core", "node"]
@@ -190,7 +190,7 @@ def test_the_node_code_is_all_that_ranks_need_and_nothing_of_the_launcher(tmp_pa
     assert bare.returncode == 0, bare.stderr
 
 
-def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, kept: Path) -> None:
+def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path, kept: Path) -> None:
     source = repository(tmp_path / "lm")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
     asked = [
@@ -230,7 +230,7 @@ def test_a_forecast_says_what_would_be_made_and_makes_nothing(tmp_path: Path, ke
 
 
 @pytest.mark.parametrize("revert", [(), ("main",)])
-def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path, revert: tuple[str, ...]) -> None:
+def test_stacks_are_prepared_as_forecast(tmp_path: Path, revert: tuple[str, ...]) -> None:
     source = repository(tmp_path / "lm")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert)
     python = speaking(tmp_path / "python", "3.12.1", "torch")
@@ -244,36 +244,36 @@ def test_what_was_prepared_is_what_was_foreseen(tmp_path: Path, revert: tuple[st
     assert [part.state for part in after.parts] == [KEPT, KEPT]
 
 
-def test_a_kept_environment_is_shown_with_the_versions_that_it_came_to() -> None:
+def test_a_cached_environment_is_shown_with_its_installed_versions() -> None:
     request = environment_request(Stack(name="s", packages=("six>=1.16",), python=HERE), "")
     assert request is not None
     stack_build.build(replace(request, packages=("six>=1.16",)), print)
     part, _ = stack_forecast._environment(replace(request, packages=("six>=1.16",)))
     version = part.packages["six"]
-    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  holds six=={version}, and 0 more"
+    assert stack_forecast.Forecast(stack="s", parts=(part,)).lines()[1] == f"  has six=={version}"
 
 
 @pytest.mark.parametrize(("ref", "moved"), [("", True), ("main", False)])
-def test_a_working_tree_that_is_no_longer_what_a_run_began_with_is_named(tmp_path: Path, ref: str, moved: bool) -> None:
+def test_a_working_tree_that_changed_since_the_run_began_is_named(tmp_path: Path, ref: str, moved: bool) -> None:
     source = repository(tmp_path / "source")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref=ref)
     commit = git(source, "rev-parse", "HEAD")
     ready = {"s": ReadyStack(asked=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
     assert moved_since(ready) == []
     (source / "code.py").write_text("# changed\n")
-    told = moved_since(ready)
-    assert bool(told) is moved
+    found = moved_since(ready)
+    assert bool(found) is moved
     if moved:
-        assert told[0].startswith(f"stack s: megatron-lm in {source} was {commit}, and is {commit}+changes.")
+        assert found[0].startswith(f"stack s: megatron-lm in {source} changed from {commit} to {commit}+changes.")
 
 
-def test_torch_is_that_of_the_harness_without_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_the_harnesss_version_without_its_build_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
     assert stacks.torch_version() == "2.15.0"
 
 
-def test_worktrees_of_one_use_are_not_compiled_ahead_once_their_environment_is(tmp_path: Path) -> None:
-    """The interpreter is a script that notes each call."""
+def test_worktrees_used_once_are_not_compiled_if_their_environment_is(tmp_path: Path) -> None:
+    """The interpreter is a script that records each call."""
     python, calls, environment = tmp_path / "python", tmp_path / "calls", tmp_path / "environment"
     python.write_text(f"#!/bin/sh\necho called >> {calls}\n")
     python.chmod(0o755)

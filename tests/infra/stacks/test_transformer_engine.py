@@ -34,19 +34,19 @@ def test_only_the_extension_is_built(requirement: str, wanted: bool) -> None:
     assert transformer_engine.is_wanted(requirement) is wanted
 
 
-def test_a_kept_wheel_is_taken_and_nothing_built(kept: Path) -> None:
+def test_a_cached_wheel_is_used_and_nothing_is_built(kept: Path) -> None:
     kept.mkdir(parents=True)
     (kept / "engine.whl").touch()
     assert transformer_engine.wheel(ENGINE, Path(sys.executable), nothing, pytest.fail) == kept / "engine.whl"
 
 
-def test_a_failed_build_tells_the_compilers_words_and_keeps_nothing(
+def test_a_failed_build_reports_the_compilers_output_and_caches_nothing(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[str] = []
 
     def refuse(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert "--no-cache-dir" in argv  # pip's cache does not tell one torch from another
+        assert "--no-cache-dir" in argv  # pip's cache does not distinguish releases of torch
         return subprocess.CompletedProcess(argv, 1, "", "fatal error: crt/host_config.h: No such file or directory")
 
     monkeypatch.setattr(subprocess, "run", refuse)
@@ -56,7 +56,7 @@ def test_a_failed_build_tells_the_compilers_words_and_keeps_nothing(
     assert not list(kept.glob("*.whl"))
 
 
-def test_the_compiler_makes_one_file_of_all_in_the_place_of_pybind_and_empty_objects_of_the_others(
+def test_the_compiler_compiles_all_files_as_pybind_and_the_others_as_empty_objects(
     tmp_path: Path,
 ) -> None:
     sources = tmp_path / "pkg" / "csrc"

@@ -1,4 +1,4 @@
-"""Worktrees that go with their last user."""
+"""Worktrees that are removed with their last user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made(checkout: Checkout, user: str = "") -> Path:
     return make(checkout, commit_of(checkout, fetch=True), print, user=user)
 
 
-def test_a_worktree_goes_with_its_last_user_and_the_repository_forgets_it(source: Path) -> None:
+def test_a_worktree_is_removed_with_its_last_user_and_its_record_in_the_repository(source: Path) -> None:
     place = made(checkout_of(source, "old"), "one")
     assert made(checkout_of(source, "old"), "two") == place
     assert release("one") == []
@@ -37,7 +37,7 @@ def test_a_worktree_goes_with_its_last_user_and_the_repository_forgets_it(source
     assert (made(checkout_of(source, "old"), "one") / "code.py").exists()
 
 
-def test_one_that_somebody_asked_for_without_letting_go_stays(source: Path) -> None:
+def test_a_worktree_that_was_requested_without_a_user_is_kept(source: Path) -> None:
     before = made(checkout_of(source, "old"))
     made(checkout_of(source, "old"), "bisection")
     after = made(checkout_of(source, "main"), "bisection")
@@ -46,7 +46,7 @@ def test_one_that_somebody_asked_for_without_letting_go_stays(source: Path) -> N
     assert before.exists() and after.exists()
 
 
-def test_only_worktrees_of_the_named_projects_are_let_go_of(source: Path) -> None:
+def test_only_worktrees_of_the_named_projects_are_released(source: Path) -> None:
     inner, outer, other = (
         made(Checkout(package=name, repository=str(source), ref="main"), "bisection")
         for name in ("megatron-lm", "skyrl", "skyrl-train")
@@ -55,7 +55,7 @@ def test_only_worktrees_of_the_named_projects_are_let_go_of(source: Path) -> Non
     assert release("bisection") == [inner, other]
 
 
-def test_one_whose_user_never_came_back_is_removed_by_the_next(source: Path) -> None:
+def test_a_worktree_with_a_forgotten_user_is_removed_by_the_next_release(source: Path) -> None:
     place = made(checkout_of(source, "old"), "gone")
     assert release("another") == []
     note = place.with_name(f".{place.name}.users")
@@ -64,7 +64,7 @@ def test_one_whose_user_never_came_back_is_removed_by_the_next(source: Path) -> 
     assert release("another") == [place]
 
 
-def test_one_that_was_removed_by_hand_with_its_repository_is_no_error(source: Path) -> None:
+def test_a_worktree_removed_by_hand_with_its_repository_is_no_error(source: Path) -> None:
     place = made(checkout_of(source, "old"), "one")
     gone = made(checkout_of(source, "main"), "one")
     gone.rename(source.parent / "moved away")
@@ -73,8 +73,8 @@ def test_one_that_was_removed_by_hand_with_its_repository_is_no_error(source: Pa
     assert not place.exists()
 
 
-def test_letting_go_waits_for_the_maker_who_then_keeps_it(source: Path) -> None:
-    """Another process is inside make() when the last user lets go, and it asks for the worktree to be kept."""
+def test_a_release_waits_for_a_concurrent_make_that_keeps_the_worktree(source: Path) -> None:
+    """Another process is inside make() when the last user releases the worktree, and marks it as kept."""
     place = made(checkout_of(source, "old"), "one")
     removed: list[Path] = []
     thread = threading.Thread(target=lambda: removed.extend(release("one")))
@@ -88,7 +88,7 @@ def test_letting_go_waits_for_the_maker_who_then_keeps_it(source: Path) -> None:
     assert place.exists()
 
 
-def test_a_half_made_one_leaves_a_note_that_does_not_hurt(source: Path) -> None:
+def test_the_users_file_of_an_incomplete_worktree_is_harmless(source: Path) -> None:
     checkout = checkout_of(source, "old")
     place = place_of(checkout, commit_of(checkout, fetch=True))
     place.parent.mkdir(parents=True)
