@@ -158,7 +158,7 @@ def test_logs_find_cells_by_pattern_and_name_what_is_wrong(capsys: pytest.Captur
     for wrong, said in (
         (["tp2-pp4-cp2-sfd"], "did you mean tp2-pp4-cp2-sft"),
         (["tp2-pp4-cp2-sft", "--rank", "4"], "allowed: 3"),
-        (["--rank", "3"], "of which cell"),
+        (["--rank", "3"], "needs a cell"),
     ):
         assert cli.main(["logs", "latest", *wrong]) == 2
         assert said in " ".join(capsys.readouterr().err.split())

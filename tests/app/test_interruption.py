@@ -100,8 +100,8 @@ def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp
     assert 0 < len(before) < 10
     done = harness("resume", run, "--no-history", cwd=tmp_path)
     assert done.returncode == EXIT_PASS, done.stdout + done.stderr
-    assert f"{10 - len(before)} of 10 cells run" in done.stdout
+    assert f"running {10 - len(before)} of 10 cells" in done.stdout
     assert "10 PASS" in done.stdout  # an attempt that its launcher took along is no retry
     assert {path: path.read_bytes() for path in before} == before
     again = harness("resume", run, "--no-history", cwd=tmp_path)
-    assert "0 of 10 cells run" in again.stdout
+    assert "running 0 of 10 cells" in again.stdout

@@ -96,7 +96,7 @@ def test_a_history_that_cannot_be_written_changes_no_verdict(copy: Path) -> None
     nowhere = copy / "plan.json" / "history.sqlite"
     done = harness("report", copy, cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)})
     assert done.returncode == 0
-    assert f"harness: {copy.name} is not in the history: " in done.stderr
+    assert f"harness: {copy.name} is not recorded in the history: " in done.stderr
     assert harness("report", copy, "--no-history", cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)}).stderr == ""
 
 

@@ -83,11 +83,11 @@ def test_the_command_it_gives_reproduces_the_failure(bisected: Bisected) -> None
 @pytest.mark.parametrize(
     ("ends", "options", "said"),
     [
-        ({"good": "tip", "bad": "base"}, (), "add --find fixed, or exchange the ends"),
+        ({"good": "tip", "bad": "base"}, (), "add --find fixed, or swap the ends"),
         ({"good": "base", "bad": "base"}, (), "names the same commit"),
         ({"good": "gone"}, (), "no commit, tag or branch 'gone'"),
-        ({}, ("--paths", "gone.py"), "neither end has it"),
-        ({"bad": "mended"}, ("--paths", "README"), "neither end has it"),
+        ({}, ("--paths", "gone.py"), "neither end has these paths"),
+        ({"bad": "mended"}, ("--paths", "README"), "neither end has these paths"),
         ({}, ("--only", "tp8*"), "no such cell"),
     ],
 )

@@ -107,6 +107,6 @@ def test_a_commit_that_cannot_be_taken_back_is_told(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, end: str, why: str
 ) -> None:
     text = said(clone, tmp_path, change, end, monkeypatch)
-    assert text.startswith(f"not confirmed: {end} with {change} reverted cannot be made: ")
+    assert text.startswith(f"not confirmed: {end} with {change} reverted cannot be prepared: ")
     assert why in text
     assert not list(tmp_path.glob("confirmation-*"))

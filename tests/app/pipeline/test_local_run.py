@@ -99,7 +99,7 @@ def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> No
         EXIT_UNDECIDED,
     )  # it runs nothing
     run.attempt(plan.expansion.cells[1].id).result.unlink()
-    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* was 0{40}, and is .*begin a new run"):
+    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* was 0{40}, and is .*start a new run"):
         resume(run, plan, FinalizeOptions(record=False), errors=False)
 
 
@@ -133,7 +133,7 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
         f"ended by {number}: {'all 3 cells had ended and are' if finished else '2 of 3 cells are'}"
     )
     assert ("the others run with: harness resume" in message) is not finished
-    assert ("none is left to run" in message) is finished
+    assert ("record the run in the history" in message) is finished
 
 
 def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(
