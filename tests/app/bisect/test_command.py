@@ -1,4 +1,4 @@
-"""Bisections of a real repository: the installed Megatron's own code, one commit of which breaks a data path."""
+"""Bisections of a repository of the installed Megatron's code, in which one commit breaks a data path."""
 
 from __future__ import annotations
 

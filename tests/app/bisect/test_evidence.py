@@ -1,4 +1,4 @@
-"""A found commit taken back at the newer end: on the installed Megatron's own code, one commit of which breaks it."""
+"""A found commit reverted at the newer end, in a repository of the installed Megatron's code with one bad commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIG = CellConfig(
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base - guilty - tip, and over, which changes what guilty changed; tags by these names, and a merge."""
+    """base - guilty - tip - over, which changes the same lines as guilty; tags with these names, and on a merge."""
     folder = tmp_path_factory.mktemp("project")
     made = copied(folder)
     git(folder, "tag", "base")

@@ -1,4 +1,4 @@
-"""Which cells a local resume runs, and as which attempts. Nothing trains here: tests/app/test_interruption.py does."""
+"""Which cells a local resume runs, and as which attempts, without training (with: tests/app/test_interruption.py)."""
 
 from __future__ import annotations
 
