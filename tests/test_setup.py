@@ -57,7 +57,7 @@ def test_a_chosen_python_that_does_not_run_is_an_error_that_names_it(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HARNESS_PYTHON", "/nowhere/python3")
-    with pytest.raises(setup.SetupError, match=r"HARNESS_PYTHON=/nowhere/python3 is not a Python 3\.12"):
+    with pytest.raises(setup.SetupError, match=r"HARNESS_PYTHON=/nowhere/python3 is not a working Python 3\.12"):
         setup.find_python()
 
 
