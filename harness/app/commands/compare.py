@@ -20,9 +20,11 @@ MOST_BYTES = 256 * MIB  # of a report.json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
+    parser = commands.add_parser(
+        "compare", help="show what changed from one run to another; exit code 1 for a regression"
+    )
     text = "path, run id, 'latest', or a saved report.json"
-    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run: {text}")
+    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run, or with --baseline the only one: {text}")
     parser.add_argument(
         "other", metavar="RUN_B", nargs="?", help="the later run, named the same way; not with --baseline"
     )
