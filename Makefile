@@ -2,14 +2,14 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke test test-long lint types unit clean
 BIN := .venv/bin
-# pytest rewrites every assertion anew unless it may keep bytecode: half of its start. What tests start is as it was:
-# tests/conftest.py puts the variable back.
+# Without bytecode caching, rewriting assertions takes half of pytest's startup. For the processes that tests start,
+# tests/conftest.py restores the variable.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE TESTED_PYTHONDONTWRITEBYTECODE="$$PYTHONDONTWRITEBYTECODE" $(BIN)/pytest
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-setup: ## make .venv with everything the other targets need (again: a moment)
+setup: ## make .venv with everything the other targets need; a moment once it exists
 	@scripts/setup
 
 smoke: setup ## run matrices/smoke.yaml on this machine and write its report
@@ -19,7 +19,7 @@ test: browser slurm compiler ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
 		pytest-training pytest-slurm lint types pytest-rest
 
-test-long: test ## these, and the tests that take longer than CI should (marker long)
+test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
 
 lint: setup ## ruff: rules and formatting
@@ -40,14 +40,14 @@ clean: ## remove .venv and caches; reports stay
 browser:
 	@scripts/setup --browser
 
-slurm: browser # one after the other: both write to the same place
+slurm: browser # in sequence: both may install packages
 	@scripts/setup --slurm
 
 compiler: slurm
 	@scripts/setup --compiler
 
-# Three lanes on two cores: tests on a cluster mostly wait. What each printed comes when it has ended. Together they hold
-# every test that is not long: tests/test_setup.py.
+# Three jobs on two cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py
+# checks that together they run every test that is not long.
 .PHONY: pytest-training pytest-slurm pytest-rest
 pytest-training:
 	$(PYTEST) --ignore tests/slurm -m "train and not (bisect or long)" --durations 25

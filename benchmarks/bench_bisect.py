@@ -1,11 +1,10 @@
-"""The cost of a bisection of Megatron-LM: verdicts, and seconds per judged commit compared with git bisect.
+"""The cost of a bisection of Megatron-LM: number of judged commits, and seconds per judged commit.
 
     .venv/bin/python benchmarks/bench_bisect.py --repo ../Megatron-LM [--commits 500] [--runs 1]
 
 A matrix of two cells over `--commits` commits around the one that gave all pipeline stages their packed metadata, which
-has to be found. Every run judges from scratch; a run that is not counted builds the environments. The time of a round
-includes making the worktrees, which is also printed separately. Run it alone on a machine
-of two cores.
+has to be found. Every run judges from scratch; a first run that is not counted builds the environments. The time of a
+round includes making the worktrees, which is also printed separately. Run it on an idle machine of two cores.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def git(repo: Path, *arguments: str) -> str:
 
 
 def ends_of(repo: Path, commits: int) -> tuple[str, str]:
-    """(old, new): a line of so many commits of the first parents around the fix, a third of them after it."""
+    """(old, new) of `commits` commits along the first parents around the fix, a third of them after it."""
     after = git(repo, "rev-list", "--first-parent", "--reverse", f"{FIX}..origin/main").split()
     new = after[commits // 3 - 1]
     line = git(repo, "rev-list", "--first-parent", f"--max-count={commits + 1}", new).split()
@@ -72,13 +71,13 @@ def bisect(repo: Path, old: str, new: str) -> Run:
 
 
 def checkout_seconds(repo: Path, commit: str) -> float:
-    """Of one worktree, made and removed."""
+    """Seconds to make one worktree, which is then removed."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "tree"
+        worktree = Path(folder) / "tree"
         begin = time.perf_counter()
-        git(repo, "worktree", "add", "--quiet", "--detach", str(place), commit)
+        git(repo, "worktree", "add", "--quiet", "--detach", str(worktree), commit)
         seconds = time.perf_counter() - begin
-        git(repo, "worktree", "remove", "--force", str(place))
+        git(repo, "worktree", "remove", "--force", str(worktree))
     return seconds
 
 
@@ -98,9 +97,9 @@ def main() -> int:
         name = run.found.found.name if run.found.found else "nothing"
         skipped, median = len(run.found.skipped), statistics.median(run.judged)
         print(f"run {number}: found {name[:12]} of {arguments.commits} commits in {run.wall:.0f} s")
-        print(f"  judged {len(run.judged)}, at most {most} and those skipped ({skipped})")
+        print(f"  judged {len(run.judged)} commits; limit {most} plus {skipped} skipped")
         print(f"  seconds per judged commit: median {median:.1f}, most {max(run.judged):.1f}; limit {PER_COMMIT_S:g}")
-        print(f"  of them a worktree: {checkout_seconds(repo, new):.1f}")
+        print(f"  of which making a worktree: {checkout_seconds(repo, new):.1f}")
         within &= name.startswith(FIX) and len(run.judged) <= most + skipped and median <= PER_COMMIT_S
     return 0 if within else 1
 

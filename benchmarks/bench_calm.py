@@ -3,9 +3,9 @@
     python benchmarks/bench_calm.py [--repeats 50] [--stack PACKAGE==VERSION] [--log calm.jsonl]
 
 Each repeat runs one packed cell in two stacks that differ only in an environment variable, with every check of the
-lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm; exit code 1 then. The
-stack itself must have no slope: megatron-core 0.18.2 by default. A minute or two per repeat on 2 cores; a later
-call with the same log counts on where an earlier one ended.
+lane: segment_slope and packed_slower twice, slower_than once. Any FAIL is a false alarm and makes the exit code 1. The
+stack itself must have no slope: megatron-core 0.18.2 by default. A minute or two per repeat on 2 cores; a later call
+with the same log continues where an earlier one ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repeat_log import counted_on
+from repeat_log import continued
 
 MATRIX = """\
 name: calm
@@ -48,7 +48,7 @@ def one_run(folder: Path, matrix: Path) -> list[dict[str, Any]]:
 
 
 def one_repeat(stack: str) -> dict[str, Any]:
-    """What the two cells came to, and every ratio."""
+    """The outcomes of the two cells, and every ratio."""
     with tempfile.TemporaryDirectory(prefix="calm-") as name:
         matrix = Path(name) / "calm.yaml"
         matrix.write_text(MATRIX.format(package=stack), encoding="utf-8")
@@ -64,11 +64,11 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path("calm.jsonl"))
     arguments = parser.parse_args()
     one = partial(one_repeat, arguments.stack)
-    return summary(counted_on(arguments.log, f"calm, {arguments.stack}", arguments.repeats, one))
+    return summary(continued(arguments.log, f"calm, {arguments.stack}", arguments.repeats, one))
 
 
 def summary(rows: list[dict[str, Any]]) -> int:
-    """Prints what all repeats came to; the exit code."""
+    """Print the verdicts of all repeats; returns the exit code."""
     outcomes = Counter(outcome for row in rows for outcome in row["outcomes"])
     verdicts: Counter[tuple[str, str]] = Counter()
     medians: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
-"""A history of a million metric rows: seconds of every listing, of the page, and of recording one more run.
+"""A history of a million metric rows: seconds of every listing, of the page, and of recording one run.
 
-The rows are those of the example report: the same cells night after night, under the names of several matrices, with
-times that vary, versions that change every month, and some failures. Medians of several calls of the command line,
-start of Python included.
+The rows repeat those of the example report: the same cells night after night, under the names of several matrices,
+with times that vary, versions that change every month, and some failures. Prints medians of several calls of the
+command line, including the start of Python.
 
     python benchmarks/bench_history.py [--metrics N] [--times N] [--keep FILE]
 """
@@ -55,7 +55,7 @@ COMMANDS = (
 
 
 def runs_of(example: RunRow, metrics: int) -> Iterator[RunRow]:
-    """Nights backwards from today until their cells have so many metrics."""
+    """Runs of nights backwards from today, until their cells have `metrics` metrics."""
     chance, written, night = random.Random(7), 0, 0
     while written < metrics:
         night += 1
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--metrics", type=int, default=1_000_000)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="make the history here and leave it")
+    parser.add_argument("--keep", type=Path, help="write the history to this file and keep it")
     arguments = parser.parse_args()
     example = run_row(read_report((ROOT / "reports" / "example" / "report.json").read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as name:
@@ -103,16 +103,15 @@ def main() -> None:
             counts = [next(history.rows((f"SELECT count(*) AS n FROM {table}", {})))["n"] for table in tables]
         size = file.stat().st_size / 2**20
         print(f"{', '.join(f'{count:,} {table}' for count, table in zip(counts, tables))}; {size:.0f} MiB")
-        print(
-            f"recorded in {time.perf_counter() - begin:.1f} s, {(time.perf_counter() - begin) / counts[0]:.3f} s a run"
-        )
+        spent = time.perf_counter() - begin
+        print(f"recorded in {spent:.1f} s, {spent / counts[0]:.3f} s per run")
         worst = 0.0
         for command in COMMANDS:
             line = [sys.executable, "-m", "harness", "history", *command, "--history", str(file)]
             seconds = statistics.median(timed(line, folder) for _ in range(arguments.times))
             worst = max(worst, seconds)
             print(f"{seconds:6.2f} s  harness history {' '.join(command)}")
-        print(f"slowest {worst:.2f} s, limit {LIMIT_S:g} s: {'held' if worst <= LIMIT_S else 'NOT held'}")
+        print(f"slowest {worst:.2f} s, limit {LIMIT_S:g} s: {'ok' if worst <= LIMIT_S else 'MISSED'}")
 
 
 if __name__ == "__main__":

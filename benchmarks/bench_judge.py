@@ -1,9 +1,9 @@
 """Judges a run of 1,000 cells of 64 ranks each, with all reports: `python benchmarks/bench_judge.py [CELLS]`.
 
-One real cell (tp 2, pp 2, cp 2) and its reference are trained on this machine. Its eight ranks become the 64 of a cell
+One real cell (tp 2, pp 2, cp 2) and its control are trained on this machine. Its eight ranks become the 64 of a cell
 with eight replicas by rewriting coordinates and document numbers, and that cell is written under a thousand names; in
-every twentieth the gradient norm is cp times too large, so that reports have findings. Then `harness report`
-judges it all. Limits: 60 s and 1 GB. Needs about 2.5 GB of disk below the temporary folder, and removes them.
+every twentieth the gradient norm is cp times too large, so that reports have findings. Then `harness report` judges
+the run. Limits: 60 s and 1 GB. Uses about 2.5 GB of disk below the temporary folder until it ends.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def main() -> int:
         ranks, size = _grow(small, run, count)
         seconds, cpu, code, peak = _report(run)
         report = json.loads(run.report("report.json").read_text())
-        sizes = {
-            name: run.report(name).stat().st_size for name in ("report.json", "report.html", "report.md", "junit.xml")
-        }
+        sizes = {name: run.report(name).stat().st_size for name in REPORTS}
     outcomes = {name: number for name, number in report["counts"].items() if number}
     print(f"{count} cells, {ranks} rank records, {size / 1e9:.2f} GB: {outcomes}, exit code {code}")
     print(f"reports: {', '.join(f'{name} {number / 1e6:.1f} MB' for name, number in sizes.items())}")
@@ -63,7 +61,7 @@ def main() -> int:
 
 
 def _train(folder: Path) -> RunDir:
-    """A real run of the small cell."""
+    """Run the small cell; returns the run."""
     (folder / "judge.yaml").write_text(MATRIX)
     subprocess.run(
         [*HARNESS, "run", "judge.yaml", "--run-dir", "runs"], cwd=folder, check=True, stdout=subprocess.DEVNULL
@@ -73,7 +71,7 @@ def _train(folder: Path) -> RunDir:
 
 
 def _report(run: RunDir) -> tuple[float, float, int, int]:
-    """Seconds, CPU seconds, exit code, and peak of resident memory of one process, of `harness report`."""
+    """Run `harness report`: seconds, CPU seconds, exit code, and peak resident bytes of its largest process."""
     begin = time.perf_counter()
     child = subprocess.Popen([*HARNESS, "report", str(run.root)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
@@ -83,12 +81,12 @@ def _report(run: RunDir) -> tuple[float, float, int, int]:
 
 
 def _grow(small: RunDir, run: RunDir, count: int) -> tuple[int, int]:
-    """Write the big run; number of rank records of the big cells, and bytes of all records."""
+    """Write the big run; returns the number of rank records of the big cells, and the bytes of all records."""
     plan = read_plan(small)
-    reference, cell = plan.expansion.controls_first
-    control = _planned(reference, _big(reference.config, Layout()), None, "")
+    trained, cell = plan.expansion.controls_first
+    control = _planned(trained, _big(trained.config, Layout()), None, "")
     write_json(run.attempt(control.id).config, control.config)
-    written = _write(run, control.id, _reference_records(_read(small, reference.id)), _read_result(small, reference.id))
+    written = _write(run, control.id, _control_records(_read(small, trained.id)), _read_result(small, trained.id))
     config = _big(cell.config, replace(cell.config.layout, dp=REPLICAS))
     records = list(_replicas(_read(small, cell.id), config.layout))
     cells = [_planned(cell, config, control.id, f"-{number:04d}") for number in range(count)]
@@ -106,8 +104,8 @@ def _big(config: CellConfig, layout: Layout) -> CellConfig:
     return replace(config, layout=layout, train=train)
 
 
-def _planned(cell: PlannedCell, config: CellConfig, reference: str | None, suffix: str) -> PlannedCell:
-    return replace(cell, id=f"{cell_id(config)}{suffix}", config=config, reference=reference)
+def _planned(cell: PlannedCell, config: CellConfig, control: str | None, suffix: str) -> PlannedCell:
+    return replace(cell, id=f"{cell_id(config)}{suffix}", config=config, reference=control)
 
 
 def _read(run: RunDir, cell: str) -> list[dict[str, Any]]:
@@ -135,13 +133,13 @@ def _write(
 
 
 def _renumbered(document: int, replica: int) -> int:
-    """Rows go round the replicas: row m of the small cell is row m * REPLICAS + r of the big one."""
-    row, place = divmod(document, ROW)
-    return (row * REPLICAS + replica) * ROW + place
+    """Rows are dealt to the replicas in turn: row m of the small cell is row m * REPLICAS + r of the big one."""
+    row, position = divmod(document, ROW)
+    return (row * REPLICAS + replica) * ROW + position
 
 
 def _replicas(records: list[dict[str, Any]], layout: Layout) -> Iterator[dict[str, Any]]:
-    """The records of the big layout: each replica has those of the one replica that was trained."""
+    """The records of the big layout: each replica gets copies of the records of the one that was trained."""
     small = replace(layout, dp=1)
     for rank in range(layout.world_size):
         place = layout.coordinates(rank)
@@ -157,8 +155,8 @@ def _replicas(records: list[dict[str, Any]], layout: Layout) -> Iterator[dict[st
         yield record
 
 
-def _reference_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The one rank of the reference, as if it had trained on every replica's documents."""
+def _control_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The record of the control's rank, as if it had trained on the documents of every replica."""
     [record] = records
     copies, batches = range(REPLICAS), len(record["batches"])
     for step in record["steps"]:
@@ -178,7 +176,7 @@ def _reference_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _more_work(record: dict[str, Any]) -> None:
-    """Sums of lengths over all replicas."""
+    """Multiply the record's sums of lengths by the number of replicas."""
     record["workloads"] = [
         {name: value * REPLICAS if name.startswith(("tokens", "squares")) else value for name, value in one.items()}
         for one in record["workloads"]
@@ -186,7 +184,7 @@ def _more_work(record: dict[str, Any]) -> None:
 
 
 def _renumber(step: dict[str, Any], replicas: Iterable[int]) -> None:
-    """Losses of documents and tokens, once for every replica."""
+    """Repeat the losses of documents and tokens for every replica, under its document numbers."""
     losses, tokens = step["documents"].items(), step["tokens"]
     step["documents"] = {str(_renumbered(int(key), replica)): one for key, one in losses for replica in replicas}
     step["tokens"] = [

@@ -1,4 +1,4 @@
-"""The cost of canary legs: a matrix without them, with the default ones, and with all, interleaved.
+"""The cost of canary legs: runs of a matrix without them, with the default ones, and with all of them, interleaved.
 
     .venv/bin/python benchmarks/bench_legs.py [--matrix matrices/smoke.yaml] [--runs 3]
 
@@ -22,7 +22,7 @@ VARIANTS = {"none": "none", "default": None, "all": "all"}  # value of checks.ca
 
 
 def write_matrix(source: Path, folder: Path, variant: str) -> Path:
-    """The matrix with the canaries of a variant; it must have no `checks` section."""
+    """Write the matrix with the canaries of a variant; the source must have no `checks` section."""
     text, value = source.read_text(), VARIANTS[variant]
     path = folder / f"{variant}.yaml"
     path.write_text(text if value is None else f"{text}\nchecks: {{canaries: {value}}}\n")
@@ -66,7 +66,7 @@ def main() -> None:
         ratio = values["cells_s"] / medians["none"]["cells_s"]
         print(
             f"{variant}: median wall {values['wall_s']:.1f} s, cells {values['cells_s']:.1f} s "
-            f"({ratio:.2f} of those without), judging {values['judge_s']:.1f} s"
+            f"({ratio:.2f} times those without canaries), judging {values['judge_s']:.1f} s"
         )
 
 

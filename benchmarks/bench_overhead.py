@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/bench_overhead.py [--rounds 41] [--hidden 256 ...]
 
-Two models with the same weights' shapes: one went through the probe (recording hooks, removed as before
-every timing leg) and runs as the timing leg runs it, with barrier, clock and record; the other never saw the probe and
-runs Megatron's forward_backward_func on the same batches. They take turns, the first one changing from round to round.
+Two models with weights of the same shapes: one went through the probe (recording hooks, removed as before every timing
+leg) and runs as in the timing leg, with barrier, clock and record; the other never saw the probe and runs Megatron's
+forward_backward_func on the same batches. Their steps are interleaved, with the order reversed in every round.
 Prints the paired ratio of times with its interval; exit code 1 when the whole interval is above the limit of 1.01.
-Times are of the processor on a CPU, of the wall clock between synchronisations on a GPU. Sizes unless said: on a GPU a
-slice of 1.9 billion weights at 8,192 tokens in bf16, else a small model.
+Times are processor time on a CPU, and wall time between synchronisations on a GPU. Default sizes: on a GPU a slice of
+1.9 billion weights at 8,192 tokens in bf16, else a small model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from harness.node.probe.truth import StepTruth
 from harness.node.recording.recorder import Recorder
 
 LIMIT = 1.01
-SIZES = {  # of a model on each kind of device
+SIZES = {  # kind of device -> default sizes
     "cpu": {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "vocab": 1024, "seq_length": 512},
     "cuda": {
         "layers": 4,
@@ -61,7 +61,7 @@ SIZES = {  # of a model on each kind of device
 
 
 def cell(sizes: dict[str, int], dtype: str) -> CellConfig:
-    """One rank, its own packer, a lognormal mix of documents."""
+    """A cell of one rank with the harness's own packing and a lognormal mix of documents."""
     seq_length = sizes["seq_length"]
     return CellConfig(
         layout=Layout(),
@@ -75,7 +75,7 @@ def cell(sizes: dict[str, int], dtype: str) -> CellConfig:
 
 
 def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
-    """A round of the timing leg with the packed documents as its only load."""
+    """A function that runs a round of the timing leg with the packed documents as its only load."""
     recorder = Recorder(RankRecord(cell="overhead", rank=0, place=context.place), folder / "rank-0.json")
     path = ADAPTERS[context.config.data_path](context)
     chunks = gpt.build_chunks(context.config, gpt.transformer_config(context.config), context.device)
@@ -86,7 +86,7 @@ def probe_step(context: RankContext, folder: Path) -> Callable[[], None]:
 
 
 def bare_step(context: RankContext) -> Callable[[], None]:
-    """The same pass as a training script runs it."""
+    """A function that runs the same pass as a training script would."""
     config, device = context.config, context.device
     (chunk,) = gpt.build_chunks(config, gpt.transformer_config(config), device)
     path = ADAPTERS[config.data_path](context)
@@ -131,7 +131,7 @@ def seconds(step: Callable[[], None], device: Device) -> float:
 
 
 def measure(steps: dict[str, Callable[[], None]], device: Device, rounds: int, warmup: int) -> dict[str, list[float]]:
-    """Seconds of each round; who goes first changes."""
+    """Name of a step -> its seconds in each round; the order is reversed in every round."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
     gc.disable()
@@ -174,7 +174,7 @@ def main() -> int:
     ratio = paired_ratio(times["probe"], times["bare"])
     assert ratio is not None
     print(f"probe over bare: {ratio.median:.4f} times ({ratio.low:.4f} to {ratio.high:.4f} in {ratio.rounds} rounds)")
-    print(f"limit {LIMIT}: {'passed over' if ratio.above(LIMIT) else 'kept' if ratio.high <= LIMIT else 'not decided'}")
+    print(f"limit {LIMIT}: {'EXCEEDED' if ratio.above(LIMIT) else 'kept' if ratio.high <= LIMIT else 'undecided'}")
     return 1 if ratio.above(LIMIT) else 0
 
 

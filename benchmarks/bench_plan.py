@@ -2,9 +2,9 @@
 
     python benchmarks/bench_plan.py [--runs 5] [--covering 2]
 
-Each run is a fresh process: import, read the file, expand, apply the rules, make the text. Prints the median wall
-time and the largest peak of resident memory. Figures to hold: 5 s and 500 MB. `--covering` selects among the cells,
-and prints how much of the processor time that took.
+Each run is a fresh process: import, read the file, expand, apply the rules, render the text. Prints the median wall
+time and the largest peak of resident memory. Limits: 5 s and 500 MB. `--covering` makes a covering selection of the
+cells, and prints how much of the processor time that took.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ launch: {max_ranks: 256}
 
 
 def one_run(covering: int) -> None:
-    """In a fresh process: prints seconds (wall, processor, selecting), peak resident MB, and what was planned."""
+    """In a fresh process: print seconds (wall, processor, selecting), peak resident MB, and a summary of the plan."""
     begin = time.perf_counter()
     from harness.app.cli import main as command_line
     from harness.plan.expansion import expand
@@ -87,7 +87,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--one", "--covering", str(arguments.covering)]
         begin = time.perf_counter()
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        walls.append(time.perf_counter() - begin)  # with the start of the interpreter
+        walls.append(time.perf_counter() - begin)  # including the start of the interpreter
         _, cpu, chosen, peak, plan = output.split(maxsplit=4)
         cpus.append(float(cpu))
         selecting.append(float(chosen))
@@ -97,7 +97,7 @@ def main() -> None:
         f"wall: median {statistics.median(walls):.2f} s of {arguments.runs} runs ({min(walls):.2f} to {max(walls):.2f})"
     )
     cpu, chosen = statistics.median(cpus), statistics.median(selecting)
-    print(f"processor time: median {cpu:.2f} s, of them {chosen:.2f} s to select")
+    print(f"processor time: median {cpu:.2f} s, of which {chosen:.2f} s to select")
     print(f"peak resident memory: {max(peaks):.0f} MB")
 
 

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_repeats.py [--matrix matrices/smoke.yaml] [--repeats 100] [--log repeats.jsonl]
 
-A line per repeat goes to the log: outcomes, cells neither PASS nor REJECTED with their first findings, version of
-the code, load of the machine. A later call with the same log counts on where an earlier one ended, so that 100 repeats
-need not be made in one sitting; lines of other versions of harness/ or of another matrix do not count. Exit code 1 when
-a cell of any repeat was FAIL. A minute per repeat of the smoke matrix on 2 quiet cores. It may run beside other work:
-verdicts that depend on time would show then.
+A line per repeat goes to the log: outcomes, unexpected cells (not PASS, XFAIL or REJECTED) with their first findings,
+version of the code, load of the machine. A later call with the same log continues where an earlier one ended; lines of
+other versions of harness/ or of another matrix do not count. Exit code 1 when a cell of any repeat was FAIL. A repeat
+of the smoke matrix takes a minute on 2 idle cores. Other work beside it is welcome: it exposes verdicts that depend on
+time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repeat_log import ROOT, counted_on
+from repeat_log import ROOT, continued
 
 QUIET = ("PASS", "REJECTED", "XFAIL")  # outcomes of a matrix without bugs
 
@@ -47,10 +47,10 @@ def one_repeat(matrix: Path) -> dict[str, Any]:
 
 
 def facts(cell: dict[str, Any]) -> dict[str, Any]:
-    """A cell that should not have ended like this."""
-    failure, findings = cell["failure"] or {}, cell["findings"]
-    said = [f"{one['check']}: {one['message']}" for one in findings[:2]]
-    return {"id": cell["id"], "outcome": cell["outcome"], "findings": said, "failure": failure.get("message", "")}
+    """The log's entry for a cell with an unexpected outcome."""
+    failure = cell["failure"] or {}
+    findings = [f"{one['check']}: {one['message']}" for one in cell["findings"][:2]]
+    return {"id": cell["id"], "outcome": cell["outcome"], "findings": findings, "failure": failure.get("message", "")}
 
 
 def main() -> int:
@@ -60,12 +60,12 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path("repeats.jsonl"))
     arguments = parser.parse_args()
     one = partial(one_repeat, arguments.matrix)
-    rows = counted_on(arguments.log, arguments.matrix.name, arguments.repeats, one)
+    rows = continued(arguments.log, arguments.matrix.name, arguments.repeats, one)
     return summary(rows)
 
 
 def summary(rows: list[dict[str, Any]]) -> int:
-    """Prints what all repeats came to; the exit code."""
+    """Print the outcomes of all repeats; returns the exit code."""
     counts: Counter[str] = Counter()
     for number, row in enumerate(rows):
         counts.update(row["counts"])

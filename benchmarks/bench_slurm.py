@@ -1,9 +1,9 @@
-"""The figures of runs on a cluster, on the four-node Slurm of the tests: submission, packing of cells, failures.
+"""Figures of runs on a cluster, measured on the tests' four-node Slurm: submission, packing of cells, failures.
 
     python benchmarks/bench_slurm.py [--runs 3] [--only submit | packing | failures]
 
-Needs root and Debian's packages (scripts/setup --slurm), and a machine that does nothing else. All parts take about
-half an hour on 2 cores. Every figure is printed with its limit; the exit code is 1 when one is missed.
+Needs root and Debian's packages (scripts/setup --slurm), and an otherwise idle machine. All parts take about half an
+hour on 2 cores. Every figure is printed with its limit; the exit code is 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be given again")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run only this part (repeatable)")
     arguments = parser.parse_args()
     if reason := missing():
         parser.error(reason)
@@ -38,7 +38,7 @@ def main() -> int:
         for part in arguments.only or PARTS:
             begin, load = time.monotonic(), os.getloadavg()[0]
             found = PARTS[part](lab, arguments.runs)
-            print(f"{part} (load before it {load:.1f}, {time.monotonic() - begin:.0f} s)", flush=True)
+            print(f"{part} (load at its start {load:.1f}, {time.monotonic() - begin:.0f} s)", flush=True)
             print("".join(f"  {figure.line()}\n" for figure in found), flush=True)
             figures += found
     return exit_code(figures)

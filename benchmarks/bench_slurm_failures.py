@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_figures import ON_LAB, Cluster, Figure, SlurmLab, events, new_run, ranks_of_cells, wait_until
 
-# Long cells of few ranks: they run until something happens to them.
+# Long cells of few ranks, which run until they are killed.
 LONG = """\
 name: long
 model: {{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}}
@@ -27,7 +27,7 @@ launch: {{nodes_per_cell: {nodes}, deadline_s: 600}}
 """
 SEEN_S = 5.0
 AGAIN_S = 60.0
-SETTLE_S = 1.0  # of a cell's ranks before one of them is killed
+SETTLE_S = 1.0  # time that a cell's ranks run before one of them is killed
 RANK_LOG = re.compile(r"/cells/([^/]+)/attempt-1/log/rank-(\d+)\.log$")
 # slurmctld's message for a node that stops responding; it ends the node's jobs as NODE_FAIL at this moment
 NODE_DOWN = re.compile(r"^\[([^\]]+)\] .*[Nn]odes? (\S+) not responding, setting DOWN", re.MULTILINE)
@@ -37,7 +37,7 @@ def measure(lab: SlurmLab, runs: int) -> list[Figure]:
     one = [seconds for _ in range(runs) for seconds in _crashes(lab, nodes=1)]
     two = [seconds for _ in range(runs) for seconds in _crashes(lab, nodes=2)]
     again = [_dead_node(lab) for _ in range(runs)]
-    name = "from a rank's death to the launcher's line"
+    name = "from a rank's death to the launcher's message"
     return [
         Figure(name=f"{name}, cells on one node", values=one, limit=SEEN_S, worst=True),
         Figure(name=f"{name}, cells on two nodes", values=two, limit=SEEN_S, worst=True),
@@ -93,14 +93,14 @@ def _crashes(lab: SlurmLab, nodes: int) -> list[float]:
 
 
 def _whole_cell(cluster: Cluster, sizes: dict[str, int], killed: dict[str, float]) -> str | None:
-    """A cell that was not killed yet and of which all ranks run."""
+    """A cell that was not killed yet and whose ranks all run."""
     return next(
         (cell for cell, pids in _ranks(cluster).items() if cell not in killed and len(pids) == sizes[cell]), None
     )
 
 
 def _ranks(cluster: Cluster) -> dict[str, dict[int, int]]:
-    """Cell -> rank -> pid as this machine counts, of the run's live ranks, identified by the log they write to."""
+    """Cell -> rank -> pid on this machine, of the run's live ranks, identified by the log they write to."""
     found: dict[str, dict[int, int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -111,9 +111,9 @@ def _ranks(cluster: Cluster) -> dict[str, dict[int, int]]:
 
 
 def _dead_node(lab: SlurmLab) -> float:
-    """Kill a node under a cell while another cell goes on elsewhere; seconds from NODE_FAIL to the next submission."""
+    """Kill the node of a cell while another cell runs elsewhere; seconds from NODE_FAIL to the next submission."""
     with new_run(lab, LONG.format(packing="sft", nodes=1)) as cluster:
-        again = math.inf  # unless it comes
+        again = math.inf  # unless it is submitted
         launcher = cluster.start("run", *ON_LAB)
         output = _Output(launcher)
         node = cluster.until_a_cell_starts(2)
@@ -122,7 +122,7 @@ def _dead_node(lab: SlurmLab) -> float:
         try:
             cluster.until_a_cell_starts(1)
             lab.kill_node(node)
-            failed = wait_until(lambda: _set_down(log, before, node), 120, f"Slurm gives {node} up")
+            failed = wait_until(lambda: _set_down(log, before, node), 120, f"Slurm sets {node} down")
             with contextlib.suppress(TimeoutError):
                 again = wait_until(lambda: _submitted_again(cluster), 2 * AGAIN_S, "the cells are submitted again")
         except TimeoutError as error:
@@ -136,7 +136,7 @@ def _dead_node(lab: SlurmLab) -> float:
 
 
 def _set_down(log: Path, offset: int, node: str) -> float | None:
-    """When the controller set a node down for its silence, seconds since the epoch, from its log."""
+    """When the controller set a node down for not responding, in seconds since the epoch, from its log."""
     text = log.read_bytes()[offset:].decode(errors="replace")
     return next(
         (datetime.fromisoformat(when).timestamp() for when, names in NODE_DOWN.findall(text) if names == node), None

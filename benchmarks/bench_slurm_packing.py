@@ -1,12 +1,12 @@
-"""Twenty eight-rank cells to verdict: many cells per job, against one job per cell. Run by bench_slurm.py.
+"""Time of twenty eight-rank cells to their verdict: many cells per job, or one job per cell. Run by bench_slurm.py.
 
 One job per cell is measured in two ways:
-- the usual one, sbatch and torchrun, where each of the eight ranks imports torch and Megatron for itself. One wave of
-  it, a cell on each node, is measured and scaled up to twenty cells.
-- `cells_per_allocation: 1`, the harness with nothing but the packing of cells into jobs switched off: a job imports
-  once and forks its ranks. It runs on all four nodes at once, in five waves of one import each, while the packed
-  cells hold one node. So with a core for every rank a fifth is what cells that take no time would reach, and where the
-  four nodes share a few cores, the processor time of the cells counts on both sides.
+- sbatch and torchrun, as usual, where each of the eight ranks imports torch and Megatron itself. One wave, a cell on
+  each node, is measured and scaled up to twenty cells.
+- `cells_per_allocation: 1`, the harness without the packing of cells into jobs: a job imports once and forks its ranks.
+  It runs on all four nodes at once, in five waves of one import each, while the packed cells occupy one node. So with a
+  core for every rank, cells that take no time would reach a ratio of a fifth; where the four nodes share a few cores,
+  the processor time of the cells counts on both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurm_figures import ON_LAB, ROOT, Cluster, Figure, SlurmLab, new_run, ranks_of_cells, wait_until
 
-CELLS = 20  # of 8 ranks, beside their reference cell
+CELLS = 20  # of 8 ranks, besides their control
 TWENTY = """\
 name: twenty
 model: {layers: 4, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -77,7 +77,7 @@ def measure(lab: SlurmLab, runs: int) -> list[Figure]:
 
 
 def _run(lab: SlurmLab, cluster: Cluster) -> tuple[float, float]:
-    """Wall seconds of a whole run with its verdict, and the node-seconds of its jobs."""
+    """Wall seconds of a run up to its verdict, and the node-seconds of its jobs."""
     begin = time.perf_counter()
     code, output = cluster.run("run", *ON_LAB)
     wall = time.perf_counter() - begin
@@ -91,7 +91,7 @@ def _run(lab: SlurmLab, cluster: Cluster) -> tuple[float, float]:
 
 
 def _usual_jobs(lab: SlurmLab, cluster: Cluster) -> float:
-    """Seconds until one job of torchrun per node has run a cell of an earlier run again."""
+    """Seconds until one torchrun job per node has repeated a cell of an earlier run."""
     configs = [path for path in sorted(cluster.directory.glob("cells/*/attempt-1/config.json")) if _is_wide(path)]
     chosen = configs[:: CELLS // WAVE][:WAVE]
     begin = time.perf_counter()

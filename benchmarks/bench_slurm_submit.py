@@ -1,6 +1,6 @@
-"""Submission of 200 one-node cells, and how often Slurm is asked about them. Run by bench_slurm.py.
+"""Submission of 200 one-node cells, and how often Slurm is queried about them. Run by bench_slurm.py.
 
-Jobs are held in the queue, so that nothing else runs on this machine while they are submitted.
+Jobs are held in the queue, so that nothing else runs on this machine during submission.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_figures import ON_LAB, Cluster, Figure, SlurmLab, events, held_jobs, 
 
 from harness.infra.slurm.client import SlurmClient
 
-CELLS = 200  # beside their reference cell
+CELLS = 200  # besides their control
 MANY = """\
 name: many
 model: {layers: 4, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -47,7 +47,7 @@ SUBMIT_S = 5.0
 CALLS_PER_POLL = 1.0
 POLLS = 5
 FOLLOW_S = 15.0
-# Comes before the real client on PATH and logs each call.
+# Found before the real client on PATH; logs each call.
 WRAPPER = """#!/bin/sh
 echo "$0" >> "{log}"
 exec "{real}" "$@"
@@ -57,7 +57,7 @@ exec "{real}" "$@"
 def measure(lab: SlurmLab, runs: int) -> list[Figure]:
     with held_jobs(lab):
         figures = [figure for form in FORMS for figure in _submission(lab, form, runs)]
-        return figures + _questions(lab)
+        return figures + _queries(lab)
 
 
 def _submission(lab: SlurmLab, form: str, runs: int) -> list[Figure]:
@@ -86,8 +86,8 @@ def _detach(cluster: Cluster) -> float:
     return time.perf_counter() - begin
 
 
-def _questions(lab: SlurmLab) -> list[Figure]:
-    """Real sacct calls per poll, and while a launcher follows for some seconds: of one job, then of 201."""
+def _queries(lab: SlurmLab) -> list[Figure]:
+    """Real sacct calls per poll, and while a launcher follows for some seconds: for one job, then for 201."""
     per_poll, followed = [], []
     with _counted_calls() as log:
         for cells, form in ((("--only", "tp1-pp1-cp1-unpacked"), ""), ((), "cells_per_allocation: 1")):
@@ -101,7 +101,7 @@ def _questions(lab: SlurmLab) -> list[Figure]:
                 calls = log.read_text().splitlines()
                 sacct = sum(line.endswith("sacct") for line in calls)
                 name = f"sacct calls per poll, jobs: {len(jobs)}"
-                note = f"{(len(calls) - sacct) / POLLS:g} squeue calls per poll beside it"
+                note = f"{(len(calls) - sacct) / POLLS:g} squeue calls per poll as well"
                 per_poll.append(Figure(name=name, values=[sacct / POLLS], unit="", limit=CALLS_PER_POLL, note=note))
                 followed.append(_followed(cluster, log, len(jobs)))
     return per_poll + followed
@@ -119,7 +119,7 @@ def _followed(cluster: Cluster, log: Path, jobs: int) -> Figure:
 
 @contextlib.contextmanager
 def _counted_calls() -> Iterator[Path]:
-    """sacct and squeue of this process and its children are counted; the file that gets a line per call."""
+    """Count the calls of sacct and squeue by this process and its children; yields a file with a line per call."""
     path = os.environ["PATH"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"

@@ -1,9 +1,9 @@
-"""The smoke matrix to verdict, against launching each of its cells with its own torchrun, in one run.
+"""Time of the smoke matrix to its verdict, compared with a separate torchrun for each of its cells.
 
     .venv/bin/python benchmarks/bench_smoke.py [--runs 3] [--rival-cells 6 | all]
 
 Prints medians: wall time, the time of an 8-rank cell outside its training steps, the launcher's peak memory, and the
-ratio to torchrun. Unless `all` are launched, the rival's total is that of a sample of cells spread over the world
+ratio to torchrun. Unless `all` are launched, torchrun's total is that of a sample of cells spread over the world
 sizes, scaled up by the number of cells of each size.
 """
 
@@ -26,7 +26,7 @@ MATRIX = ROOT / "matrices" / "smoke.yaml"
 
 
 def run_matrix(parent: Path) -> dict[str, Any]:
-    """Run the matrix once in a fresh process; figures of the run."""
+    """Run the matrix once in a fresh process; returns the figures of the run."""
     before = set(parent.glob("*"))
     begin = time.perf_counter()
     command = [sys.executable, "-m", "harness", "run", str(MATRIX), "--run-dir", str(parent)]
@@ -52,7 +52,7 @@ def run_matrix(parent: Path) -> dict[str, Any]:
 
 
 def peak_memory_kib(pid: int) -> int:
-    """VmHWM of one process alone, without its children."""
+    """VmHWM of one process, without its children."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -61,7 +61,7 @@ def peak_memory_kib(pid: int) -> int:
 
 
 def launch_with_torchrun(run: Path, how_many: str) -> tuple[float, int, int]:
-    """Seconds for all cells of a run with one torchrun each, how many were launched, how many there are."""
+    """Seconds for all cells of a run with one torchrun each, number of cells launched, number of all cells."""
     by_size: dict[int, list[Path]] = defaultdict(list)
     for path in sorted(run.glob("cells/*/attempt-1/config.json")):
         layout = json.loads(path.read_text())["layout"]

@@ -4,7 +4,7 @@
 
 Prints temporary files and folders, processes of the harness, listening ports and zombies before the first and after
 the last run, and every cell that did not end as PASS (or as the matrix expects). Exit code 1 when a count has grown
-or a cell did not pass. Run it on a machine where nothing else starts and ends.
+or a cell did not pass. Run it on a machine where no other processes start or end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LISTENING = "0A"  # state of a socket in /proc/net/tcp
 
 
 def counts(work: Path) -> dict[str, int]:
-    """What may be left behind, on this machine now. `work`: the soak's own folder, which does not count."""
+    """Counts of everything that may leak, on this machine now. `work`: the soak's own folder, not counted."""
     states = Counter[str]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -59,7 +59,7 @@ def _listening(protocol: str) -> int:
 
 
 def run_once(matrix: str, runs: Path, number: int) -> list[str]:
-    """Cells of one run that are not as they must be, in words."""
+    """A line for each cell of one run with an unexpected outcome, and for an exit code other than 0."""
     folder = runs / f"{number:03d}"
     command = [sys.executable, "-m", "harness", "run", matrix, "--run-dir", str(folder), "--no-history"]
     begin = time.monotonic()
@@ -76,8 +76,10 @@ def run_once(matrix: str, runs: Path, number: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=30, metavar="N", help="how often (30)")
-    parser.add_argument("--matrix", default="matrices/smoke.yaml", metavar="MATRIX", help="what (matrices/smoke.yaml)")
+    parser.add_argument("--runs", type=int, default=30, metavar="N", help="number of runs (30)")
+    parser.add_argument(
+        "--matrix", default="matrices/smoke.yaml", metavar="MATRIX", help="matrix to run (matrices/smoke.yaml)"
+    )
     arguments = parser.parse_args()
     bad: list[str] = []
     with tempfile.TemporaryDirectory(prefix="harness-soak-") as folder:
@@ -88,7 +90,7 @@ def main() -> int:
         after = counts(work)
     for name, count in before.items():
         print(f"{name:<28} {count:>6} before, {after[name]:>6} after{'' if after[name] <= count else '  GROWN'}")
-    print("\n".join(bad) or f"every cell of {arguments.runs} runs ended as it must")
+    print("\n".join(bad) or f"every cell of {arguments.runs} runs ended as expected")
     return int(bool(bad) or any(after[name] > count for name, count in before.items()))
 
 

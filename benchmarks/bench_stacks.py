@@ -1,10 +1,10 @@
-"""What a stack costs: one cell in a warm stack against the same cell without one, and the releases matrix, stacks warm.
+"""The cost of a stack: one cell in a built stack against the same cell in the default one; and the releases matrix.
 
     .venv/bin/python benchmarks/bench_stacks.py [--runs 5] [--releases 1]
 
-The two runs of a pair hold the same release of megatron-core and follow each other directly. Wall time is that of the
-whole command; the import is what the agent reports. Processor time is that of all processes together: unlike wall
-time, other work on the machine moves it little. A first run of each makes the stacks and is not counted.
+The two runs of a pair use the same release of megatron-core and follow each other directly. Wall time is that of the
+whole command, import time is what the agent reports. Processor time is that of all processes together: unlike wall
+time, it depends little on other work on the machine. A first run of each builds the stacks and is not counted.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Run:
 
     @property
     def own(self) -> float:
-        """Wall time but for the import."""
+        """Wall time without the import."""
         return self.wall - self.imports
 
 
 def run(matrix: Path) -> Run:
     with tempfile.TemporaryDirectory() as parent:
         command = [sys.executable, "-m", "harness", "run", str(matrix), "--run-dir", parent]
-        log = Path(parent) / "said"
+        log = Path(parent) / "log"
         with log.open("wb") as stream:
             begin = time.perf_counter()
             process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream)
@@ -80,7 +80,7 @@ def spread(values: list[float]) -> str:
     return f"median {statistics.median(values):.2f} s (min {min(values):.2f}, max {max(values):.2f})"
 
 
-def held(value: float, limit: float) -> str:
+def against(value: float, limit: float) -> str:
     return f"{'within' if value <= limit else 'ABOVE'} the limit of {limit:.0f} s"
 
 
@@ -90,24 +90,25 @@ def measure_stack(runs: int) -> None:
         run(default)
         run(packages)
         pairs = [(run(default), run(packages)) for _ in range(runs)]
-    for name, number in (("default stack", 0), ("warm stack of packages", 1)):
+    for name, number in (("default stack", 0), ("built stack of packages", 1)):
         made = [pair[number] for pair in pairs]
         print(f"{name}, {runs} runs of one cell to the verdict:")
         print(f"  wall {spread([one.wall for one in made])}")
         print(f"  import {spread([one.imports for one in made])}")
         print(f"  processor time {spread([one.processor for one in made])}")
     more = [stack.own - default.own for default, stack in pairs]
-    print(f"a warm stack costs, import aside: {spread(more)}; {held(statistics.median(more), STACK_LIMIT_S)}")
+    verdict = against(statistics.median(more), STACK_LIMIT_S)
+    print(f"extra wall time of a built stack, without import: {spread(more)}; {verdict}")
     processor = [stack.processor - default.processor for default, stack in pairs]
-    print(f"processor time of a warm stack over the default one: {spread(processor)}", flush=True)
+    print(f"extra processor time of a built stack: {spread(processor)}", flush=True)
 
 
 def measure_releases(runs: int) -> None:
     run(RELEASES)
     made = [run(RELEASES) for _ in range(runs)]
     wall = statistics.median(one.wall for one in made)
-    print(f"releases matrix, stacks warm, {len(os.sched_getaffinity(0))} cores: {made[-1].outcomes}")
-    print(f"  wall {spread([one.wall for one in made])}; {held(wall, RELEASES_LIMIT_S)}")
+    print(f"releases matrix, stacks built, {len(os.sched_getaffinity(0))} cores: {made[-1].outcomes}")
+    print(f"  wall {spread([one.wall for one in made])}; {against(wall, RELEASES_LIMIT_S)}")
     print(f"  processor time {spread([one.processor for one in made])}")
 
 

@@ -1,4 +1,4 @@
-"""What fuzz_inputs.py mutates, and the command that each mutated input is given to."""
+"""The inputs that fuzz_inputs.py mutates, and the command that reads each of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ checks: {canaries: none}
 LENGTHS = "name: fuzz\ndocuments: {mode: file, path: lengths.csv}\nmatrix: {tp: [1, 2], packing: [sft, reference]}\n"
 PROFILE = "name: fuzz\nkind: slurm\nranks_per_node: 8\npartition: main\ntemplate: own.j2\n"
 WEIGHTS = {"matrix": 55, "profile": 12, "template": 8, "lengths": 5, "run": 20}
-VERBS_OF_RUNS = (("report", "RUN", "--no-history"), ("status", "RUN"), ("logs", "RUN"), ("compare", "RUN", "OTHER"))
-VERBS_OF_HISTORY = ((), ("cells",), ("outcomes",), ("html",), ("export",), ("prune", "--older-than", "1d", "--dry-run"))
+COMMANDS_ON_RUNS = (("report", "RUN", "--no-history"), ("status", "RUN"), ("logs", "RUN"), ("compare", "RUN", "OTHER"))
+COMMANDS_ON_HISTORY = (
+    (),
+    ("cells",),
+    ("outcomes",),
+    ("html",),
+    ("export",),
+    ("prune", "--older-than", "1d", "--dry-run"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ def corpus_of(run: Path, history: Path | None) -> Corpus:
 
 
 def prepare(corpus: Corpus, number: int, seed: int, folder: Path) -> tuple[str, list[str]]:
-    """Writes input `number` below the folder; what it is, and the words of its command."""
+    """Write input `number` below the folder; returns a description of it, and its command's arguments."""
     chance = random.Random(f"{seed}:{number}")
     kind = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     runs = ["--run-dir", str(folder / "runs")]
@@ -83,14 +90,14 @@ def prepare(corpus: Corpus, number: int, seed: int, folder: Path) -> tuple[str, 
 
 
 def _prepare_run(corpus: Corpus, chance: random.Random, folder: Path) -> tuple[str, list[str]]:
-    """One file of a copy of the run is mutated; or the history."""
+    """Mutate one file of a copy of the run, or the history."""
     run, other = folder / "runs" / "mutated", folder / "runs" / "other"
     shutil.copytree(corpus.run, run)
     if corpus.history and chance.random() < 0.1:
         content = corpus.history.read_bytes()
         history = folder / "history.sqlite"
         history.write_bytes(mutate(content, [content], chance, is_json=False) if chance.random() < 0.9 else b"")
-        words = chance.choice(VERBS_OF_HISTORY)
+        words = chance.choice(COMMANDS_ON_HISTORY)
         return f"history {words[0] if words else 'runs'}", [
             "history",
             "--history",
@@ -109,7 +116,8 @@ def _prepare_run(corpus: Corpus, chance: random.Random, folder: Path) -> tuple[s
         words = chance.choice((["compare", str(other), "--baseline", str(chosen)], ["compare", str(run), str(other)]))
         return f"{chosen.name} compare", words
     words = [
-        str(run) if word == "RUN" else str(other) if word == "OTHER" else word for word in chance.choice(VERBS_OF_RUNS)
+        str(run) if word == "RUN" else str(other) if word == "OTHER" else word
+        for word in chance.choice(COMMANDS_ON_RUNS)
     ]
     if words[0] == "compare":
         shutil.copytree(corpus.run, other)

@@ -1,12 +1,12 @@
 """Mutated inputs through the command line: `python benchmarks/fuzz_inputs.py [--count 100000] [--seed 1] [--run DIR]`.
 
 Matrices, cluster profiles, job templates, files of lengths, and every file of a finished run are mutated
-(fuzz_mutations.py) and given to verify, plan, run --dry-run, report, status, logs, compare and history, in process, as
-the command line would. Each input must end with an exit code and a message: no traceback, no "internal error", at most
-5 s of processor time and 500 MB. Nothing is launched. `--run`: a finished run; without it a small one is trained first.
+(fuzz_mutations.py) and passed to verify, plan, run --dry-run, report, status, logs, compare and history, through the
+command line's main function. Each input must end with an exit code and a message: no traceback, no "internal error", at
+most 5 s of processor time and 500 MB. Nothing is launched. `--run`: a finished run; without it a small one is trained.
 
-The same seed and number give the same input: `--seed S --only N` runs one again and prints what it printed; `--keep`
-leaves its files. Exit code 1 when an input broke a rule.
+The same seed and number give the same input: `--seed S --only N` repeats one and shows its output; `--keep` keeps its
+files. Exit code 1 when an input broke a rule.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_corpus import MATRIX, Corpus, corpus_of, prepare  # noqa: E402 - beside this file
 
 SECONDS, BYTES = 5.0, 500 * 2**20
-BATCH = 50  # inputs of one forked process
-SIGNS = ("internal error", "cannot go on", "Traceback (most recent call last)")
+BATCH = 50  # inputs per forked process
+SIGNS = ("internal error", "cannot continue", "Traceback (most recent call last)")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one input. `broken`: the rule it broke, empty for none."""
+    """The result of one input. `broken`: the rule that it broke; empty for none."""
 
     number: int
     what: str  # e.g. "matrix verify"
@@ -52,11 +52,11 @@ class Result:
 
 
 class _TooSlowError(BaseException):
-    """Past its processor time; no `except Exception` may catch it."""
+    """An input exceeded its processor time. Not an Exception, so that the harness does not catch it."""
 
 
 def train(folder: Path) -> tuple[Path, Path]:
-    """A small finished run, and the history that it is in."""
+    """Train a small run; returns its folder and its history."""
     (folder / "fuzz.yaml").write_text(MATRIX)
     command = [sys.executable, "-m", "harness", "run", "fuzz.yaml", "--run-dir", "runs"]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -65,7 +65,7 @@ def train(folder: Path) -> tuple[Path, Path]:
 
 
 def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo: bool = False) -> Result:
-    """One input, judged."""
+    """Run and judge one input."""
     folder = Path(tempfile.mkdtemp(prefix=f"input-{number}-"))
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     what, words, code, broken = "?", [], -1, ""
@@ -137,7 +137,7 @@ def _timed(seconds: float) -> Iterator[None]:
 
 
 def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
-    """Run inputs in a new process; an input that ends it, or fills its memory, breaks a rule."""
+    """Run inputs in a new process; an input that ends the process, or uses too much memory, breaks a rule."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -148,7 +148,7 @@ def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
                 stream.write(json.dumps(asdict(result)) + "\n")
                 stream.flush()
                 if "memory" in result.broken:
-                    break  # the peak of a process stays: the others go into a new one
+                    break  # the peak of a process never falls: the other inputs need a new process
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
@@ -156,13 +156,13 @@ def batch(corpus: Corpus, numbers: range, seed: int) -> list[Result]:
     _, status = os.waitpid(child, 0)
     if len(found) < len(numbers):
         if status:
-            found.append(Result(numbers[len(found)], "?", -1, 0.0, f"it ended the process with status {status}"))
+            found.append(Result(numbers[len(found)], "?", -1, 0.0, f"the process ended with status {status}"))
         found += batch(corpus, numbers[len(found) :], seed) if len(found) < len(numbers) else []
     return found
 
 
 def warm(corpus: Corpus) -> None:
-    """Give every reader an input as it should be, so that no batch of inputs imports and compiles what all need."""
+    """Run every command on valid input, so that the forked batches share imported modules and compiled patterns."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     shutil.copytree(corpus.run, folder / "runs" / "run")
     (folder / "matrix.yaml").write_text(MATRIX)
@@ -176,7 +176,7 @@ def warm(corpus: Corpus) -> None:
 
 
 def isolated(folder: Path) -> None:
-    """Nothing of this machine's caches and histories is read or written, and no program of a cluster is found."""
+    """Set the environment so that this machine's caches and histories are not used and no Slurm client is found."""
     names = {
         "XDG_CACHE_HOME": "cache",
         "HARNESS_STACKS": "stacks",
@@ -193,7 +193,7 @@ def isolated(folder: Path) -> None:
 
 
 def fuzz(corpus: Corpus, count: int, seed: int, *, start: int = 0) -> list[Result]:
-    """Runs the inputs and prints how they ended; those that broke a rule."""
+    """Run the inputs and print how they ended; returns those that broke a rule."""
     codes, slowest, broken = collections.Counter[str](), Result(0, "", 0, 0.0), []
     for first in range(start, start + count, BATCH):
         for result in batch(corpus, range(first, min(first + BATCH, start + count)), seed):
@@ -216,10 +216,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=int, default=0, help="the first number (0)")
+    parser.add_argument("--start", type=int, default=0, help="number of the first input (0)")
     parser.add_argument("--run", type=Path, metavar="DIR", help="a finished run; absent: a small one is trained")
-    parser.add_argument("--only", type=int, metavar="N", help="one input, with what it prints")
-    parser.add_argument("--keep", action="store_true", help="with --only: leave its files")
+    parser.add_argument("--only", type=int, metavar="N", help="run one input and show its output")
+    parser.add_argument("--keep", action="store_true", help="with --only: keep its files")
     arguments = parser.parse_args()
     temporary = tempfile.mkdtemp(prefix="fuzz-inputs-")
     try:

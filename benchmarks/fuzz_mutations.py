@@ -1,4 +1,4 @@
-"""Mutations of input files: of bytes, of lines and words, of JSON values. The same generator makes the same ones."""
+"""Mutations of input files: of bytes, of lines and words, of JSON values. The random generator determines them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _splice(content: bytes, others: Sequence[bytes], chance: random.Random) -> b
 
 
 def _word(text: str, chance: random.Random) -> str:
-    """Exchanges a word or a number for another, or for an odd one."""
+    """Replace a word or a number with another one of the text, or with an unusual one."""
     words = list(_WORD.finditer(text))
     if not words:
         return text + chance.choice(TEXTS)
@@ -153,7 +153,7 @@ def _character(text: str, chance: random.Random) -> str:
 
 
 def _lines(text: str, chance: random.Random) -> str:
-    """Takes away, repeats, moves or indents a line."""
+    """Remove, repeat, move or indent a line."""
     lines = text.split("\n")
     at = chance.randrange(len(lines))
     what = chance.randrange(4)
@@ -169,7 +169,7 @@ def _lines(text: str, chance: random.Random) -> str:
 
 
 def _grow(text: str, chance: random.Random) -> str:
-    """Adds what multiplies: a long list, deep nesting, aliases of aliases."""
+    """Add something that grows large: a long list, deep nesting, aliases of aliases."""
     lines = [f"a0: &a0 [{', '.join('x' * 10)}]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, chance.randint(2, 12))]
     size = chance.choice((60, 1000, 30_000))
@@ -203,7 +203,7 @@ def _of_json(content: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(value: Any, chance: random.Random) -> Any:
-    """Goes down a random path and changes what is there."""
+    """Follow a random path into the value and change what it leads to."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not keys or chance.random() < 0.1:
         return chance.choice((chance.choice(VALUES), [value], {"x": value}))

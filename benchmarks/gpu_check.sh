@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command and at most nine minutes: the GPU tests, a one-rank matrix over attention,
-# packing and dtype, the harness's own overhead, and the throughput suite. Reads no network: docs/throughput.md.
+# packing and dtype, the harness's own overhead, and the throughput suite. Uses no network: docs/throughput.md.
 #
 #   benchmarks/gpu_check.sh [--cpu] [--minutes N] [--wheels FOLDER] [--tests FOLDER] [--matrix FILE] [--throughput FILE]
 #
-# Leaves summary.md, summary.json, report.json, report.html, throughput.json, throughput.html, tests.xml and log.txt in
+# Writes summary.md, summary.json, report.json, report.html, throughput.json, throughput.html, tests.xml and log.txt into
 # $OUT (reports/gpu_check). Each part has a time limit; one that exceeds it is ended, and the others continue.
 # Exit codes: 0 everything passed; 1 a test, a check or a figure failed; 2 usage; 3 something could not be decided.
 #
-# HARNESS_PYTHON  a Python with torch, when python3 is not the right one
+# HARNESS_PYTHON  a Python with torch, when python3 has none
 # TE_WHEELS       folder with wheels of Transformer Engine, when the machine has none
 set -u
 cd "$(dirname "$0")/.." || exit 3
@@ -41,22 +41,22 @@ work=$(mktemp -d build/gpu-check.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 log=$out/log.txt
 deadline=$((SECONDS + minutes * 60 - 15)) # the summary comes last
-reserve=0                                   # s that the next part must leave
+reserve=0                                   # seconds that the next part must leave
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
-unset PYTHONDONTWRITEBYTECODE # else every part compiles Megatron anew, for 8 s
+unset PYTHONDONTWRITEBYTECODE # else every part compiles Megatron again, for 8 s
 exec 3>&1
 
 say() { printf 'gpu_check: %s\n' "$*" | tee -a "$log" >&3; }
 
 summary() { "${python:-python3}" benchmarks/gpu_summary.py "$out" "$work"; }
 
-# NAME EXIT-CODE SECONDS LIMIT WHY: record a part and write the summary at once, so that a killed check has one too.
+# NAME EXIT-CODE SECONDS LIMIT WHY: record a part and write the summary, so that a killed check has one too.
 note() {
   printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$work/parts.tsv"
   summary >/dev/null 2>&1
 }
 
-# NAME LIMIT COMMAND...: run a part within its limit (of nine minutes) and what is left of the whole. Its exit code.
+# NAME LIMIT COMMAND...: run a part within its limit (in a check of nine minutes) and the time left; its exit code.
 part() {
   local name=$1 limit=$(($2 * minutes / 9)) begin=$SECONDS code=0 left=$((deadline - reserve - SECONDS)) why=
   shift 2
@@ -69,7 +69,7 @@ part() {
   say "$name: at most $limit s"
   timeout --signal=INT --kill-after=10 "$limit" "$@" >"$work/$name.txt" 2>&1 3>&- || code=$?
   cat "$work/$name.txt" >>"$log"
-  if ((code == 124 || code == 137)); then why="ran out of its $limit s"; fi
+  if ((code == 124 || code == 137)); then why="exceeded its limit of $limit s"; fi
   say "$name: exit code $code after $((SECONDS - begin)) s"
   note "$name" "$code" "$((SECONDS - begin))" "$limit" "$why"
   return "$code"
@@ -122,7 +122,7 @@ else
   code=$? python=
   tee -a "$log" <"$work/ready.txt" >&3
   why=$(tail -n 1 "$work/ready.txt")
-  ((code == 124)) && why="ran out of its $limit_s s; the last it said: $why"
+  ((code == 124)) && why="exceeded its limit of $limit_s s; last message: $why"
   note environment "$code" "$SECONDS" "$limit_s" "$why"
   finish
 fi
@@ -146,7 +146,7 @@ else
   part overhead 45 "$python" -W ignore benchmarks/bench_overhead.py --rounds 21
 fi
 if [[ -n $on_cpu && -z $throughput ]]; then
-  skip throughput "no CUDA device, and the suite is far too large without one; --throughput names another"
+  skip throughput "no CUDA device, and the suite is far too large without one; --throughput FILE runs another"
 else
   cells throughput 330 "${throughput:-matrices/throughput_gpu.yaml}" throughput
 fi

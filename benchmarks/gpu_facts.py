@@ -19,18 +19,18 @@ QUERY = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_cap"
 
 
 def facts() -> dict[str, Any]:
-    """Imports torch; nothing is computed."""
+    """The facts by name; imports torch, computes nothing."""
     import torch
 
-    there = torch.cuda.is_available()
+    cuda = torch.cuda.is_available()
     found: dict[str, Any] = {
-        "cuda": there,
-        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if there else [],
+        "cuda": cuda,
+        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else [],
         "nvidia_smi": nvidia_smi(),
         "python": f"{platform.python_version()} ({sys.executable})",
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if there else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
     }
     return found | {name: installed(package) for name, package in PACKAGES.items()} | {"te_import": te_import()}
 
@@ -56,7 +56,7 @@ def nvidia_smi() -> list[dict[str, str]]:
 
 
 def te_import() -> str:
-    """Why Transformer Engine cannot be used, or "ok": its extension is loaded, as the probe would."""
+    """Why Transformer Engine cannot be imported, with its extension, or "ok"."""
     try:
         import transformer_engine.pytorch  # noqa: F401
     except Exception as error:  # a broken extension may raise anything

@@ -26,9 +26,9 @@ class Figure:
 
 
 def figures_of(report: Mapping[str, Any] | None, overhead: str) -> list[Figure]:
-    """Every figure of every cell that measured it; a line each for those that nothing did.
+    """Every figure of every cell that measured it; one line for each figure that no cell measured.
 
-    `overhead`: what bench_overhead.py printed.
+    `overhead`: output of bench_overhead.py.
     """
     cells = report["cells"] if report else []
     found = [overhead_of(overhead)]
@@ -46,7 +46,7 @@ def figures_of(report: Mapping[str, Any] | None, overhead: str) -> list[Figure]:
 
 
 def share_of_full_rows(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The report has times, of which shares of tokens per second are the inverse. A noisy one decides nothing."""
+    """Ratios of tokens per second, the inverse of the report's ratios of times; undecided where noise is too large."""
     for ratio in ratios:
         if ratio["what"] == FULL_ROWS:
             low, high = 1 / ratio["high"], 1 / ratio["low"]
@@ -55,7 +55,7 @@ def share_of_full_rows(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]
 
 
 def fusion(ratios: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """With most documents: slower means that the whole interval is above the bound."""
+    """The ratio at the largest number of documents; slower means that the whole interval is above the bound."""
     found = [(int(named[1]), ratio) for ratio in ratios if (named := FUSION.fullmatch(ratio["what"]))]
     if found:
         documents, ratio = max(found, key=lambda pair: pair[0])

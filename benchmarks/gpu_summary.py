@@ -2,10 +2,9 @@
 
 python benchmarks/gpu_summary.py OUT WORK
 
-OUT has report.json, throughput.json and tests.xml, each optional; WORK has parts.tsv, facts.json and
-overhead.txt.
-Standard library only: it also runs where everything else failed. Prints summary.md. Exit codes as the harness's:
-0 passed, 1 a test, check or figure failed, 3 something could not be decided.
+OUT has report.json, throughput.json and tests.xml, each optional; WORK has parts.tsv, facts.json and overhead.txt.
+Prints summary.md. Needs only the standard library, so that it runs even where everything else failed. Exit codes are
+those of the harness: 0 passed, 1 a test, check or figure failed, 3 something could not be decided.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Part:
     verdict: str
     seconds: int
     limit_s: int
-    why: str = ""  # of one that did not pass
+    why: str = ""  # why it did not pass
 
 
 @dataclass
@@ -64,8 +63,8 @@ def summarise(out: Path, work: Path) -> Summary:
     parts = [part_of(row, reports) for row in rows_of(work / "parts.tsv")]
     parts += [Part(name, UNDECIDED, 0, 0, "not reached") for name in ALWAYS if name not in {one.name for one in parts}]
     facts_file = work / "facts.json"
-    said = work / "overhead.txt"
-    figures = figures_of(reports.get("throughput"), said.read_text() if said.is_file() else "")
+    overhead = work / "overhead.txt"
+    figures = figures_of(reports.get("throughput"), overhead.read_text() if overhead.is_file() else "")
     return Summary(
         verdict=worst([*(part.verdict for part in parts), *(figure.verdict for figure in figures)]),
         parts=parts,
@@ -91,7 +90,7 @@ def part_of(row: Sequence[str], reports: Mapping[str, Any]) -> Part:
     if name in ("environment", "facts") and verdict == FAIL:
         verdict = UNDECIDED  # nothing was tested
     if reports.get(name, {}).get("verdict") == "fail":
-        verdict = FAIL  # also of a part that ran out of time
+        verdict = FAIL  # even if the part exceeded its time limit
     if verdict != PASS and not why:
         why = f"exit code {code}, see log.txt"
     return Part(name, verdict, int(seconds), int(limit), why)
@@ -103,7 +102,7 @@ def worst(verdicts: Iterable[str]) -> str:
 
 
 def read_junit(file: Path) -> tuple[dict[str, int], list[str], list[str]]:
-    """Counts, failures and reasons of skips of a JUnit file; empty when it is not there or was cut off."""
+    """Counts, failures and reasons of skips of a JUnit file; empty when the file is missing or truncated."""
     try:
         cases = list(ET.parse(file).iter("testcase"))
     except (OSError, ET.ParseError):
@@ -117,29 +116,29 @@ def read_junit(file: Path) -> tuple[dict[str, int], list[str], list[str]]:
         if ended.tag == "skipped":
             skips[ended.get("message", "")] += 1
         else:
-            said = next(iter(ended.get("message", "").splitlines()), "")
-            failures.append(f"test {case.get('classname')}::{case.get('name')}: {said}")
+            message = next(iter(ended.get("message", "").splitlines()), "")
+            failures.append(f"test {case.get('classname')}::{case.get('name')}: {message}")
     return dict(counts), failures, [f"{count} tests: {why}" for why, count in skips.items()]
 
 
 def failures_of(report: Mapping[str, Any]) -> list[str]:
-    """A line per cell that failed or could not be decided: its first finding, else the reason."""
+    """A line per cell that failed or could not be decided: the reason, else its first finding."""
     lines = []
     for cell in report["cells"]:
         if cell["outcome"] in ("FAIL", "XPASS", "ERROR"):
-            said = cell["reason"] or next((finding["message"] for finding in cell["findings"]), "no reason given")
-            lines.append(f"{cell['outcome']} {cell['id']}: {said.splitlines()[0]}")
+            why = cell["reason"] or next((finding["message"] for finding in cell["findings"]), "no reason given")
+            lines.append(f"{cell['outcome']} {cell['id']}: {why.splitlines()[0]}")
     return lines
 
 
 def rejections_of(name: str, report: Mapping[str, Any]) -> list[str]:
-    """Cells that a rule forbids, counted by rule and reason."""
+    """Number of cells that each rule rejects, by rule and reason."""
     seen = Counter((item["rule"], item["reason"]) for item in report["rejected"])
     return [f"{name}: {count} cells rejected by {rule}: {reason}" for (rule, reason), count in seen.items()]
 
 
 def render(summary: Summary) -> str:
-    """summary.md."""
+    """The text of summary.md."""
     lines = [f"# GPU check: {summary.verdict}", "", "| part | verdict | seconds | limit | |", "|---|---|---|---|---|"]
     for part in summary.parts:
         lines.append(f"| {part.name} | {part.verdict} | {part.seconds} | {part.limit_s} | {_cell(part.why)} |")

@@ -1,12 +1,12 @@
-"""Mutation testing by mutmut: which changes of the deciding code no unit test detects.
+"""Mutation testing with mutmut: finds changes of the code that decides verdicts which no unit test detects.
 
-    python benchmarks/mutants.py rules                  # a group of GROUPS, with the tests that mirror it
-    python benchmarks/mutants.py checks --only 'step_*' # modules of it whose names match
+    python benchmarks/mutants.py rules                  # a group of GROUPS, with its tests
+    python benchmarks/mutants.py checks --only 'step_*' # modules of the group whose names match
 
-Each mutant is one small change; it survives when the mirrored tests pass with it. A survivor needs a test that kills
-it, or a reason in tests/mutants_accepted.toml. Changes of words in a message count apart: tests hold the numbers and
-names in a message, not its wording. Prints a table of modules and every survivor without a reason, which makes the
-exit code 1. mutmut runs in a copy of the tree and comes through `uv run --with`; minutes to an hour of two cores.
+Each mutant is one small change; it survives when the module's tests pass with it. A survivor needs a test that kills
+it, or a reason in tests/mutants_accepted.toml. Changes of words in a message are counted separately: tests check the
+numbers and names in a message, not its wording. Prints a table of modules and every survivor without a reason, which
+makes the exit code 1. mutmut runs in a copy of the tree, by `uv run --with`; minutes to an hour on two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import tomllib
 MUTMUT = "mutmut==3.8.1"
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "tests/mutants_accepted.toml"
-# Group -> modules, and tests beside those that mirror them.
+# Group -> modules, and tests in addition to the test file of each module.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "rules": (
         ["harness/plan/rules/*.py", "harness/core/data_paths/*.py"],
@@ -64,7 +64,7 @@ for meta in sorted(Path("mutants").rglob("*.meta")):
 
 
 class Mutant(NamedTuple):
-    """`status`: as mutmut names it. `removed` and `added`: its change, stripped lines joined by a space."""
+    """A change of one module. `status` of mutmut; `removed` and `added`: stripped lines joined by a space."""
 
     module: str
     name: str
@@ -74,12 +74,12 @@ class Mutant(NamedTuple):
 
     @property
     def wording(self) -> bool:
-        """Whether it differs in the words of text alone, not in names between braces."""
+        """Whether only words of a string change, not the names between its braces."""
         return bool(self.removed) and _plain(self.removed) == _plain(self.added)
 
 
 def _plain(code: str) -> list[str]:
-    """The tokens of a line, less the words of its longer texts."""
+    """The tokens of a line, without the words of its longer strings."""
     try:
         tokens = [token.string for token in tokenize.generate_tokens(io.StringIO(code).readline)]
     except (tokenize.TokenError, IndentationError, SyntaxError):
@@ -90,9 +90,9 @@ def _plain(code: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("group", choices=GROUPS)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="modules of the group with such a name")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="only modules of the group whose name matches")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--list", action="store_true", help="show every survivor, also those with a reason")
+    parser.add_argument("--list", action="store_true", help="show every survivor, including those with a reason")
     arguments = parser.parse_args()
     modules, tests = _chosen(arguments.group, arguments.only)
     with tempfile.TemporaryDirectory() as folder:
@@ -108,12 +108,12 @@ def _chosen(group: str, only: str) -> tuple[list[str], list[str]]:
     modules = [str(file.relative_to(ROOT)) for file in files if file.stem != "__init__"]
     mirrors = [f"tests/{Path(name).parent.relative_to('harness')}/test_{Path(name).stem}.py" for name in modules]
     mirrors = [_MIRRORS.get(name, name) for name in mirrors]
-    there = [name for name in dict.fromkeys([*mirrors, *tests]) if (ROOT / name).exists()]
-    return modules, there
+    existing = [name for name in dict.fromkeys([*mirrors, *tests]) if (ROOT / name).exists()]
+    return modules, existing
 
 
 def _copy(folder: Path, modules: list[str], tests: list[str]) -> None:
-    """The committed tree, with mutmut's section for these modules."""
+    """Copy the committed tree, and add mutmut's section for these modules."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         packed.extractall(folder, filter="data")
@@ -123,7 +123,7 @@ def _copy(folder: Path, modules: list[str], tests: list[str]) -> None:
 
 
 def _run(folder: Path, *words: str) -> str:
-    """What a command prints that runs in `folder` with .venv and mutmut."""
+    """Output of a command that runs in `folder` with the packages of .venv and mutmut."""
     python = ROOT / ".venv/bin/python"
     command = [str(python.parent / "uv"), "run", "--quiet", "--no-project", "--python", str(python), "--with", MUTMUT]
     done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True)

@@ -28,12 +28,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Measured values of one quantity. Its median is held to the limit, or its largest value where `worst` says so."""
+    """Measured values of one quantity. The limit is for their median, or with `worst` for the largest."""
 
     name: str
     values: Sequence[float]
     unit: str = "s"
-    limit: float | None = None  # the most it may be; None: only shown
+    limit: float | None = None  # the largest allowed value; None: only shown
     worst: bool = False
     note: str = ""
 
@@ -60,12 +60,12 @@ def exit_code(figures: Sequence[Figure]) -> int:
 
 @contextlib.contextmanager
 def started_lab() -> Iterator[SlurmLab]:
-    """A cluster in a temporary folder; its clients, in this process too, know it by SLURM_CONF."""
+    """A cluster in a temporary folder; Slurm's clients, also of this process, find it by SLURM_CONF."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     lab = SlurmLab(folder)
     try:
         lab.start()
-        os.environ |= {**lab.environment, "PYTHONPATH": str(ROOT)}  # what is measured, in jobs too, is this checkout
+        os.environ |= {**lab.environment, "PYTHONPATH": str(ROOT)}  # jobs, too, run this checkout
         yield lab
     finally:
         lab.stop()
@@ -74,7 +74,7 @@ def started_lab() -> Iterator[SlurmLab]:
 
 @contextlib.contextmanager
 def new_run(lab: SlurmLab, matrix: str) -> Iterator[Cluster]:
-    """`harness` against the lab with a matrix, in a new folder. At the end none of its jobs is left."""
+    """`harness` on the lab with a matrix, in a new folder. At the end all jobs are cancelled."""
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         try:
             yield Cluster(lab, Path(folder), matrix)
@@ -85,7 +85,7 @@ def new_run(lab: SlurmLab, matrix: str) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def held_jobs(lab: SlurmLab) -> Iterator[None]:
-    """Jobs are taken but not started: on a real cluster they would not run on the machine that submits them."""
+    """Slurm accepts jobs but starts none: on a real cluster they would not run on the machine that submits them."""
     lab.output("scontrol", "update", "partitionname=main", "state=down")
     try:
         yield
@@ -96,7 +96,7 @@ def held_jobs(lab: SlurmLab) -> Iterator[None]:
 def wait_until(predicate: Callable[[], Answer], seconds: float, what: str) -> Answer:
     """Poll until the predicate is true and return its value. TimeoutError after `seconds`.
 
-    Unlike SlurmLab.wait_for it does not mind a node that was killed on purpose.
+    Unlike SlurmLab.wait_for it accepts that a node was killed on purpose.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""One rank of a cell as torchrun starts it: the rival of bench_smoke.py. Same probe, but every rank imports for itself.
+"""One rank of a cell under torchrun, for comparison in bench_smoke.py: the same probe, but every rank imports itself.
 
 torchrun --nproc-per-node N benchmarks/torchrun_rank.py CONFIG_JSON RECORDS_FOLDER
 """

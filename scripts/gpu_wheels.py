@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Bring the harness to a machine with a GPU and without a network: as wheels, all but torch.
+"""Bring the harness to a GPU machine without a network: as wheels, all except torch.
 
-    scripts/gpu_wheels.py pack [FOLDER]           here: download the wheels for the Python of that machine
-    scripts/gpu_wheels.py ready --into VENV       there: print an interpreter that has everything, made offline
+    scripts/gpu_wheels.py pack [FOLDER]           with a network: download the wheels for the GPU machine's Python
+    scripts/gpu_wheels.py ready --into VENV       on the GPU machine: print an interpreter that has everything
 
-`pack` resolves what the harness and its ranks need (pyproject.toml, with constraints.txt where the Python is ours),
-without torch and what belongs to it, and leaves wheels, requirements.txt and pack.json in FOLDER (.gpu-wheels).
-`ready` takes an interpreter that has torch, and prints it if it lacks nothing; else it makes VENV over it, which sees
-its packages, and installs from FOLDER what is missing. Runs on the standard library of Python 3.8 or newer.
+`pack` resolves the requirements of the harness and its ranks (pyproject.toml; constraints.txt for Python 3.12 and
+3.13), without torch and its parts, and writes wheels, requirements.txt and pack.json into FOLDER (.gpu-wheels).
+`ready` takes an interpreter that has torch and prints it if nothing is missing; else it makes VENV on top of it, which
+sees its packages, and installs what is missing from FOLDER. Needs only the standard library of Python 3.8 or newer.
 
-Exit codes: 0; 2 bad usage; 3 something is missing, and the last line says what.
+Exit codes: 0; 2 bad usage; 3 something is missing, which the last line names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".gpu-wheels"
-OUR_PYTHONS = ("3.12", "3.13")  # that constraints.txt is for; others get an older Megatron
-# Never brought: torch with CUDA is gigabytes, and uv makes environments of stacks, which takes a network.
+OUR_PYTHONS = ("3.12", "3.13")  # those of constraints.txt; others get an older Megatron
+# Never packed: torch with CUDA is gigabytes, and uv is only for the environments of stacks, which need a network.
 LEFT_OUT = ("torch", "triton", "uv")
 TOOLS = ("pytest", "hypothesis", "nvidia-ml-py")  # the tests; clocks and power of a GPU
 GLIBC = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
@@ -36,16 +36,16 @@ MODULES = (
     *("regex", "rich", "ruamel.yaml", "six", "submitit"),
 )
 CANDIDATES = (str(ROOT / ".venv" / "bin" / "python"), "python3", "python")
-MOST_BYTES = 64 << 20  # what a session may carry to a lent machine
+MOST_BYTES = 64 << 20  # above this `pack` warns
 _LACKING = """
 import importlib.util, json, sys
-def there(name):
+def installed(name):
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
 print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": sys.executable, "path": sys.path,
-                  "lacking": [name for name in sys.argv[1:] if not there(name)]}))
+                  "lacking": [name for name in sys.argv[1:] if not installed(name)]}))
 """
 
 
@@ -54,7 +54,7 @@ class WheelsError(Exception):
 
 
 class Interpreter(NamedTuple):
-    """What a Python says of itself; nothing was imported."""
+    """What a Python reports about itself, without importing the modules."""
 
     version: str  # like 3.12
     executable: str
@@ -70,7 +70,7 @@ def say(text: str) -> None:
 
 
 def pack(folder: Path, python: str, machine: str) -> None:
-    """Fill the folder, which is emptied first."""
+    """Empty the folder and fill it with wheels. `python`: version of the GPU machine, `machine`: its architecture."""
     from setup import SetupError, find_uv, uv_environment
 
     try:
@@ -83,7 +83,7 @@ def pack(folder: Path, python: str, machine: str) -> None:
     with tempfile.TemporaryDirectory() as work:
         lock = Path(work) / "lock.txt"
         _run([uv, *_resolve(Path(work), lock, python, machine)], env)
-        # pip travels too: it runs from its wheel, on machines that have none.
+        # pip is packed too: it runs from its wheel on machines without pip.
         lock.write_text(lock.read_text() + "pip\n")
         _run([uv, "tool", "run", "--quiet", "pip", "download", *_download(folder, lock, python, machine)], env)
     (folder / "requirements.txt").write_text("\n".join(_wanted()) + "\n")
@@ -91,11 +91,11 @@ def pack(folder: Path, python: str, machine: str) -> None:
     size = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{len(list(folder.glob('*.whl')))} wheels for Python {python} on {machine}, {size / 2**20:.0f} MiB: {folder}")
     if size > MOST_BYTES:
-        say(f"more than {MOST_BYTES >> 20} MiB: some ways to that machine take no more")
+        say(f"more than {MOST_BYTES >> 20} MiB, which may be too much to upload to that machine")
 
 
 def _wanted() -> list[str]:
-    """What the harness, its ranks and its tests need, but LEFT_OUT."""
+    """Requirements of the harness, its ranks and its tests, without LEFT_OUT."""
     import tomllib  # from Python 3.11 on; only `pack` needs it
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -104,13 +104,16 @@ def _wanted() -> list[str]:
 
 
 def _resolve(work: Path, lock: Path, python: str, machine: str) -> list[str]:
-    """Arguments of uv: exact versions of all that is wanted and what it needs. A marker that never holds leaves out."""
+    """Arguments of uv that write exact versions of all requirements into `lock`.
+
+    LEFT_OUT is overridden with a marker that never holds.
+    """
     (work / "wanted.txt").write_text("\n".join(_wanted()) + "\n")
     (work / "left-out.txt").write_text("".join(f"{name}; sys_platform == 'never'\n" for name in LEFT_OUT))
     pins = ["--constraints", str(ROOT / "constraints.txt")] if python in OUR_PYTHONS else []
     target = ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_28", "--only-binary", ":all:"]
-    made = ["--override", str(work / "left-out.txt"), "--no-header", "--no-annotate", "-o", str(lock)]
-    return ["pip", "compile", "--quiet", str(work / "wanted.txt"), *pins, *target, *made]
+    written = ["--override", str(work / "left-out.txt"), "--no-header", "--no-annotate", "-o", str(lock)]
+    return ["pip", "compile", "--quiet", str(work / "wanted.txt"), *pins, *target, *written]
 
 
 def _download(folder: Path, lock: Path, python: str, machine: str) -> list[str]:
@@ -124,7 +127,7 @@ def _download(folder: Path, lock: Path, python: str, machine: str) -> list[str]:
 
 
 def ready(folder: Path, into: Path, asked: str | None, extra: Path | None) -> str:
-    """An interpreter that has everything, by path; one made earlier over the same Python is taken again."""
+    """Path of an interpreter that has everything; an environment made earlier over the same Python is reused."""
     base = _base(asked)
     made = _ask(str(into / "bin" / "python"))
     if made is not None and not made.lacking and extra is None and set(_packages(base)) <= set(made.path):
@@ -137,7 +140,7 @@ def ready(folder: Path, into: Path, asked: str | None, extra: Path | None) -> st
     pip = next(iter(sorted(folder.glob("pip-*.whl"))), None)
     if lacking and pip is None:
         raise WheelsError(
-            f"no wheels in {folder}; where there is a network: scripts/gpu_wheels.py pack --python {base.version}"
+            f"no wheels in {folder}; on a machine with a network: scripts/gpu_wheels.py pack --python {base.version}"
         )
     python = _overlay(base, into)
     install = [str(python), f"{pip}/pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
@@ -147,7 +150,7 @@ def ready(folder: Path, into: Path, asked: str | None, extra: Path | None) -> st
         _run([*install, "--find-links", str(folder), "-r", str(folder / "requirements.txt")])
     if extra is not None:
         if pip is None:
-            raise WheelsError(f"wheels of {extra} need pip's wheel in {folder}")
+            raise WheelsError(f"the wheels in {extra} cannot be installed: no wheel of pip in {folder}")
         _run([*install, "--no-deps", *map(str, sorted(extra.glob("*.whl")))])
     left = _ask(str(python))
     if left is None or left.lacking:
@@ -156,21 +159,21 @@ def ready(folder: Path, into: Path, asked: str | None, extra: Path | None) -> st
 
 
 def _base(asked: str | None) -> Interpreter:
-    """What an interpreter with torch says of itself: the one that was asked for, else the first."""
+    """The interpreter `asked`, else the first candidate; WheelsError without torch."""
     seen = []
     for name in [asked] if asked else CANDIDATES:
-        said = _ask(name)
-        if said is None:
+        found = _ask(name)
+        if found is None:
             seen.append(f"{name}: does not run")
-        elif "torch" in said.lacking:
-            seen.append(f"{name}: Python {said.version} without torch")
+        elif "torch" in found.lacking:
+            seen.append(f"{name}: Python {found.version} without torch")
         else:
-            return said
-    raise WheelsError(f"no Python with torch ({'; '.join(seen)}); name one: HARNESS_PYTHON=/path/to/python")
+            return found
+    raise WheelsError(f"no Python with torch ({'; '.join(seen)}); set HARNESS_PYTHON=/path/to/python")
 
 
 def _ask(python: str) -> Interpreter | None:
-    """What an interpreter says; None when it does not run."""
+    """Run an interpreter and return its facts; None when it does not run."""
     try:
         done = subprocess.run([python, "-c", _LACKING, *MODULES], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
@@ -179,8 +182,11 @@ def _ask(python: str) -> Interpreter | None:
 
 
 def _overlay(base: Interpreter, into: Path) -> Path:
-    """An environment over an interpreter. One made from an environment would see the packages below that one only, so
-    the folders of the interpreter's own packages are named in a file of paths, after the new one's."""
+    """Make an environment on top of an interpreter; returns its Python.
+
+    If the interpreter is itself in an environment, --system-site-packages shows the packages of the Python below it
+    only, so a .pth file adds the interpreter's own package folders, after those of the new environment.
+    """
     say(f"making {into} over {base.executable}")
     _run([base.executable, "-m", "venv", "--without-pip", "--system-site-packages", "--clear", str(into)])
     (site,) = (into / "lib").glob("python*/site-packages")
@@ -210,18 +216,18 @@ def _run(argv: list[str], env: dict[str, str] | None = None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    packing = verbs.add_parser("pack", help="download the wheels")
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="download the wheels")
     packing.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     packing.add_argument("--python", default="3.12", help="version of the machine's Python (3.12)")
     packing.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"))
-    readying = verbs.add_parser("ready", help="print an interpreter that has everything")
+    readying = commands.add_parser("ready", help="print an interpreter that has everything")
     readying.add_argument("--wheels", type=Path, default=FOLDER, help="folder that `pack` filled (.gpu-wheels)")
     readying.add_argument("--into", type=Path, required=True, help="environment to make, if one is needed")
     readying.add_argument("--extra", type=Path, help="folder of more wheels, e.g. of Transformer Engine")
     given = parser.parse_args()
     try:
-        if given.verb == "pack":
+        if given.command == "pack":
             pack(given.folder, given.python, given.machine)
         else:
             print(ready(given.wheels.resolve(), given.into, os.environ.get("HARNESS_PYTHON"), given.extra))

@@ -30,13 +30,13 @@ COLUMNS = 112  # of the terminal
 WIDTH, MARGIN = 1000, 24  # of the screenshot, px
 COLOURS = 128  # of the screenshot: enough for a page, at a third of the bytes
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-_WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # fetched from a network; pages that embed a picture refuse
+_WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # needs a network, which an embedded picture does not get
 
 
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(arguments[0]).resolve() if arguments else new_run(Path(folder))
-        shown = harness("report", str(run), "--no-history")  # as the run itself printed it, less the progress
+        shown = harness("report", str(run), "--no-history")  # what the run printed, without progress
         EXAMPLE.mkdir(exist_ok=True)
         for name in REPORTS:
             text = (run / name).read_text(encoding="utf-8")
@@ -47,14 +47,14 @@ def main(arguments: list[str]) -> None:
 
 
 def new_run(folder: Path) -> Path:
-    """Run the matrix; the run directory."""
+    """Run the matrix; returns the run directory."""
     harness("run", MATRIX, "--run-dir", str(folder), "--no-history")
     (run,) = (path for path in folder.iterdir() if path.is_dir())
     return run
 
 
 def harness(*arguments: str) -> str:
-    """What a command prints on a terminal; its cell must fail."""
+    """Output of a command on a terminal; it must end with a failed check."""
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     command = [str(Path(sys.executable).with_name("harness")), *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
@@ -64,7 +64,7 @@ def harness(*arguments: str) -> str:
 
 
 def without_machine(text: str, run: Path) -> str:
-    """Without the folders of this machine."""
+    """The text without the folders of this machine."""
     for folder, name in ((run.parent, "reports"), (ROOT, "."), (Path.home(), "~")):
         text = text.replace(f"{folder}/", f"{name}/")
     return text.replace(" ./.venv", " .venv").replace('"./.venv', '".venv')

@@ -6,10 +6,10 @@ so an interrupted setup never counts as done and a second call only compares the
     scripts/setup             make or refresh .venv
     scripts/setup --browser   the same, and Chromium for the tests that open a report
     scripts/setup --slurm     the same, and Slurm for the tests that run on a cluster
-    scripts/setup --compiler  the same, and g++ for stacks of which a part is compiled
+    scripts/setup --compiler  the same, and g++ to compile Transformer Engine for stacks
 
 Environment: HARNESS_PYTHON names the interpreter to use. uv reads its own UV_* variables; where they are
-not set, pip's index and certificate are handed to it.
+not set, it gets pip's index and certificate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAMP = VENV / "setup-done.json"
 TOOLS = ROOT / ".venv-tools"
 INPUTS = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
 VERSIONS = ((3, 12), (3, 13))  # megatron-core >= 0.17 needs 3.12
-# In processes of their own: the launcher never imports what the ranks import.
+# Each imported in a separate process, since the launcher never imports what the ranks import.
 USED_MODULES = (
     "harness.app.commands.run, harness.app.pipeline.plan_run, harness.app.pipeline.launch",
     "harness.app.pipeline.judge_run, harness.app.pipeline.reports",
@@ -43,7 +43,7 @@ SLURM_COMMANDS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "mari
 
 
 class SetupError(Exception):
-    """Setup cannot go on; the text says what was tried and what to do."""
+    """Setup cannot continue; the text says what was tried and what to do."""
 
 
 def say(text: str) -> None:
@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def succeeds(argv: list[str], seconds: int = 60) -> bool:
-    """Whether a command really runs: it exists, ends in time and exits 0."""
+    """Whether a command exists, ends in time and exits with 0."""
     try:
         ended = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=seconds
@@ -75,7 +75,7 @@ def run(argv: list[str], env: dict[str, str] | None = None) -> None:
 
 
 def python_candidates() -> list[str]:
-    """Where a Python may lie, in order of preference; a name is looked up on PATH."""
+    """Where a Python may be, in order of preference; a name is looked up on PATH."""
     home = Path.home()
     roots = {os.environ.get("PYENV_ROOT", ""), str(home / ".pyenv")} - {""}
     uv_pythons = os.environ.get("UV_PYTHON_INSTALL_DIR") or str(home / ".local/share/uv/python")
@@ -96,13 +96,13 @@ def installed_python() -> str | None:
     chosen = os.environ.get("HARNESS_PYTHON")
     if chosen:
         if not is_good_python(chosen):
-            raise SetupError(f"HARNESS_PYTHON={chosen} is not a Python 3.12 or 3.13 that runs; unset it or correct it")
+            raise SetupError(f"HARNESS_PYTHON={chosen} is not a working Python 3.12 or 3.13; unset it or correct it")
         return chosen
     return next((python for python in python_candidates() if is_good_python(python)), None)
 
 
 def find_python() -> str:
-    """An interpreter that runs: one that is there, else from apt, else from uv. SetupError when none of these works."""
+    """A working interpreter: an installed one, else from apt, else from uv. SetupError when none of these works."""
     found = installed_python()
     if found:
         return found
@@ -119,17 +119,19 @@ def find_python() -> str:
         return found
     tried = "\n  ".join(python_candidates())
     raise SetupError(
-        f"no Python 3.12 or 3.13 that runs. Tried:\n  {tried}\n  apt-get install python3.12 (as root)\n"
-        "  uv python install 3.12\nInstall one and say where: make setup HARNESS_PYTHON=/path/to/python3.12"
+        f"no working Python 3.12 or 3.13. Tried:\n  {tried}\n  apt-get install python3.12 (as root)\n"
+        "  uv python install 3.12\nInstall one and name it: make setup HARNESS_PYTHON=/path/to/python3.12"
     )
 
 
 def apt_install(*packages: str) -> bool:
-    """Install Debian packages when this is root on a machine with apt; False when not possible."""
+    """Install Debian packages as root on a machine with apt; returns whether that worked."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
     succeeds(["apt-get", "update", "-qq"], seconds=300)
-    if not all(succeeds(["apt-cache", "show", package]) for package in packages):  # install would take it as a pattern
+    if not all(
+        succeeds(["apt-cache", "show", package]) for package in packages
+    ):  # apt-get install would take an unknown name as a pattern
         say(f"apt has no {' '.join(packages)}")
         return False
     say(f"apt-get install {' '.join(packages)}")
@@ -137,7 +139,7 @@ def apt_install(*packages: str) -> bool:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode != 0:
-        say(f"it failed: {''.join(done.stdout.decode(errors='replace').strip().splitlines()[-1:])}")
+        say(f"apt-get failed: {''.join(done.stdout.decode(errors='replace').strip().splitlines()[-1:])}")
     return done.returncode == 0
 
 
@@ -150,9 +152,9 @@ def find_uv(python: str) -> str:
     for candidate in ("uv", str(own)):
         if succeeds([candidate, "--version"]):
             return candidate
-    say("uv is not there; installing it with pip into .venv-tools")
+    say("no uv found; installing it with pip into .venv-tools")
     shutil.rmtree(TOOLS / "uv", ignore_errors=True)
-    if not succeeds([python, "-c", "import ensurepip"]):  # Debian keeps it in a package of its own
+    if not succeeds([python, "-c", "import ensurepip"]):  # Debian has it in a separate package
         apt_install("python3-venv")
         python = "/usr/bin/python3"
     run([python, "-m", "venv", str(TOOLS / "uv")])
@@ -174,7 +176,7 @@ def uv_environment(python: str) -> dict[str, str]:
 
 
 def pip_settings(python: str) -> dict[str, str]:
-    """pip's index-url and cert, from its files and PIP_* variables; empty where pip is not there."""
+    """pip's index-url and cert, from its files and PIP_* variables; empty without pip."""
     command = [python, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     settings = {}
@@ -208,7 +210,7 @@ def make_environment() -> None:
     uv = find_uv(python)
     env = uv_environment(python)
     say(f"making .venv with {python}")
-    STAMP.unlink(missing_ok=True)  # first, so that nothing half removed or half made has one
+    STAMP.unlink(missing_ok=True)  # first, so that an incomplete environment never has one
     shutil.rmtree(VENV, ignore_errors=True)
     run([uv, "venv", "--quiet", "--python", python, str(VENV)], env)
     pins = ["--constraints", "constraints.txt", "--build-constraints", "constraints.txt"]
@@ -220,8 +222,8 @@ def make_environment() -> None:
 
 
 def compile_used_modules() -> None:
-    """Import once with bytecode caching on: Megatron's import takes 6 s compiled and 14 s not, and some machines
-    switch the caching off. Compiling all of torch would take minutes; this compiles what is used."""
+    """Import once with bytecode caching: Megatron's import takes 6 s compiled and 14 s otherwise, and some machines
+    disable caching. Compiling all of torch would take minutes; this compiles what is used."""
     say("compiling the harness and the modules that runs import")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     run([str(VENV / "bin/python"), "-W", "ignore", "-m", "compileall", "-q", "harness"], env)
@@ -234,41 +236,41 @@ def find_chromium() -> str | None:
 
 
 def ensure_chromium() -> None:
-    """Chromium for the browser tests: what is there, else apt. Without it those tests skip, and fail under CI."""
+    """Install Chromium for the browser tests, if it is missing. Without it they are skipped, and fail under CI."""
     if find_chromium() is None and not (apt_install("chromium") and find_chromium()):
         say("no Chromium (install it: apt-get install chromium); the browser tests will be skipped, or fail under CI")
 
 
-def lacking_slurm_commands() -> list[str]:
-    """The programs of the test cluster that are not there; daemons lie in sbin, which few users have on PATH."""
+def missing_slurm_commands() -> list[str]:
+    """The missing programs of the test cluster; daemons are in sbin, which few users have on PATH."""
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
     return [name for name in SLURM_COMMANDS if shutil.which(name, path=path) is None]
 
 
 def ensure_slurm() -> None:
-    """Slurm, its accounting and munge for the cluster tests. Without them those tests skip, and fail under CI."""
-    if lacking_slurm_commands() and not (apt_install(*SLURM_PACKAGES) and not lacking_slurm_commands()):
+    """Install Slurm for the cluster tests, if it is missing. Without it they are skipped, and fail under CI."""
+    if missing_slurm_commands() and not (apt_install(*SLURM_PACKAGES) and not missing_slurm_commands()):
         say(
-            f"no {', '.join(lacking_slurm_commands())} (install: apt-get install {' '.join(SLURM_PACKAGES)}); "
+            f"no {', '.join(missing_slurm_commands())} (install: apt-get install {' '.join(SLURM_PACKAGES)}); "
             "the cluster tests will be skipped, or fail under CI"
         )
 
 
 def ensure_compiler() -> None:
-    """g++, which compiles a part of Transformer Engine. Without it its cells are rejected, and their tests fail."""
+    """Install g++, if it is missing. Without it cells with Transformer Engine are rejected, and their tests fail."""
     if not succeeds(["g++", "--version"]) and not (apt_install("g++") and succeeds(["g++", "--version"])):
         say("no g++ (install it: apt-get install g++); stacks with Transformer Engine will be rejected")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--browser", action="store_true", help="also see to Chromium")
-    parser.add_argument("--slurm", action="store_true", help="also see to Slurm")
-    parser.add_argument("--compiler", action="store_true", help="also see to g++")
+    parser.add_argument("--browser", action="store_true", help="also install Chromium")
+    parser.add_argument("--slurm", action="store_true", help="also install Slurm")
+    parser.add_argument("--compiler", action="store_true", help="also install g++")
     arguments = parser.parse_args()
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds it done
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a concurrent call waits, and then has nothing to do
         try:
             if not is_done():
                 make_environment()
@@ -282,7 +284,7 @@ def main() -> int:
             say(str(error))
             return 2
         except KeyboardInterrupt:
-            say("interrupted; call it again to start over")
+            say("interrupted; run it again to start over")
             return 130
     return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# What a rank's process may import, and what therefore runs inside somebody else's container on Python 3.10.
+# Layers that a rank's process imports; they must run inside foreign containers with Python 3.10.
 NODE_SIDE = ("harness/core/", "harness/node/")
 NODE_PACKAGES = {
     "pynvml",
@@ -73,7 +73,7 @@ def imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
 def may_import(layers: dict[str, str], path: str, target: str) -> bool:
     """Whether the file `path` may import the module file or folder `target` of harness."""
     own = next((folder for folder in layers if path.startswith(folder + "/")), None)
-    if own is None:  # harness/__init__.py and __main__.py: the package itself
+    if own is None:  # harness/__init__.py and harness/__main__.py
         return target.startswith("harness/app/")
     allowed = {part.strip() for part in layers[own].split(",")}
     names = {folder.removeprefix("harness/"): folder for folder in layers}
@@ -170,7 +170,7 @@ def import_cycles(root: Path) -> list[str]:
         names = imports(ast.parse(file.read_text(encoding="utf-8")), path)
         found = {_module_file(root, name) for _, name in names if name.split(".")[0] == "harness"}
         graph[path] = {target for target in found if target is not None and target != path}
-    loose = dict(graph)  # what is in no cycle is taken out from both ends, until nothing changes
+    loose = dict(graph)  # modules outside cycles are removed from both ends until nothing changes
     while True:
         imported = set().union(*loose.values()) if loose else set()
         kept = {path: targets & loose.keys() for path, targets in loose.items() if path in imported}

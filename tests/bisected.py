@@ -1,4 +1,4 @@
-"""A repository whose commits are known by short names, to be bisected: the installed Megatron's own code."""
+"""A repository to bisect, with the installed Megatron's code and commits that have short names."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CELL = "tp2-pp1-cp1-sft"
 
 @dataclass
 class Project:
-    """A clone whose commits are known by short names."""
+    """A clone whose commits have short names."""
 
     folder: Path
     commits: dict[str, str] = field(default_factory=dict)
 
     def commit(self, name: str, path: str, old: str, new: str) -> None:
-        """Replace the first `old` in a file; an empty one is the end of it."""
+        """Commit a file with the first `old` replaced; empty: `new` is appended."""
         file = self.folder / path
         text = file.read_text() if file.exists() else ""
         assert old in text
@@ -61,7 +61,7 @@ def copied(folder: Path) -> Project:
 
 
 def with_a_guilty_commit(folder: Path) -> Project:
-    """base - note - broken - mended - merge - text - tip; guilty hangs on note and comes in with merge."""
+    """base - note - broken - mended - merge - text - tip; guilty is a child of note and the other parent of merge."""
     made = copied(folder)
     made.commit("note", "README.md", "", "A note.\n")
     git(folder, "branch", "side")
@@ -99,19 +99,19 @@ def checkout(folder: Path, package: str = "megatron-lm", ref: str = "main") -> s
 
 
 def result_of(output: str, folder: Path) -> Bisection:
-    """What a bisection that ran in a folder found, from the file that it names last."""
+    """The result of a bisection that ran in a folder, from the file that its output names last."""
     file = folder / output.strip().splitlines()[-1].strip()
     return from_jsonable(Bisection, loads(file.read_text()))
 
 
 @dataclass
 class Bisected:
-    """A bisection of a project, in a folder of its own."""
+    """A bisection of a project in its own folder."""
 
     project: Project
     folder: Path
     environment: dict[str, str]
-    killed: str  # what the bisection had said when it was killed
+    killed: str  # output of the bisection until it was killed
     done: subprocess.CompletedProcess[str]
 
     def bisect(self, *options: str, good: str = "base", bad: str = "tip") -> subprocess.CompletedProcess[str]:
@@ -144,7 +144,7 @@ def killed_and_resumed(project: Project, folder: Path) -> Bisected:
     assert process.stdout is not None
     for line in process.stdout:
         made.killed += line
-        if line.startswith("[1/"):  # a cell has ended, the others have not
+        if line.startswith("[1/"):  # one cell has ended, others have not
             break
     process.kill()
     process.stdout.close()

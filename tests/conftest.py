@@ -17,14 +17,14 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# The Makefile takes the variable from pytest alone, not from what tests start.
+# The Makefile removes the variable for pytest itself, not for the processes that tests start.
 if _tested := os.environ.pop("TESTED_PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONDONTWRITEBYTECODE"] = _tested
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """The folder of the repository."""
     return Path(__file__).resolve().parent.parent
 
 
@@ -37,7 +37,7 @@ def bisected(tmp_path_factory: pytest.TempPathFactory) -> Bisected:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of a Chromium that runs. Missing: the test is skipped here, and fails under CI."""
+    """Path of a working Chromium. Without one the test is skipped, and fails under CI."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         path = shutil.which(name)
         if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0:

@@ -1,6 +1,6 @@
-"""Hostile texts, declared once, and readers that tell whether one of them came alive. Every output is tried with these.
+"""Hostile texts, and readers that detect whether one of them took effect. Every output is tested with them.
 
-A new way to hurt a reader is added here, and every output is held to it.
+A new attack is added here, so that every output is tested with it.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ SECRETS = {
 EVERYTHING = "\n".join([*TEXTS.values(), *SECRETS.values()])
 
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-# What GitHub makes live in the text of a rendered page; it leaves code alone.
+# Text that GitHub turns into links when it renders a page, except in code.
 _LIVE_ON_GITHUB = re.compile(r"(?<![\w/])@\w|(?<!&)#\d|\bGH-\d|https?://|\bwww\.|\w@\w+\.\w", re.IGNORECASE)
 
 
 @dataclass
 class Page:
-    """What a reader of a Markdown page gets."""
+    """The rendered content of a Markdown page."""
 
     text: str = ""
     links: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ def read_markdown(source: str) -> Page:
 
 
 def _texts_outside_code(source: str) -> Iterator[str]:
-    """Runs of plain text, with a line feed where code stands."""
+    """Runs of plain text, with a line feed in place of code."""
     for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(source):
         if token.type == "inline":
             yield "".join(
@@ -112,7 +112,7 @@ def _flat(tokens: list[Token]) -> Iterator[Token]:
 
 
 def commands_in(log: str) -> list[str]:
-    """Lines of a log that a runner of GitHub, Azure or GitLab would obey, of whatever name.
+    """Lines of a log that a runner of GitHub, Azure, TeamCity or GitLab would take as a command of any name.
 
     GitHub: src/Runner.Common/ActionCommand.cs of actions/runner, TryParseV2 and TryParse; it reads lines as .NET does.
     """

@@ -8,7 +8,7 @@ import signal
 
 
 def await_end(pid: int, seconds: float = 60) -> None:
-    """Block until the process has ended; fails when it has not within the time."""
+    """Block until the process has ended; fails if it has not ended in time."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -19,5 +19,5 @@ def await_end(pid: int, seconds: float = 60) -> None:
 
 
 def heed_interrupts() -> None:
-    """For preexec_fn: a test run that a shell started in the background ignores SIGINT, and so would its launchers."""
+    """For preexec_fn: tests that a shell runs in the background ignore SIGINT, and launchers would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Sample reports for the tests of everything that shows a report; built from real layouts and packing plans."""
+"""Sample reports for the tests of every renderer of a report, built from real layouts and packing plans."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
 
 
 def sample_report() -> Report:
-    """Every outcome once or more: 11 cells and 2 rejected ones."""
+    """A report with every outcome: 11 cells and 2 rejected ones."""
     rejected = [
         _rejected(
             _Spec(Layout(tp=2, cp=2, sp=True), "sft"),
@@ -383,7 +383,7 @@ def sample_report() -> Report:
 
 
 def passing_report() -> Report:
-    """A green run: the reference and three cells that agree with it."""
+    """A green run: the control and three cells that agree with it."""
     return _report(_sample_cells()[:4], [])
 
 
@@ -418,7 +418,7 @@ def big_report(cells: int = 100, steps: int = 50, *, failing: int | None = 7) ->
 
 
 def hostile_report() -> Report:
-    """Every free text is an attack on a renderer that does not escape."""
+    """A report in which every free text attacks renderers that do not escape it."""
     report = sample_report()
     finding = replace(report.cells[7].findings[0], message=HOSTILE, check=HOSTILE, fault_class=HOSTILE)
     failure = report.cells[7].failure

@@ -1,4 +1,4 @@
-"""What a green run of matrices/smoke.yaml says, wherever it ran."""
+"""The verdicts of a green run of matrices/smoke.yaml on any machine."""
 
 from __future__ import annotations
 

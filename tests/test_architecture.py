@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is enforced: its tables are read from the page, so the page cannot lie."""
+"""ARCHITECTURE.md is enforced: the rules are read from the tables of the page, so the page stays true."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_folder_with_too_many_modules_is_named(tmp_path: Path) -> None:
 
 
 def clean_tree(root: Path) -> None:
-    """One file per layer, each with the imports that PAGE allows it."""
+    """One file per layer, each with the imports that PAGE allows."""
     sources = {
         "harness/core/cell/layout.py": "import math",
         "harness/plan/rules.py": "import pydantic\nfrom harness.core.cell.layout import Layout",

@@ -1,4 +1,4 @@
-"""Wheels for a machine without a network: what is asked of the index, and what becomes of a Python that lacks some."""
+"""Wheels for a machine without a network: which are downloaded, and what happens with a Python that lacks some."""
 
 from __future__ import annotations
 

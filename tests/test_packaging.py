@@ -1,4 +1,4 @@
-"""The wheel, in an environment of its own without torch, away from the checkout."""
+"""The wheel, in a separate environment without torch, outside the checkout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uv(*arguments: str | Path, cwd: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as users build it: the sources first, and the wheel from these."""
+    """The wheel, built as users build it: the source distribution first, and the wheel from that."""
     folder = tmp_path_factory.mktemp("dist")
     uv("build", "--quiet", "--build-constraints", "constraints.txt", "--out-dir", folder, cwd=root)
     (found,) = folder.glob("*.whl")
@@ -37,7 +37,7 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `harness` of a fresh environment that holds the launcher's packages and no others."""
+    """The `harness` of a fresh environment that holds only the launcher's packages."""
     place = tmp_path_factory.mktemp("environment") / "venv"
     uv("venv", "--quiet", "--python", sys.executable, place, cwd=root)
     python = place / "bin" / "python"

@@ -1,4 +1,4 @@
-"""The pictures of the README: small, of the example report, and without anything of one machine or a network."""
+"""The pictures of the README are small, show the example report, need no network and name nothing of one machine."""
 
 from __future__ import annotations
 

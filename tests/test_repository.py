@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: links, shipped matrices, and nothing of one machine in it."""
+"""Checks of the whole repository: links, shipped matrices, and no text from one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# In two parts each, so that this file does not hold what it looks for.
+# Each in two parts, so that this file does not contain what it searches for.
 REGISTRY_HOSTS = ("pypi" + ".org", "pythonhosted" + ".org", "download." + "pytorch.org", "registry." + "npmjs")
 MACHINE_PATHS = ("/ro" + "ot/", "/ho" + "me/", "/wo" + "rk/", "/tm" + "p/s/", "/Use" + "rs/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -17,7 +17,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 @pytest.fixture(scope="module")
 def tracked(root: Path) -> list[Path]:
-    """Files of the project: what git tracks, or, in an exported tree, all but made folders."""
+    """Files of the project: those that git tracks, or in an exported tree all outside generated folders."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
     if listed.returncode == 0:
         return [root / name for name in listed.stdout.split("\0") if name and (root / name).is_file()]

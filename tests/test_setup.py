@@ -1,4 +1,4 @@
-"""scripts/setup.py: what a fresh machine can have, and what setup makes of it."""
+"""scripts/setup.py on machines with various Pythons, and the targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_chosen_python_that_does_not_run_is_an_error_that_names_it(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HARNESS_PYTHON", "/nowhere/python3")
-    with pytest.raises(setup.SetupError, match=r"HARNESS_PYTHON=/nowhere/python3 is not a Python 3\.12"):
+    with pytest.raises(setup.SetupError, match=r"HARNESS_PYTHON=/nowhere/python3 is not a working Python 3\.12"):
         setup.find_python()
 
 
@@ -110,7 +110,7 @@ def test_make_alone_lists_every_target_a_user_needs() -> None:
 
 
 def test_the_lanes_of_make_test_hold_every_test_that_is_not_long_once() -> None:
-    """By evaluating their marker expressions: `bisect` and `long` come with and without `train`."""
+    """Evaluates their marker expressions for every combination of markers."""
     lanes = re.findall(r"\$\(PYTEST\) (.*?) ?-m \"(.*)\" --durations", (ROOT / "Makefile").read_text())
     names = ("train", "bisect", "browser", "slurm", "gpu", "long")
     for folder in ("tests/slurm", "tests/app"):

@@ -1,8 +1,8 @@
-"""The tutorial is run: every command in a ```console block, its exit code and the output that the page shows.
+"""Runs the tutorial: every command in a ```console block must have the exit code and the output that the page shows.
 
 A line that starts with `$ ` is a command, run by bash. The lines below it must appear in its output in this order, with
-`...` for anything and any run of blanks for another. `$ echo $?` and the number below it state the exit code of the
-command above; without it the command must exit 0.
+where `...` matches anything and a run of blanks any other. `$ echo $?` and the number below it state the exit code of
+the command above; without it the command must exit with 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """The commands of a page with the output and exit code it states."""
+    """The commands of a page, with the output and exit code that it states."""
     found: list[Step] = []
     for block in BLOCK.findall(page):
         asked = False
@@ -47,7 +47,7 @@ def steps(page: str) -> list[Step]:
 
 
 def missing(expected: list[str], output: str) -> str | None:
-    """The first expected line that does not follow the ones before it in the output."""
+    """The first expected line that the output does not have after the lines before it."""
     text, place = " ".join(output.split()), 0
     for line in expected:
         for piece in line.split("..."):
@@ -60,7 +60,7 @@ def missing(expected: list[str], output: str) -> str | None:
 
 
 def follow(page: str, folder: Path) -> list[str]:
-    """Run the page's commands in `folder`; a description of each one that did not do what the page says."""
+    """Run the page's commands in `folder`; returns a description of each that differs from the page."""
     bin_folder = str(Path(sys.executable).parent)
     env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "140", "NO_COLOR": "1"}
     wrong = []

@@ -1,4 +1,4 @@
-"""Two reports of one matrix that differ in nearly everything that a comparison shows."""
+"""Two reports of one matrix that differ in nearly everything that a comparison can show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cell_of(report: Report, name: str) -> ReportCell:
 
 
 def earlier_report() -> Report:
-    """The sample, a day earlier: the cell without metadata passed, another failed, one did not exist."""
+    """The sample report a day earlier: the cell without metadata passed, another failed, one did not exist."""
     report = replace(sample_report(), run_id="smoke-20260821T101530Z-11aa")
     report = changed(report, "tp2-pp4-cp1-sft", outcome=Outcome.PASS, lanes=lanes(), findings=[], failure=None)
     broken = cell_of(report, "tp1-pp2-cp2-reference")
@@ -46,7 +46,7 @@ def earlier_report() -> Report:
 
 
 def later_report() -> Report:
-    """The sample; one cell takes three times as long, and the control computes other numbers."""
+    """The sample report, in which one cell takes three times as long and the control computes other numbers."""
     report = slowed(sample_report(), 3.0)
     control = report.cells[0]
     curve = replace(control.curve, loss=[value * (1 + 1e-3 * step) for step, value in enumerate(control.curve.loss)])
@@ -54,7 +54,7 @@ def later_report() -> Report:
 
 
 def slowed(report: Report, factor: float) -> Report:
-    """The report with a timing leg of seven rounds in the one-rank cells; `factor` on sft with many documents."""
+    """Add a timing leg of seven rounds to the one-rank cells; the sft cell's times with many documents x `factor`."""
     generator = random.Random(round(factor))
     for path in ("reference", "sft"):
         times = factor if path == "sft" else 1.0

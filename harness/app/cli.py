@@ -23,10 +23,10 @@ from harness.infra import screen
 from harness.infra.inputs.shipped import matrix_path
 from harness.infra.streams import flush_streams, own_streams
 
-# Plans and reports make a great many objects that stay: the default of 700 or 2,000 searches them again and again.
+# Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
 _EXIT_CODES = """exit codes:
-  0    every cell that no rule rejects passed, at least one (expected failures allowed)
+  0    every cell passed, failed as expected, or was rejected by a rule; at least one was tested
   1    a check failed
   2    bad input or usage
   3    could not decide (infrastructure), or nothing was tested
@@ -35,7 +35,7 @@ _EXIT_CODES = """exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Repeats words of the command line in its messages, so these pass what all other messages pass."""
+    """Prints through `screen`: argparse repeats words of the command line, which may hold secrets."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         screen.out(message, file or sys.stderr, end="")
@@ -55,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show cells, rejected combinations and cost without running")
     _matrix(plan)
     _cluster(plan)
-    plan.add_argument("--json", action="store_true", help="as JSON")
-    plan.add_argument("--all", action="store_true", help="every row, however many there are")
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX")
     commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
@@ -76,24 +76,24 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Commands on a run that was started, from any terminal."""
+    """Commands on an existing run, usable from any terminal."""
     for name, text in (
         ("resume", "continue a run whose launcher has ended: follow its jobs, or run the cells without a result"),
         ("status", "show the progress of a run"),
         ("cancel", "end the jobs of a run on a cluster"),
     ):
-        later = commands.add_parser(name, help=text)
-        later.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
-        _run_parent(later)
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+        _run_parent(command)
         if name == "resume":
-            _history(later)
-            _notify(later)
-            later.add_argument("--errors", action="store_true", help="run the cells that ended as ERROR once more")
+            _history(command)
+            _notify(command)
+            command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
-    logs.add_argument("--rank", type=int, metavar="N", help="the log of this rank, whole")
+    logs.add_argument("--rank", type=int, metavar="N", help="the whole log of this rank")
     _run_parent(logs)
     doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
     doctor.add_argument("--cluster", metavar="NAME", default="local", help="cluster profile by name or path (local)")
@@ -103,8 +103,8 @@ def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:
     shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
-    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of trials at most (20)")
-    shrink.add_argument("--check", metavar="NAME", help="the check that must still fail (that of the first finding)")
+    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="maximum number of rounds (20)")
+    shrink.add_argument("--check", metavar="NAME", help="the check that must still fail (the first finding's)")
     shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
     _run_parent(shrink)
 
@@ -119,13 +119,13 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--dry-run",
         action="store_true",
-        help="show what would be started, start nothing; on a cluster, write its job files",
+        help="show what would be started, start nothing; for a cluster, also write the job files",
     )
-    run.add_argument("--detach", action="store_true", help="submit the jobs of a cluster and leave")
+    run.add_argument("--detach", action="store_true", help="submit the jobs to the cluster and exit")
     run.add_argument(
         "--bisect",
         action="store_true",
-        help="exit codes for git bisect run: 125 where nothing can be said, 128 to end it",
+        help="exit codes for git bisect run: 125 to skip a commit that cannot be judged, 128 to abort",
     )
     run.add_argument(
         "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
@@ -192,7 +192,7 @@ def _hours(text: str) -> float:
     return hours
 
 
-_hours.__name__ = "number of hours"  # as argparse names it: invalid number of hours value: 'x'
+_hours.__name__ = "number of hours"  # argparse prints: invalid number of hours value: 'x'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _for_git(words: list[str]) -> int:
-    """git takes every code below 125 but 0 as a bad commit: only a failed check may end so."""
+    """Exit code for `git bisect run`: 1 to 127 except 125 mean a bad commit, so only a failed check returns 1."""
     try:
         code = _flushed(words)
     except SystemExit as error:  # of argparse
@@ -248,7 +248,7 @@ def _main(words: list[str]) -> int:
 
 
 def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
-    """The exit code of a run that could not be judged. The receivers of --notify get it too."""
+    """Exit code of a run that could not be judged; the receivers of --notify get it too."""
     if receivers := getattr(arguments, "notify", None):
         what = str(getattr(arguments, "matrix", None) or arguments.run)
         announce.announce_end(receivers, what, str(error), error.exit_code)

@@ -1,4 +1,4 @@
-"""Uncaught errors: one sentence, exit code 3, and the traceback in a file that the sentence names."""
+"""Uncaught errors: a one-line message, exit code 3, and the traceback in a file that the message names."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def tracebacks_in(folder: Path) -> Iterator[None]:
 
 
 def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
-    """The error to report for an uncaught exception. The operating system's errors are not defects of the harness."""
+    """The error to report for an uncaught exception: OSError and MemoryError are not defects of the harness."""
     kept = keep_traceback(error, folder)
     if isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-        return InfrastructureError(f"cannot go on: {what}{kept and f' (traceback in {kept})'}")
+        return InfrastructureError(f"cannot continue: {what}{kept and f' (traceback in {kept})'}")
     if isinstance(error, MemoryError):
-        return InfrastructureError(f"cannot go on: out of memory{kept and f' (traceback in {kept})'}")
+        return InfrastructureError(f"cannot continue: out of memory{kept and f' (traceback in {kept})'}")
     return InternalError(f"internal error: {brief(error)}{kept and f'; please report it with {kept}'}")
 
 
@@ -44,13 +44,13 @@ def brief(error: BaseException) -> str:
 
 
 def keep_traceback(error: BaseException, folder: Path | None = None, name: str = FILE) -> str:
-    """Append the traceback to a file of the folder, else of a temporary one; returns its path, empty if both fail."""
+    """Append the traceback to a file in the folder, else to a temporary file; returns its path, empty if both fail."""
     text = redacted("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    if folder is not None and folder.is_dir():  # a run directory that has vanished is not made again
+    if folder is not None and folder.is_dir():  # a removed run directory is not created again
         try:
             return _append(folder / name, text)
         except OSError:
-            pass  # full or read-only: the temporary folder may not be
+            pass  # full or read-only; the temporary folder may still work
     try:
         descriptor, path = tempfile.mkstemp(prefix="harness-error-", suffix=".txt")
         os.close(descriptor)

@@ -23,7 +23,7 @@ constraints: ["tp == pp"]
 def harness(
     *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in `cwd` with `env` beside this process's; output captured, never raising."""
+    """Run the command line in `cwd` with `env` added to this process's environment; captures output, does not raise."""
     command = [sys.executable, "-m", "harness", *map(str, arguments)]
     whole = {**os.environ, **(env or {})}
     return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=timeout)

@@ -1,10 +1,10 @@
-"""Many nights of one small matrix in one process: each is planned, trained, judged and recorded as `harness run` does.
+"""Many nightly runs of one small matrix in one process, each planned, trained, judged and recorded as by `harness run`.
 
     python -m tests.app.nights MATRIX FAULT...       a night for each FAULT; "clean" is a night without one
 
-torch and Megatron are loaded once, and every night forks an agent from here, so that a night takes a second instead
-of five. Run directories and history lie in `reports` beside the matrix. A fault is written into what the ranks read
-alone: plan, judge and history know nothing of it.
+torch and Megatron are loaded once, and every night forks an agent from this process, so that a night takes one second
+instead of five. Run directories and history are in `reports` beside the matrix. A fault is only in the configuration
+that the ranks read, so plan, judge and history do not know it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLEAN = "clean"
 
 
 def night(matrix: Path, fault: str) -> int:
-    """The exit code of the verdict."""
+    """Run one night; returns the exit code of its verdict."""
     planned = plan_run.plan_run(plan_run.Request(matrix=matrix))
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
     plan_run.write_plan(run, planned.plan, planned.matrix)

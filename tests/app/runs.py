@@ -1,4 +1,4 @@
-"""A finished run on disk, simulated: what `harness report` judges without anything having trained."""
+"""A simulated finished run on disk, for `harness report` and other commands to read without training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.judge.simulator import config_of, run_of
 
 
 def simulated_run(parent: Path, name: str = "smoke-20260101T000000-abcd") -> RunDir:
-    """Two cells and their reference, all PASS."""
+    """Two cells and their control, all PASS."""
     plan, evidence = run_of([config_of("sft", tp=2), config_of("reference", pp=2)])
     run = RunDir(parent / name)
     write_json(run.plan, sealed(replace(plan, run_id=name, provenance={"started": "2026-01-01T00:00:00+00:00"})))

@@ -33,7 +33,7 @@ python: /opt/python
 
 
 class _Noon(datetime):
-    """A clock that stands still."""
+    """A clock that always shows the same time."""
 
     @classmethod
     def now(cls, tz: object = None) -> _Noon:
@@ -47,7 +47,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.app.pipeline.plan_run.datetime", _Noon)
     monkeypatch.setattr("harness.app.pipeline.plan_run.secrets.token_hex", lambda size: "a1b2")
     monkeypatch.setattr("harness.__version__", "1.2.3")
-    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch, which might say when it would start a job
+    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch, which would estimate when a job starts
     Path("small.yaml").write_text(MATRIX)
     Path("own.yaml").write_text(PROFILE)
 
@@ -158,7 +158,7 @@ def test_logs_find_cells_by_pattern_and_name_what_is_wrong(capsys: pytest.Captur
     for wrong, said in (
         (["tp2-pp4-cp2-sfd"], "did you mean tp2-pp4-cp2-sft"),
         (["tp2-pp4-cp2-sft", "--rank", "4"], "allowed: 3"),
-        (["--rank", "3"], "of which cell"),
+        (["--rank", "3"], "needs a cell"),
     ):
         assert cli.main(["logs", "latest", *wrong]) == 2
         assert said in " ".join(capsys.readouterr().err.split())

@@ -1,4 +1,4 @@
-"""Exit code 1 comes from a failed check alone: what else goes wrong is 2 or 3, with one sentence and a file."""
+"""Only a failed check gives exit code 1: every other error gives 2 or 3, with a one-line message and a file."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_one_damaged_file_is_at_most_one_error(which: str, damage: str, tmp_path
     DAMAGES[damage](file)
     report = judge(run, plan)
     outcomes = {cell.id: cell.outcome for cell in report.cells}
-    # A log is no evidence of a cell that completed.
+    # The log of a cell that completed is not evidence.
     assert outcomes.pop(victim) is (Outcome.PASS if "log" in which else Outcome.ERROR)
     assert set(outcomes.values()) == {Outcome.PASS}
 
@@ -203,7 +203,7 @@ def test_a_cell_that_is_its_own_reference_is_bad_input(length: int, tmp_path: Pa
 def test_a_cell_that_the_judge_cannot_compute_is_one_error_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an odd value would that no reader refuses: the class, not a case."""
+    """Stands for any odd value that no reader refuses."""
     run = simulated_run(tmp_path)
     plan = read_plan(run)
     victim = plan.expansion.cells[-1].id

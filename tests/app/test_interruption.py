@@ -15,7 +15,7 @@ from tests.app.conftest import MATRIX, harness, only_run, write_matrix
 from tests.processes import await_end, heed_interrupts
 
 pytestmark = pytest.mark.train
-# Short cells show that the run is under way; the long ones are running when the signal comes.
+# The end of a short cell shows that the run is under way; the long ones are running when the signal comes.
 LONG = MATRIX.replace("tp: [1, 2]", "train.steps: [2, 8000]\n  tp: [1, 2]") + "launch: {deadline_s: 900}\n"
 
 
@@ -33,7 +33,7 @@ def _processes_of(run_parent: Path) -> list[int]:
 
 
 def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> tuple[int, str]:
-    """A run that got a signal once a short cell had ended: its exit code, and what it said on stderr."""
+    """Send a signal to a run once a short cell has ended; returns the run's exit code and stderr."""
     command = [
         sys.executable,
         "-m",
@@ -61,7 +61,7 @@ def interrupted(number: signal.Signals, tmp_path: Path, matrix: str = LONG) -> t
 
 
 def _all_gone(parent: Path) -> None:
-    while left := _processes_of(parent):  # also those that were forked after the signal
+    while left := _processes_of(parent):  # including those forked after the signal
         for pid in left:
             await_end(pid)
 
@@ -100,8 +100,8 @@ def test_a_run_whose_launcher_was_killed_is_resumed_and_no_cell_trains_twice(tmp
     assert 0 < len(before) < 10
     done = harness("resume", run, "--no-history", cwd=tmp_path)
     assert done.returncode == EXIT_PASS, done.stdout + done.stderr
-    assert f"{10 - len(before)} of 10 cells run" in done.stdout
-    assert "10 PASS" in done.stdout  # an attempt that its launcher took along is no retry
+    assert f"running {10 - len(before)} of 10 cells" in done.stdout
+    assert "10 PASS" in done.stdout  # an attempt that died with its launcher does not count as a retry
     assert {path: path.read_bytes() for path in before} == before
     again = harness("resume", run, "--no-history", cwd=tmp_path)
-    assert "0 of 10 cells run" in again.stdout
+    assert "running 0 of 10 cells" in again.stdout

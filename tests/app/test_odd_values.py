@@ -1,4 +1,4 @@
-"""An impossible value in one file of a run is an ERROR of that cell; the others are judged, all reports written."""
+"""An impossible value in one file of a run is an ERROR of its cell; other cells are judged, and all reports written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.judge.simulator import config_of, run_of
 from tests.judge.tampering import write_run
 
 YEAR_9999 = 253402300799.0
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {  # fields -> values, and words of the reason
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {  # fields -> values, and a part of the reason
     "a size in words": ({"memory_limit_bytes": "24 GiB"}, "memory_limit_bytes is '24 GiB'"),
     "a size of many digits": ({"memory_limit_bytes": "9" * 5000}, "memory_limit_bytes"),
     "a start after the end": ({"started": 2e14}, "started at 2"),
@@ -38,7 +38,7 @@ def _changed(value: Any, change: dict[str, Any]) -> Any:
 
 
 def _simulated(folder: Path) -> tuple[str, str]:
-    """A run of a reference and a cell, on disk; the two ids."""
+    """Write a run of a control and a cell; returns their ids."""
     plan, evidence = run_of([config_of("reference", tp=2)])
     write_run(folder, plan, evidence)
     first, second = (cell.id for cell in plan.expansion.cells)

@@ -1,4 +1,4 @@
-"""A named pipe in place of a file of a run directory: no command waits for somebody to write into it."""
+"""A named pipe in place of a file of a run directory: no command waits for a writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.core.run.run_dir import NotRegularError, RunDir, opened, write_json
 from harness.infra.runs.evidence_files import read_plan
 from tests.app.runs import simulated_run
 
-LIMIT_S = 60  # only a command that hangs takes as long
+LIMIT_S = 60  # only a command that hangs takes this long
 COMMANDS = ("report", "status", "logs", "resume")
 
 
@@ -36,7 +36,7 @@ def _ended_when_it_hangs() -> Iterator[None]:
 
 
 def judged_run(parent: Path) -> RunDir:
-    """A run with every file that reading commands look at."""
+    """A run with every file that the commands read."""
     run = simulated_run(parent)
     plan = read_plan(run)
     for cell in plan.expansion.cells:

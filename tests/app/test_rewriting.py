@@ -1,4 +1,4 @@
-"""The rewriting leg on tp, pp and cp at once: of two faults in one run both are named, and nothing else."""
+"""The rewriting leg with tp, pp and cp together: two faults in one run are both named, and nothing else is."""
 
 from __future__ import annotations
 

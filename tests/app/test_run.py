@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 
 @pytest.fixture
 def copy(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
-    """A run directory to break."""
+    """A copy of the run directory that a test may damage."""
     return Path(shutil.copytree(finished[0], tmp_path / "reports" / finished[0].name))
 
 
@@ -96,12 +96,12 @@ def test_a_history_that_cannot_be_written_changes_no_verdict(copy: Path) -> None
     nowhere = copy / "plan.json" / "history.sqlite"
     done = harness("report", copy, cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)})
     assert done.returncode == 0
-    assert f"harness: {copy.name} is not in the history: " in done.stderr
+    assert f"harness: {copy.name} is not recorded in the history: " in done.stderr
     assert harness("report", copy, "--no-history", cwd=copy.parent, env={"HARNESS_HISTORY": str(nowhere)}).stderr == ""
 
 
 def _seeded(run: Path, factor: float) -> Path:
-    """Ask a run to compare its steps with ten green ones before it that took `factor` times as long."""
+    """Make a run compare its steps with ten earlier green runs whose steps took `factor` times as long."""
     row = run_row(read_report((run / "report.json").read_text()))
     file = run.parent / "history.sqlite"
     with opened(file, write=True) as history:
@@ -139,7 +139,7 @@ def test_steps_longer_than_in_earlier_runs_fail_and_stay_so_without_the_history(
         assert [cell.findings[0].check for cell in report.cells] == ["slower_than_history"] * 5
         assert {cell.lanes[Lane.NUMERICS].value for cell in report.cells} == {"pass"}
         assert "10 green runs from 2026-01-01 to 2026-01-10 (night-9, night-8, night-7" in done.stdout
-        file.unlink(missing_ok=True)  # what was compared with lies in the run directory
+        file.unlink(missing_ok=True)  # the run directory holds the baseline
 
 
 def test_judging_again_gives_the_same_report_without_training(copy: Path) -> None:

@@ -14,7 +14,7 @@ ENDING = [signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """The handlers of this process, whatever a test sets."""
+    """Restore the handlers of this process after each test."""
     before = {number: signal.getsignal(number) for number in ENDING}
     yield
     for number, handler in before.items():

@@ -1,4 +1,4 @@
-"""Every field of every file of real runs of 4 and of 8 ranks is changed, one at a time, as of a simulated one."""
+"""Every field of every file of real runs of 4 and of 8 ranks is changed, one at a time; simulated runs: tests/judge."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_every_field_of_a_real_run_is_evidence_or_listed(name: str, tampered: di
 
 
 def test_every_listed_field_can_be_changed_unnoticed(tampered: dict[str, Passed]) -> None:
-    """An entry that no longer passes is evidence now, or a field that is no more."""
+    """A listed field whose change is noticed has become evidence, or no longer exists."""
     assert NOT_EVIDENCE.keys() <= {known(pattern) for found in tampered.values() for pattern in found.passed}

@@ -100,7 +100,7 @@ def _large(words: list[str]) -> int:
         (_internal_error, "internal error: harness: internal error: KeyError"),
         (_raises, "KeyError left the command line"),
         (_endless, "s of processor time"),
-        (_dies, "it ended the process with status"),
+        (_dies, "the process ended with status"),
         (_large, "MB of memory"),
         (lambda words: 2, "exit code 2 without a message"),
         (lambda words: 130, "exit code 130"),

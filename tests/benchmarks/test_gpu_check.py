@@ -119,7 +119,7 @@ def report(folder: Path, name: str, **changes: Any) -> None:
     [
         ("tests\t1\t5\t9\t", 1, "exit code 1, see log.txt"),
         ("tests\t5\t5\t9\t", 3, "exit code 5, see log.txt"),  # pytest found no tests
-        ("matrix\t124\t9\t9\tran out of its 9 s", 3, "ran out of its 9 s"),
+        ("matrix\t124\t9\t9\texceeded its limit of 9 s", 3, "exceeded its limit of 9 s"),
         ("throughput\tskipped\t0\t0\tno time left", 3, "no time left"),
         ("facts\t1\t9\t9\t", 3, "exit code 1, see log.txt"),
         ("matrix\t3\t9\t9\t", 3, "exit code 3, see log.txt"),
@@ -137,7 +137,7 @@ def test_each_part_counts_into_the_exit_code(
 
 
 def test_a_cell_that_failed_in_a_part_that_ran_out_of_time_is_a_failure(summaries: Any, tmp_path: Path) -> None:
-    parts(tmp_path, "matrix\t124\t9\t9\tran out of its 9 s")
+    parts(tmp_path, "matrix\t124\t9\t9\texceeded its limit of 9 s")
     failed = {**CELL, "outcome": "FAIL", "findings": [{"message": "loss differs\nby far"}]}
     rejected = [{"rule": "device.no-gpu", "reason": "no GPU"}] * 2
     report(tmp_path, "report", verdict="fail", cells=[failed], counts={"FAIL": 1}, rejected=rejected)

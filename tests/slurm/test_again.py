@@ -32,7 +32,7 @@ def test_cells_of_a_cancelled_run_are_classed_and_run_again_when_asked_for(lab: 
     assert (code, len(cluster.jobs())) == (3, 2), "without --errors nothing is submitted"
     code, output = cluster.run("resume", "latest", "--errors")
     assert code == 0, output
-    assert "2 cells that ended as ERROR run again" in output
+    assert "retrying 2 cells that ended as ERROR" in output
     assert [(cell.outcome, cell.attempts) for cell in cluster.report().cells] == [(Outcome.FLAKY, 2)] * 2
 
 

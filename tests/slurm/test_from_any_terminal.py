@@ -19,7 +19,7 @@ def test_a_detached_run_is_looked_at_and_ended_from_other_terminals(lab: SlurmLa
         code, output = cluster.run("run", str(cluster.matrix), "--cluster", "slurm-lab", "--detach")
         name = f"reports/{cluster.directory.name}"
         assert code == 0, output
-        assert "3 jobs are with Slurm" in output
+        assert "3 jobs submitted" in output
         assert all(f"harness {verb} {name}" in output for verb in ("resume", "status", "cancel"))
         assert lab.output("squeue", "-h", "-r", "-o", "%T").split() == ["PENDING"] * 3
         assert "Jobs: 3 PENDING\n3 jobs wait in the queue: " in cluster.run("status", name)[1]

@@ -53,7 +53,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(lab: SlurmLab, tmp_path: Path
     launcher.send_signal(signal.SIGINT)
     output, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 130, output
-    assert "detached, the jobs keep running" in output
+    assert "detached; the jobs keep running" in output
     assert f"harness resume reports/{cluster.directory.name}" in output
     code, output = cluster.run("resume", "latest")
     assert code == 0, output

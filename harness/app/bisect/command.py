@@ -37,7 +37,7 @@ from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_na
 
 
 def bisect(request: Request) -> int:
-    """Search, write result.json, print the result. 0 when one point was found, 3 when skipped ones leave several."""
+    """Search, write result.json, print it; returns 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
     context = _context(request, source)
     with only_launcher(RunDir(context.folder)):
@@ -84,7 +84,9 @@ def _context(request: Request, source: Source) -> BisectContext:
     expansion = expand_for(matrix, cluster)
     chosen = _chosen(expansion, matrix, subject, request.only)
     if pins is not None:
-        _chosen(expansion, matrix, pins.subject, [cell.id for cell in chosen])  # their stacks must hold it too
+        _chosen(
+            expansion, matrix, pins.subject, [cell.id for cell in chosen]
+        )  # their stacks must hold the nested project too
     parent = request.run_parent or expanded(cluster.run_dir or "reports")
     asked = (resolved(matrix), subject, source.old.name, source.new.name, request.find, [cell.id for cell in chosen])
     options = (list(request.paths), request.first_parent, request.pre, request.cluster, request.nested)
@@ -96,7 +98,7 @@ def _context(request: Request, source: Source) -> BisectContext:
         cluster_asked=request.cluster,
         subject=subject,
         chosen=chosen,
-        cells=_with_references(expansion, chosen),
+        cells=_with_controls(expansion, chosen),
         folder=parent.resolve() / f"bisect-{matrix.name}-{digest}",
         fresh=request.fresh,
         command=request.command,
@@ -111,14 +113,15 @@ def _pins(request: Request, source: Source) -> Pins | None:
     if not request.nested:
         return None
     if not isinstance(source, Commits):
-        raise InputError(Problem(key="--nested", message="only commits pin something", hint="search them with --repo"))
+        message = "releases pin no other project, only commits do"
+        raise InputError(Problem(key="--nested", message=message, hint="search commits with --repo"))
     return pins_of(source.repository, request.nested, source.new.name)
 
 
 def _search_nested(
     request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection
 ) -> Bisection:
-    """Search inside the submodule or package that the found commit moved, the rest as before that commit."""
+    """Search inside the submodule or package that the found commit moved; all else stays as before that commit."""
     if found.found is None:
         return found
     before, after = found.found.parents[0].name, found.found.name
@@ -136,7 +139,7 @@ def _search_nested(
         else:
             inner = commits_of(subject.repository, old, new, **options, first_parent=request.first_parent)
         stacks = {name: source.subject.at(stack, before) for name, stack in context.matrix.stacks.items()}
-        below = replace(
+        nested = replace(
             context,
             matrix=replace(context.matrix, stacks=stacks),
             subject=inner.subject,
@@ -146,9 +149,9 @@ def _search_nested(
             label=inner.label,
             code=inner.code,
         )
-        finish_interrupted(below)
-        found = replace(found, nested=search(request, inner, below))
-        release(str(below.folder))
+        finish_interrupted(nested)
+        found = replace(found, nested=search(request, inner, nested))
+        release(str(nested.folder))
         return found
     except InputError as error:
         return replace(found, notes=(*found.notes, f"not found inside {request.nested}: {error}"))
@@ -165,28 +168,28 @@ def _pinned(stack: Stack, subject: Subject) -> Stack:
 
 
 def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Sequence[str]) -> tuple[PlannedCell, ...]:
-    """The cells that --only names, by id, name, or name without the stack; without --only all that can be bisected."""
+    """The cells that can be bisected, or those of them that --only names by id, name, or name without the stack."""
     cells = [cell for cell in expansion.cells if cell.role == "cell"]
     names = set()
     for pattern in patterns:
         fitting = {cell.id for cell in cells if fnmatchcase(plain_name(cell), pattern)}
         names |= fitting or set(matching(expansion, pattern, "--only "))
     wanted = [cell for cell in expansion.cells if cell.id in names] if patterns else cells
-    able = [cell for cell in wanted if cell.config.stack in matrix.stacks]
-    able = [cell for cell in able if subject.is_in(matrix.stacks[cell.config.stack])]
-    if not able:
+    usable = [cell for cell in wanted if cell.config.stack in matrix.stacks]
+    usable = [cell for cell in usable if subject.is_in(matrix.stacks[cell.config.stack])]
+    if not usable:
         where = ", ".join(dict.fromkeys(cell.config.stack for cell in wanted))
         what = f"a requirement of {subject.name}" if subject.of_releases else f"a checkout of {subject.name}"
-        hint = f"a matrix without stacks gets one; else define one with {what}"
-        message = f"no chosen cell runs in a stack that holds {subject.name} with nothing reverted"
+        hint = f"define a stack with {what}, or remove `stacks` from the matrix"
+        message = f"no chosen cell runs in a stack that holds {subject.name} without reverted commits"
         raise InputError(Problem(message=message, file=matrix.file, found=f"stacks {where}", hint=hint))
-    if len(able) < len(wanted):
+    if len(usable) < len(wanted):
         why = f"their stacks do not hold {subject.name}, or revert commits of it"
-        say(f"{len(wanted) - len(able)} cells are left out: {why}")
-    return without_twins(able, matrix.stacks, subject)
+        say(f"{len(wanted) - len(usable)} cells are left out: {why}")
+    return without_twins(usable, matrix.stacks, subject)
 
 
-def _with_references(expansion: Expansion, chosen: Sequence[PlannedCell]) -> tuple[PlannedCell, ...]:
+def _with_controls(expansion: Expansion, chosen: Sequence[PlannedCell]) -> tuple[PlannedCell, ...]:
     wanted = {cell.id for cell in chosen}
     for cell in reversed(expansion.controls_first):
         wanted |= {cell.reference} if cell.id in wanted and cell.reference else set()

@@ -1,4 +1,4 @@
-"""After a bisection: shrinks the first failed cell, reverts the change at the new end to confirm, writes issue.md."""
+"""After a bisection: shrinks the first failed cell, confirms the change by reverting it, writes issue.md."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def report_evidence(found: Bisection, context: BisectContext) -> None:
 
 
 def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
-    """Run the smallest cell at the newer end with and without the change; returns the result as text, empty where there
-    is no commit."""
+    """Run the smallest cell at an end that has the change, with and without a revert; returns the result as text, empty
+    unless one commit was found."""
     if found.kind != PointKind.COMMIT or found.found is None or shrunk.stack is None:
         return ""
     end = found.good if found.find is Find.FIXED else found.bad
@@ -62,15 +62,15 @@ def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
     try:
         stacks = prepare(_ends(found, end, shrunk.stack), say, user=str(folder))
     except (InputError, InfrastructureError) as error:
-        return f"not confirmed: {name} with {change} reverted cannot be made: {_line(error)}"
+        return f"not confirmed: {name} with {change} reverted cannot be prepared: {_line(error)}"
     if not stacks[_REVERTED].usable:
         why = stacks[_REVERTED].error
-        return f"not confirmed: {name} with {change} reverted cannot be made: {' '.join(why.split())}"
+        return f"not confirmed: {name} with {change} reverted cannot be prepared: {' '.join(why.split())}"
     answers = _answers(found, shrunk, stacks, folder)
     plain, reverted = answers[_PLAIN], answers[_REVERTED]
-    showed = Kind.PASSES if found.find is Find.FIXED else Kind.SAME
+    unreverted = Kind.PASSES if found.find is Find.FIXED else Kind.SAME
     wanted = Kind.SAME if found.find is Find.FIXED else Kind.PASSES
-    if plain.kind is not showed:
+    if plain.kind is not unreverted:
         return f"not confirmed: the smallest cell {plain.text} at {name} itself"
     word = "confirmed" if reverted.kind is wanted else "not confirmed"
     return f"{word}: {name} with {change} reverted {reverted.text}"
@@ -79,8 +79,8 @@ def confirmed(found: Bisection, shrunk: Shrunk, folder: Path) -> str:
 def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
     assert found.found is not None
     others = [item for item in stack.checkouts if item.package != found.project]
-    mine = next(item for item in stack.checkouts if item.package == found.project)
-    plain = replace(mine, ref=end.name)
+    searched = next(item for item in stack.checkouts if item.package == found.project)
+    plain = replace(searched, ref=end.name)
     reverted = replace(plain, revert=(found.found.name,))
     return [
         replace(stack, name=name, checkouts=(item, *others)) for name, item in ((_PLAIN, plain), (_REVERTED, reverted))
@@ -88,7 +88,7 @@ def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
 
 
 def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
-    """Stack -> answer for the cell in it."""
+    """Name of a stack -> answer for the smallest cell in it."""
     configs = {name: replace(shrunk.config, stack=name, made_of=digest(stack.asked)) for name, stack in stacks.items()}
     number = 1 + sum(1 for _ in folder.glob("confirmation-*"))
     report = run_cells(

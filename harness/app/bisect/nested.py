@@ -1,4 +1,4 @@
-"""Pins of a commit: the commit of a submodule or the release of a package; finds a clone of the submodule."""
+"""What the commits of a repository pin: the commit of a submodule, or the release of a package."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """A submodule or a package that the commits of a repository pin."""
+    """A submodule or a package that the commits of the outer repository pin."""
 
     outer: Repository
     name: str  # path of a submodule, or a distribution
     subject: Subject  # what is pinned
 
     def with_outer(self, outer: Subject) -> Callable[[Stack, str], Stack]:
-        """A function that gives a stack at a commit of the repository, with the subject that the commit pins."""
+        """A function that moves a stack to a commit of the outer repository and to what that commit pins."""
         return lambda stack, commit: self.subject.at(outer.at(stack, commit), self.of(commit))
 
     def of(self, commit: str) -> str:
@@ -54,27 +54,27 @@ def pins_of(outer: Repository, name: str, commit: str) -> Pins:
             allowed = ", ".join([*submodules, "a package that its requirements pin with =="])
             raise InputError(Problem(key="--nested", message=f"the commits pin no {name}", allowed=allowed)) from error
         return found
-    place = _home(outer, name, commit, submodules[name])
-    inner = Repository(repository_of(Checkout(package="nested", repository=place, ref=submodules[name]), fetch=True))
     at = submodules[name]
+    clone = _clone_of(outer, name, commit, at)
+    inner = Repository(repository_of(Checkout(package="nested", repository=clone, ref=at), fetch=True))
     project = project_of(lambda path: bool(inner.objects([f"{at}:{path}"])[f"{at}:{path}"]))
     if project is None:
         allowed = ", ".join(PROJECTS)
         raise InputError(
-            Problem(key="--nested", message=f"{name} holds no project that stacks check out", allowed=allowed)
+            Problem(key="--nested", message=f"{name} holds none of the projects that stacks check out", allowed=allowed)
         )
-    return Pins(outer=outer, name=name, subject=Subject(name=project, repository=place))
+    return Pins(outer=outer, name=name, subject=Subject(name=project, repository=clone))
 
 
-def _home(outer: Repository, path: str, commit: str, pin: str) -> str:
-    """A clone of the submodule: that of the working tree, that in the repository's folder, else its URL."""
+def _clone_of(outer: Repository, path: str, commit: str, pin: str) -> str:
+    """A clone of the submodule that has the pin: in the working tree or in .git/modules; else the submodule's URL."""
     settings = configparser.ConfigParser()
     settings.read_string("\n".join(line.strip() for line in outer.text(commit, ".gitmodules").splitlines()))
     sections = [section for section in settings.sections() if settings[section].get("path") == path]
     names = [section.removeprefix('submodule "').removesuffix('"') for section in sections]
-    for place in (outer.path / path, *(outer.path / ".git" / "modules" / name for name in (*names, path))):
-        if ((place / ".git").exists() or (place / "HEAD").exists()) and Repository(place).has(pin):
-            return str(place.resolve())
+    for clone in (outer.path / path, *(outer.path / ".git" / "modules" / name for name in (*names, path))):
+        if ((clone / ".git").exists() or (clone / "HEAD").exists()) and Repository(clone).has(pin):
+            return str(clone.resolve())
     url = settings[sections[0]].get("url", "") if sections else ""
     if url.startswith((".", "/")):
         url = str((outer.path / Path(url)).resolve())
@@ -85,6 +85,7 @@ def _home(outer: Repository, path: str, commit: str, pin: str) -> str:
 
 
 def _manifests(outer: Repository, commit: str) -> list[str]:
+    """Paths of the files that may state the requirements of the commit."""
     root = outer.files(commit)
     found = [name for name in root if name in _FILES or (name.startswith("requirements") and name.endswith(".txt"))]
     return found + [name for name in outer.files(commit, "requirements/") if name.endswith(".txt")]

@@ -12,19 +12,24 @@ def add(bisect: argparse.ArgumentParser) -> None:
     for end, shows in (("good", "every chosen cell passes"), ("bad", "a chosen cell fails")):
         bisect.add_argument(f"--{end}", required=True, metavar="REF", help=f"commit or release at which {shows}")
     bisect.add_argument(
-        "--find", choices=("introduced", "fixed"), default="introduced", help="the first bad one, or the first good one"
+        "--find",
+        choices=("introduced", "fixed"),
+        default="introduced",
+        help="find the first bad point, or the first good one (introduced)",
     )
-    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="only commits that touch these can matter")
-    bisect.add_argument("--first-parent", action="store_true", help="of merges only the first parent's side")
-    bisect.add_argument("--pre", action="store_true", help="with pre-releases")
+    bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="skip commits that touch none of these")
+    bisect.add_argument("--first-parent", action="store_true", help="follow only the first parent of merges")
+    bisect.add_argument("--pre", action="store_true", help="include pre-releases")
     bisect.add_argument(
-        "--no-shrink", action="store_true", help="leave out the smallest layout, the proof by revert, and issue.md"
+        "--no-shrink", action="store_true", help="skip the smallest layout, the confirmation by revert, and issue.md"
     )
-    bisect.add_argument("--run", dest="setup", default="", metavar="COMMAND", help="run once in each commit's worktree")
     bisect.add_argument(
-        "--nested", default="", metavar="NAME", help="submodule or package to search next, where it moved"
+        "--run", dest="setup", default="", metavar="COMMAND", help="command to run once in each commit's worktree"
     )
-    bisect.add_argument("--fresh", action="store_true", help="judge again what earlier bisections judged")
+    bisect.add_argument(
+        "--nested", default="", metavar="NAME", help="submodule or package to search next, if the found commit moved it"
+    )
+    bisect.add_argument("--fresh", action="store_true", help="ignore the verdicts of earlier bisections")
     bisect.add_argument("--jobs", type=_count, metavar="K", help="points to judge at once (1 here, 3 on a cluster)")
 
 
@@ -35,7 +40,7 @@ def _count(text: str) -> int:
     return count
 
 
-_count.__name__ = "number from 1"  # as argparse names it
+_count.__name__ = "number of 1 or more"  # argparse prints: invalid number of 1 or more value: 'x'
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:

@@ -36,7 +36,7 @@ from harness.plan.stacks.bisection_cells import Subject, moved, named_at, plain_
 
 @dataclass(frozen=True, kw_only=True)
 class BisectContext:
-    """Everything that the judging of points needs."""
+    """Everything that is needed to judge points."""
 
     matrix: Matrix  # for the bisection: see plan/stacks/bisection_cells.py
     cluster: ClusterProfile
@@ -44,11 +44,11 @@ class BisectContext:
     cluster_asked: str | None
     subject: Subject
     chosen: tuple[PlannedCell, ...]
-    cells: tuple[PlannedCell, ...]  # the chosen ones and their references
+    cells: tuple[PlannedCell, ...]  # the chosen ones and their controls
     folder: Path  # of this bisection
     fresh: bool  # ignore verdicts kept from earlier bisections
     command: Sequence[str]
-    pins: Pins | None  # pins of the subject's commits that the stacks hold
+    pins: Pins | None  # of the subject's commits, with --nested
     at: Callable[[Stack, str], Stack]  # a stack with the subject and its pins at a point
     label: Callable[[str], str]  # a point as part of a stack's name
     code: Callable[[Iterable[str]], Mapping[str, str]]  # point -> its code, part of the key of a kept verdict
@@ -104,36 +104,37 @@ def _kept(context: BisectContext, point: str, keys: Mapping[str, VerdictKey]) ->
 
 
 def _run(context: BisectContext, points: Sequence[str], keys: Mapping[str, dict[str, VerdictKey]]) -> dict[str, Point]:
-    """Judge points in one new run, and record which, so that another process can continue it."""
+    """Judge points in one new run; running.json names them, so that another process can continue the run."""
     planned = _planned(context, points)
     directory = RunDir(context.folder / "runs" / planned.plan.run_id)
     begin = time.perf_counter()
     planned = plan_run.prepare_stacks(planned, once=True, user=str(context.folder))
     plan_run.write_run(directory, planned)
-    write_json(_note(context), {"run": str(directory.root), "points": list(points)})
+    write_json(_running(context), {"run": str(directory.root), "points": list(points)})
     _launch(context, directory, planned.plan)
     found = _harvest(context, directory, planned.plan, points, keys)
-    _note(context).unlink()
+    _running(context).unlink()
     release(str(context.folder), (context.subject.name, *([context.pins.subject.name] if context.pins else [])))
     seconds = (time.perf_counter() - begin) / len(points)
     return {point: replace(judged, seconds=seconds) for point, judged in found.items()}
 
 
 def finish_interrupted(context: BisectContext) -> None:
-    """Keep the verdicts of an interrupted round: on a cluster all of them, here those of finished cells."""
-    if not _note(context).exists():
+    """Keep the verdicts of an interrupted round: on a cluster after all its jobs, here of the points that finished."""
+    if not _running(context).exists():
         return
-    note = loads(text_of(_note(context)))
-    directory, points = RunDir(Path(note["run"])), note["points"]
+    running = loads(text_of(_running(context)))
+    directory, points = RunDir(Path(running["run"])), running["points"]
     plan = read_plan(directory)
     say(f"continuing {relative_path(directory.root)}")
     if context.launcher.detached:
         _launch(context, directory, plan)
     _harvest(context, directory, plan, [point for point in points if _has_ended(context, directory, point)])
-    _note(context).unlink()
+    _running(context).unlink()
 
 
-def _note(context: BisectContext) -> Path:
+def _running(context: BisectContext) -> Path:
+    """The file that names the run and the points of the round in progress."""
     return context.folder / "running.json"
 
 
@@ -182,7 +183,7 @@ def matrix_at(context: BisectContext, point: str) -> Path:
 def ids_in_matrix_at(context: BisectContext, point: str) -> dict[str, str]:
     """Id in the bisection's matrix -> id in the matrix file of a point.
 
-    The names of the stacks are the same in both, their contents differ.
+    Both files use the same stack names with different contents.
     """
     return {old: cell.id for old, cell in moved(context.cells, _moved_stacks(context, point)).items()}
 
@@ -215,7 +216,7 @@ def _harvest(
     points: Sequence[str],
     keys: Mapping[str, dict[str, VerdictKey]] | None = None,
 ) -> dict[str, Point]:
-    """The verdicts on points of a finished run; decided ones are kept."""
+    """The verdicts on the points of a finished run; those that are not ERROR are kept."""
     report = judge_run.judge(directory, plan)
     reports.write_reports(directory, report)
     keys = keys or _keys(context, points)

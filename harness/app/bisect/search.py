@@ -1,4 +1,4 @@
-"""The search of a bisection: both ends, then round after round, to the result."""
+"""The search of a bisection: judges both ends, then round after round until the result is known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, Po
 from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
 from harness.plan.stacks.bisection_cells import plain_name
 
-CLUSTER_JOBS = 3  # points at once on a cluster: a quarter of the history is left after each round
+CLUSTER_JOBS = 3  # points at once on a cluster: each round leaves a quarter of the history
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The user's request."""
+    """The options of `harness bisect`."""
 
     matrix: Path
     good: str
@@ -36,7 +36,7 @@ class Request:
     pre: bool = False
     setup: str = ""  # --run
     fresh: bool = False
-    nested: str = ""  # a submodule or a package that the commits pin: searched too if the found commit moves it
+    nested: str = ""  # a submodule or package that the commits pin; searched next if the found commit moves it
     jobs: int | None = None  # points at once; None: one here, several on a cluster
     cluster: str | None = None
     run_parent: Path | None = None
@@ -84,42 +84,45 @@ def search(request: Request, source: Source, context: BisectContext) -> Bisectio
         judged.judge(step.points, f"of {len(history.points)} {source.kind}s")
     if isinstance(step, Found):
         before = [source.stands_for(name) for name in source.about(step.point)[1]]
-        if len(before) > 1:  # some commits of a merge may be implied by later ones only
-            judged.judge(before, "judging what was merged")
+        if len(before) > 1:  # the state of a merge's parents may only be implied by later commits
+            judged.judge(before, "judging the parents of the merge")
     return _result(request, source, context, judged, step, notes)
 
 
 def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
-    """Notes; InputError when an end does not behave as stated, InfrastructureError when it cannot be judged."""
+    """Notes for the result; InputError when an end does not behave as stated, InfrastructureError when one cannot be
+    judged."""
     old_state, new_state = (
         (PointState.BAD, PointState.GOOD) if request.find is Find.FIXED else (PointState.GOOD, PointState.BAD)
     )
     problems = []
-    for end, name, said in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
+    for end, name, stated in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
         point = judged.points[name]
         if point.state is PointState.SKIPPED:
-            raise InfrastructureError(f"--{said} {end.asked} cannot be judged: {point.reason}; see {point.run}")
-        if point.state != said:
-            problems.append(_other_end(end, said, point))
+            raise InfrastructureError(f"--{stated} {end.asked} cannot be judged: {point.reason}; see {point.run}")
+        if point.state != stated:
+            problems.append(_wrong_state(end, stated, point))
     notes = []
     for base in source.bases if not problems else ():
         point = judged.points[base]
-        name = f"{short(base, source.kind)}, where the histories of the ends part,"
+        name = f"the merge base of both ends, {short(base, source.kind)},"
         if point.state == new_state:
-            message = f"{name} is {new_state} too, so the change lies between it and --{old_state} {source.old.asked}"
+            message = f"{name} is {new_state} too, so the change is between it and --{old_state} {source.old.asked}"
             problems.append(Problem(key=f"--{new_state}", message=message, hint=f"search there: --{new_state} {base}"))
         elif point.state is PointState.SKIPPED:
-            notes.append(f"{name} cannot be judged; it is taken to be {old_state}: {point.reason}")
+            notes.append(f"{name} cannot be judged and is assumed {old_state}: {point.reason}")
     if problems:
         raise InputError(problems)
     return tuple(notes)
 
 
-def _other_end(end: End, said: str, point: Point) -> Problem:
+def _wrong_state(end: End, stated: str, point: Point) -> Problem:
     """The error for an end that does not behave as --good or --bad states."""
     first = next((item.message for item in point.findings), "every chosen cell passes")
     return Problem(
-        key=f"--{said}", message=f"{end.asked} is {point.state}: {first}", hint=f"see {relative_path(Path(point.run))}"
+        key=f"--{stated}",
+        message=f"{end.asked} is {point.state}: {first}",
+        hint=f"see {relative_path(Path(point.run))}",
     )
 
 
@@ -176,7 +179,7 @@ def _change(source: Source, judged: Verdicts, name: str, request: Request) -> Ch
 def _sides(
     request: Request, source: Source, judged: Verdicts, names: Sequence[str], candidates: Sequence[Change]
 ) -> tuple[Point, str]:
-    """The bad point nearest to the change, and the name of the good one."""
+    """The bad point nearest to the change, and the name of the nearest good one."""
     points = judged.points
     newer = next((name for name in names if name in points and judged.known[name] == NEW), source.history.points[-1])
     before = [source.stands_for(parent.name) for parent in candidates[0].parents]

@@ -1,4 +1,4 @@
-"""Where the points of a bisection come from: the commits of a repository, or the releases of a package."""
+"""The points of a bisection: the commits of a repository, or the releases of a package."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class Commits:
     old: End
     new: End
     history: History  # the commits after the old end; the new end is the last
-    bases: tuple[
-        str, ...
-    ]  # merge bases of the ends, judged like the old end; none where the old end is an ancestor of the new one
+    # Merge bases of the ends, judged like the old end; empty where the old end is an ancestor of the new one.
+    bases: tuple[str, ...]
     repository: Repository
-    same: dict[str, str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)  # point -> point with the same content below --paths
     kind: PointKind = PointKind.COMMIT
 
     def stands_for(self, point: str) -> str:
@@ -42,20 +41,20 @@ class Commits:
         return short(point, PointKind.COMMIT)
 
     def code(self, points: Iterable[str]) -> dict[str, str]:
-        """Point -> code that identifies its kept verdicts."""
+        """Point -> id of its code, part of the key of its kept verdicts."""
         names = list(points)
         trees = self.repository.objects(f"{name}^{{tree}}" for name in names)
         return {name: trees[f"{name}^{{tree}}"] for name in names}
 
     def about(self, point: str) -> tuple[Change, tuple[str, ...]]:
-        """A description of a point, and the points before it."""
+        """A description of a point, and its parents."""
         known = self.repository.about(point)
         return Change(name=point, subject=known.subject, author=known.author, date=known.date), known.parents
 
 
 @dataclass(frozen=True, kw_only=True)
 class Releases:
-    """Releases of a distribution, in one line."""
+    """Releases of a distribution, oldest first."""
 
     subject: Subject
     old: End
@@ -104,7 +103,9 @@ def commits_of(
     if project is None:
         allowed = ", ".join(PROJECTS)
         raise InputError(
-            Problem(key="--repo", message="holds no project that stacks check out", found=place, allowed=allowed)
+            Problem(
+                key="--repo", message="holds none of the projects that stacks check out", found=place, allowed=allowed
+            )
         )
     history = repository.history(before, after, first_parent=first_parent)
     same: dict[str, str] = {}
@@ -145,8 +146,8 @@ def _bases(repository: Repository, old: str, new: str, old_option: str, new_opti
 
 def _wrong_way(old_option: str, new_option: str) -> Problem:
     other = "fixed" if old_option == "--good" else "introduced"
-    message = f"is older than {old_option}, so what changed is not what --find looks for"
-    return Problem(key=new_option, message=message, hint=f"add --find {other}, or exchange the ends")
+    message = f"is older than {old_option}, so the change goes the other way than --find says"
+    return Problem(key=new_option, message=message, hint=f"add --find {other}, or swap the ends")
 
 
 def _of_paths(
@@ -154,21 +155,21 @@ def _of_paths(
 ) -> tuple[History, dict[str, str]]:
     missing = [path for path in paths if not any(repository.contents([old, new], [path]).values())]
     if missing:
-        raise InputError(Problem(key="--paths", message="neither end has it", found=", ".join(missing)))
+        raise InputError(Problem(key="--paths", message="neither end has these paths", found=", ".join(missing)))
     around = {parent for parents in history.parents.values() for parent in parents}
     content = repository.contents(sorted({*history.points, *around}), list(paths))
     small, same = simplified(history, content)
     if not small.points:
-        message = "no commit between the ends touches them, so they cannot have changed a verdict"
+        message = "no commit between the ends touches these paths"
         raise InputError(Problem(key="--paths", message=message, found=", ".join(paths)))
     return small, same
 
 
 def releases_of(package: str, old: str, new: str, *, old_option: str, new_option: str, pre: bool) -> Releases:
-    """The releases of a package between two. InputError for invalid ends."""
+    """The releases of a package between two of them. InputError for invalid ends."""
     name = distribution(package)
     if not name:
-        raise InputError(Problem(key="--package", message="must be a name of a package", found=repr(package)))
+        raise InputError(Problem(key="--package", message="must be the name of a package", found=repr(package)))
     if old == new:
         raise InputError(Problem(key=new_option, message=f"names the same release as {old_option}", found=new))
     if releases.is_older(name, new, old):

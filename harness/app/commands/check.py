@@ -12,7 +12,7 @@ from harness.infra.inputs.text_file import expanded
 
 
 def doctor(name: str, run_parent: Path | None) -> int:
-    """Check whether this machine can run cells under a profile: a line per check; 3 when one fails."""
+    """Check whether this machine can run cells under a profile; prints a line per check, returns 3 when one fails."""
     from harness.infra.doctor.checks import checks
     from harness.infra.doctor.facts import FAIL, line
     from harness.infra.doctor.probe import probe

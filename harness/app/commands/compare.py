@@ -1,4 +1,4 @@
-"""`harness compare`: two runs, or a run and a kept report, side by side."""
+"""`harness compare`: two runs, or a run and a saved report, side by side."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ MOST_BYTES = 256 * MIB  # of a report.json
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("compare", help="what changed from one run to another; exit code 1 for a regression")
-    text = "path, run id, 'latest', or a kept report.json"
-    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run: {text}")
-    parser.add_argument("other", metavar="RUN_B", nargs="?", help="the later run, likewise; absent with --baseline")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="kept report.json that RUN_A is compared with")
-    parser.add_argument(
-        "--slower-than", type=_factor, metavar="FACTOR", help="a time so many times as long is a regression (1.25)"
+    parser = commands.add_parser(
+        "compare", help="show what changed from one run to another; exit code 1 for a regression"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON on stdout; writes no file")
+    text = "path, run id, 'latest', or a saved report.json"
+    parser.add_argument("run", metavar="RUN_A", help=f"the earlier run, or with --baseline the only one: {text}")
+    parser.add_argument(
+        "other", metavar="RUN_B", nargs="?", help="the later run, named the same way; not with --baseline"
+    )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="saved report.json to compare RUN_A with")
+    parser.add_argument(
+        "--slower-than", type=_factor, metavar="FACTOR", help="ratio of times that counts as a regression (1.25)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; writes no file")
     parser.add_argument(
         "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
     )
@@ -41,12 +45,11 @@ def _factor(text: str) -> float:
     return factor
 
 
-_factor.__name__ = "factor above 1"  # as argparse names it: invalid factor above 1 value: 'x'
+_factor.__name__ = "factor above 1"  # argparse prints: invalid factor above 1 value: 'x'
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the second run with the first; with a baseline, the one run with that. 0, 1 for a regression, or 3 when
-    no cell was judged in both runs.
+    """Compare two runs, or a run with a baseline; returns 0, 1 for a regression, 3 when no cell was judged in both.
 
     Without --json, compare.md and compare.html are written beside the later run's report.
     """
@@ -69,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(Problem(message="two reports are needed", allowed=allowed))
     later = arguments.other or arguments.run
     before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
-    after, place = read(later, arguments.run_dir)
+    after, folder = read(later, arguments.run_dir)
     factor = arguments.slower_than
     slower = Bound(value=factor, unit="factor", origin="--slower-than") if factor else SLOWER
     comparison = compare_runs(before, after, slower=slower)
-    comparison = with_commits(comparison, _counts(comparison, place))
+    comparison = with_commits(comparison, _counts(comparison, folder))
     if arguments.json:
         screen.data(render_comparison_json(comparison), end="")
         return exit_code(comparison)
@@ -82,13 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         "compare.html": render_comparison_html(comparison),
     }
     for name, text in texts.items():
-        write_atomic(place / name, text)
-    print_lines([*((f"written: {relative_path(place / name)}", "") for name in texts), *comparison_lines(comparison)])
+        write_atomic(folder / name, text)
+    print_lines([*((f"written: {relative_path(folder / name)}", "") for name in texts), *comparison_lines(comparison)])
     return exit_code(comparison)
 
 
-def _counts(comparison: Comparison, place: Path) -> Counts:
-    """Commits between those that differ, counted in the repositories that the later run's stacks name."""
+def _counts(comparison: Comparison, folder: Path) -> Counts:
+    """Number of commits between differing commits, from the repositories that the later run's stacks name."""
     from harness.app.pipeline.run_diff import count_commits
     from harness.core.run.run_dir import RunDir
     from harness.infra.runs.evidence_files import read_plan
@@ -100,7 +103,7 @@ def _counts(comparison: Comparison, place: Path) -> Counts:
         for item in stack.differences
         if item.is_move
     ]
-    run = RunDir(place)
+    run = RunDir(folder)
     if not moves or not run.plan.exists():
         return {}
     found = count_commits(read_plan(run), moves)
@@ -108,7 +111,7 @@ def _counts(comparison: Comparison, place: Path) -> Counts:
 
 
 def read(name: str, run_parent: Path) -> tuple[Report, Path]:
-    """A report by run directory, run id, 'latest' or a kept report.json, and its folder."""
+    """The report named by a run directory, a run id, 'latest' or a saved report.json; and its folder."""
     from harness.app.pipeline.find_run import find_run
     from harness.infra.screen import relative_path
     from harness.judge.report.render_json import read_report
@@ -120,7 +123,9 @@ def read(name: str, run_parent: Path) -> tuple[Report, Path]:
         if not path.exists():
             raise InputError(
                 Problem(
-                    message="has no report.json", file=str(run.root), hint=f"harness report {relative_path(run.root)}"
+                    message="the run has no report.json",
+                    file=str(run.root),
+                    hint=f"judge it first: harness report {relative_path(run.root)}",
                 )
             )
     text = read_text(path, MOST_BYTES)

@@ -16,9 +16,9 @@ from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 
-_ROWS = 40  # of a listing, unless --limit says otherwise
+_ROWS = 40  # of a listing without --limit
 _CLIPPED = 60  # characters of a value in a listing
-# Columns of a listing on a terminal; files have all of them.
+# Columns of a listing on a terminal; exported files have all columns.
 _COLUMNS = {
     "runs": "started run_id matrix verdict cells pass fail xfail xpass flaky error rejected expired wall_s",
     "cells": "last cell stack version last_started runs pass fail xfail xpass expired flaky flaky_rate turned error",
@@ -27,15 +27,15 @@ _COLUMNS = {
     "metrics": "started cell outcome version metric value run_id",
 }
 _ACTIONS = {
-    "runs": "runs, the newest first (also without a name)",
-    "cells": "a line per cell: last outcome, how often each, flaky rate; the worst first",
+    "runs": "a line per run, newest first (the default)",
+    "cells": "a line per cell: last outcome, count of each outcome, flaky rate; worst first",
     "outcomes": "a line per cell and run, with times and drift",
     "findings": "a line per finding",
     "metrics": "a line per metric",
     "html": "a page with the trends of each cell",
     "export": "a listing as CSV, JSON or Parquet, with all columns",
     "prune": "remove old runs",
-    "import": "record run directories that are not in it yet",
+    "import": "add run directories to the history",
 }
 
 
@@ -46,20 +46,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     text = "list, draw, export and prune the outcomes and figures of all runs"
     parser = commands.add_parser("history", help=text, description=text)
     _filters(parser)
-    actions = parser.add_subparsers(dest="action", metavar="WHAT")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     made = {name: actions.add_parser(name, help=words, description=words) for name, words in _ACTIONS.items()}
     for name in (*LISTINGS, "export", "html"):
         _filters(made[name], limited=name != "html")
     for name in ("prune", "import"):
         _place(made[name])
     page, export, prune = made["html"], made["export"], made["prune"]
-    page.add_argument("-o", "--output", type=Path, metavar="PAGE", help="the page (history.html beside the history)")
-    page.add_argument("--days", type=_count, default=90, metavar="N", help="how far it looks back (90)")
-    export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="what (outcomes)")
-    export.add_argument("--format", choices=FORMATS, default="csv", help="csv, json or parquet (csv)")
-    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (standard output)")
-    prune.add_argument("--older-than", metavar="AGE", help="runs that started before that: 90d, or a date")
-    prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="but not the last N of each matrix")
+    page.add_argument("-o", "--output", type=Path, metavar="PAGE", help="output file (history.html beside the history)")
+    page.add_argument("--days", type=_count, default=90, metavar="N", help="days to look back (90)")
+    export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (outcomes)")
+    export.add_argument("--format", choices=FORMATS, default="csv", help="file format (csv)")
+    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (standard output)")
+    prune.add_argument("--older-than", metavar="AGE", help="remove runs started before: a date, or 90d for 90 days ago")
+    prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="keep the last N runs of each matrix")
     prune.add_argument("--dry-run", action="store_true", help="show what would be removed, remove nothing")
     made["import"].add_argument("runs", nargs="+", metavar="RUN", help="path, run id, or 'latest'")
 
@@ -75,17 +75,17 @@ def _place(parser: argparse.ArgumentParser) -> None:
 def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
     _place(parser)
     for flag, metavar, words in (
-        ("--matrix", "NAME", "of matrices with this name or shell-style pattern"),
-        ("--cell", "CELL", "of cells with this name, id or shell-style pattern"),
-        ("--stack", "NAME", "of stacks with this name, version or pattern: 'megatron-core 0.19*'"),
-        ("--since", "DATE", "that started then or later: 2026-08-01, or 30d for the last 30 days"),
-        ("--until", "DATE", "that started before"),
+        ("--matrix", "NAME", "only matrices with this name or shell-style pattern"),
+        ("--cell", "CELL", "only cells with this name, id or shell-style pattern"),
+        ("--stack", "NAME", "only stacks with this name, version or pattern: 'megatron-core 0.19*'"),
+        ("--since", "DATE", "only runs started at that time or later: 2026-08-01, or 30d for the last 30 days"),
+        ("--until", "DATE", "only runs started before that time"),
     ):
         parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
     names = [outcome.value for outcome in Outcome]
-    parser.add_argument("--outcome", type=str.upper, choices=names, default=argparse.SUPPRESS, help="with this outcome")
+    parser.add_argument("--outcome", type=str.upper, choices=names, default=argparse.SUPPRESS, help="only this outcome")
     if limited:
-        words = f"rows ({_ROWS}; of files, all)"
+        words = f"maximum number of rows ({_ROWS}; exports have no limit)"
         parser.add_argument("--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=words)
 
 
@@ -103,9 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one action; returns its exit code."""
     from harness.app.pipeline.finalize import history_file
 
-    said = vars(arguments)
-    parent: Path = said.get("run_dir", Path("reports"))
-    file = history_file(said.get("history"), parent)
+    given = vars(arguments)
+    parent: Path = given.get("run_dir", Path("reports"))
+    file = history_file(given.get("history"), parent)
     action = arguments.action or "runs"
     if action == "import":
         return _import(arguments.runs, parent, file)
@@ -115,19 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
         return _page(arguments, file)
     if action == "export":
         return _export(arguments, file)
-    return _list(action, said, file)
+    return _list(action, given, file)
 
 
-def _wanted(said: Mapping[str, Any], limit: int | None) -> Any:
+def _row_filters(given: Mapping[str, Any], limit: int | None) -> Any:
     from harness.infra.history.queries import Filters
 
-    moments = {name: moment(said[name], f"--{name}") for name in ("since", "until") if name in said}
-    words = {name: said[name] for name in ("matrix", "cell", "stack", "outcome") if name in said}
-    return Filters(**words, **moments, limit=said.get("limit", limit))
+    moments = {name: moment(given[name], f"--{name}") for name in ("since", "until") if name in given}
+    words = {name: given[name] for name in ("matrix", "cell", "stack", "outcome") if name in given}
+    return Filters(**words, **moments, limit=given.get("limit", limit))
 
 
 def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
-    """A date, a time, or how long ago ("90d", "12h", "4w"), as ISO in UTC; InputError for anything else."""
+    """A date, a time or an age ("90d", "12h", "4w") as an ISO time in UTC; InputError for anything else."""
     ago = re.fullmatch(r"(\d{1,5})([hdw])", text)
     if ago:
         unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
@@ -142,19 +142,19 @@ def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
     return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _list(what: str, said: Mapping[str, Any], file: Path) -> int:
+def _list(what: str, given: Mapping[str, Any], file: Path) -> int:
     from harness.infra.history.database import opened
     from harness.infra.history.queries import listing
 
     with opened(file, write=False) as history:
-        rows = list(history.rows(listing(what, _wanted(said, _ROWS))))
+        rows = list(history.rows(listing(what, _row_filters(given, _ROWS))))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     screen.out(table_text(rows, _COLUMNS[what].split(), width) if rows else "nothing in the history matches")
     return EXIT_PASS
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None) -> str:
-    """Rows under their headings, numbers to the right; lines are cut at `width`."""
+    """Rows under their headings, numbers right-aligned; lines are cut at `width`."""
     lines = [[column.replace("_", " ") for column in columns]]
     lines += [[_text(row[column]) for column in columns] for row in rows]
     right = [all(isinstance(row[column], (int, float, type(None))) for row in rows) for column in columns]
@@ -183,7 +183,7 @@ def _export(arguments: argparse.Namespace, file: Path) -> int:
     from harness.infra.table_files import write_table
 
     with opened(file, write=False) as history:
-        rows = history.rows(listing(arguments.listing, _wanted(vars(arguments), None)))
+        rows = history.rows(listing(arguments.listing, _row_filters(vars(arguments), None)))
         count = write_table(rows, arguments.format, arguments.output)
     if arguments.output is not None:
         screen.out(f"{arguments.output}: {count} rows")
@@ -194,8 +194,8 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
     from harness.infra.history.database import opened
 
     if arguments.older_than is None and not arguments.keep_last:
-        hint = "name --older-than 90d, --keep-last 100, or both"
-        raise InputError(Problem(key="prune", message="which runs?", hint=hint))
+        hint = "give --older-than 90d, --keep-last 100, or both"
+        raise InputError(Problem(key="prune", message="no runs selected", hint=hint))
     before = moment(arguments.older_than, "--older-than") if arguments.older_than else None
     if not file.exists():
         raise InputError(Problem(message="there is no history", file=str(file)))
@@ -206,7 +206,7 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
 
 
 def _import(names: Sequence[str], parent: Path, file: Path) -> int:
-    """Record every readable run; unreadable ones are reported and make the exit code 2."""
+    """Record every readable run; unreadable ones are reported, and the exit code is then 2."""
     from harness.app.commands.compare import MOST_BYTES
     from harness.app.pipeline.finalize import record
     from harness.app.pipeline.find_run import find_run
@@ -220,7 +220,7 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
             path = directory.report("report.json")
             if not path.exists():
                 hint = f"judge it first: harness report {name}"
-                raise InputError(Problem(message="there is no report.json", file=str(directory.root), hint=hint))
+                raise InputError(Problem(message="the run has no report.json", file=str(directory.root), hint=hint))
             report = read_report(read_text(path, MOST_BYTES))
         except InputError as error:
             screen.err(f"harness: {error}")
@@ -240,6 +240,6 @@ def _page(arguments: argparse.Namespace, file: Path) -> int:
     page = arguments.output or file.with_name("history.html")
     now = moment("0h", "")
     with opened(file, write=False) as history:
-        write_atomic(page, render_history(history, _wanted(vars(arguments), None), days=arguments.days, now=now))
+        write_atomic(page, render_history(history, _row_filters(vars(arguments), None), days=arguments.days, now=now))
     screen.out(relative_path(page))
     return EXIT_PASS

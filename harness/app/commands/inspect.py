@@ -1,4 +1,4 @@
-"""`harness report`, `status`, `logs` and `cancel`: commands on a run that was started."""
+"""`harness report`, `status`, `logs` and `cancel`: commands on an existing run."""
 
 from __future__ import annotations
 
@@ -32,20 +32,18 @@ def status(name: str, run_parent: Path) -> int:
 
 
 def cancel(name: str, run_parent: Path) -> int:
-    """End the jobs of a run; what its cells have written stays and can be judged."""
+    """End the jobs of a run; the files that its cells have written stay and can be judged."""
     from harness.infra.launchers import launcher_of
     from harness.infra.runs.evidence_files import read_plan
 
     directory = find_run(name, run_parent)
     done = launcher_of(directory).cancel(directory, read_plan(directory))
-    screen.out(
-        f"jobs: {done.text}\n  judge what they left: harness report {shlex.quote(relative_path(directory.root))}"
-    )
+    screen.out(f"jobs: {done.text}\n  judge their files: harness report {shlex.quote(relative_path(directory.root))}")
     return EXIT_UNDECIDED if done.left else EXIT_PASS
 
 
 def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int:
-    """Print the last lines of logs: of the run's jobs and agents, or of the ranks of cells."""
+    """Print the last lines of the logs of the run's jobs and agents, or of the ranks of cells."""
     from harness.app.pipeline.selection import matching
     from harness.infra.runs.evidence_files import read_plan
     from harness.infra.runs.logs import job_logs_text, logs_of
@@ -53,7 +51,7 @@ def logs(name: str, run_parent: Path, cell: str | None, rank: int | None) -> int
     directory = find_run(name, run_parent)
     if cell is None:
         if rank is not None:
-            raise InputError(Problem(key="--rank", message="of which cell?", hint="harness logs RUN CELL --rank N"))
+            raise InputError(Problem(key="--rank", message="needs a cell", hint="harness logs RUN CELL --rank N"))
         screen.out(job_logs_text(directory))
         return EXIT_PASS
     for piece in logs_of(directory, matching(read_plan(directory).expansion, cell), rank):

@@ -19,7 +19,7 @@ def forecast_lines(stacks: Sequence[Forecast]) -> list[str]:
 
 
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
-    """Cells, rejected combinations, cost."""
+    """Print cells, rejected combinations and cost."""
     from harness.app.pipeline.planning import asked_stacks, expand_for
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
@@ -44,7 +44,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
 
 
 def verify(files: Sequence[Path]) -> int:
-    """Check every file with the cluster profile it names; all problems of all files are reported at once."""
+    """Check every file with the cluster profile it names; reports the problems of all files at once."""
     from harness.app.pipeline.planning import expand_for
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
@@ -63,7 +63,7 @@ def verify(files: Sequence[Path]) -> int:
 
 
 def schema() -> int:
-    """The JSON Schema of matrix files."""
+    """Print the JSON Schema of matrix files."""
     import json
 
     from harness.plan.schema.json_schema import json_schema

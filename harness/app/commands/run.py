@@ -34,9 +34,9 @@ def run(
     detach: bool = False,
     options: FinalizeOptions,
 ) -> int:
-    """Plan, launch, judge, report. `run_parent` None: as the cluster profile says, else reports.
+    """Plan, launch, judge, report. `run_parent` None: the cluster profile's folder, else reports.
 
-    `detach`: only submit; `resume` follows and judges.
+    `detach`: only submit; `harness resume` follows and judges.
     """
     from harness.app.pipeline import local_run, plan_run
     from harness.infra.launcher import NO_JOBS
@@ -63,7 +63,7 @@ def run(
 
 
 def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, errors: bool = False) -> int:
-    """Submit what is not submitted yet, follow the jobs, report. Ctrl-C leaves the jobs running."""
+    """Submit the jobs not submitted yet, follow them, judge and report. Ctrl-C leaves the jobs running."""
     from harness.app.pipeline import launch
     from harness.infra.launchers import launcher_of
     from harness.infra.runs.lock import only_launcher
@@ -71,23 +71,23 @@ def _follow(directory: RunDir, plan_: RunPlan, options: FinalizeOptions, *, erro
     try:
         with only_launcher(directory):
             if errors:
-                _run_errors_again(directory, plan_)
+                _retry_errors(directory, plan_)
             launch.launch(directory, plan_, launcher_of(directory))
     except KeyboardInterrupt:
-        screen.out(f"detached, the jobs keep running\n{_next_commands(directory)}")
+        screen.out(f"detached; the jobs keep running\n{_next_commands(directory)}")
         return EXIT_INTERRUPTED
     return judge_and_report(directory, plan_, options)
 
 
 def _detach(directory: RunDir, plan_: RunPlan) -> int:
-    """Submit and leave. Lost cells run again only while a launcher follows."""
+    """Submit and return. Lost cells are retried only while a launcher follows."""
     from harness.infra.console import say
     from harness.infra.launchers import launcher_of
     from harness.infra.runs.lock import only_launcher
 
     with only_launcher(directory):
         count = launcher_of(directory).submit(directory, plan_, say)
-    screen.out(f"{plan_.run_id}: {count} jobs are with Slurm\n{_next_commands(directory)}")
+    screen.out(f"{plan_.run_id}: {count} jobs submitted\n{_next_commands(directory)}")
     return EXIT_PASS
 
 
@@ -121,7 +121,7 @@ def _dry_run(planned: plan_run.Planned, directory: RunDir) -> int:
 def resume(name: str, run_parent: Path, *, errors: bool = False, options: FinalizeOptions) -> int:
     """Continue a run whose launcher has ended; nothing is submitted, or judged, twice.
 
-    `errors`: cells that ended as ERROR by then run once more, as a new attempt.
+    `errors`: also retry the cells that have ended as ERROR, each as a new attempt.
     """
     from harness.app.pipeline import local_run
     from harness.infra.launchers import launcher_of
@@ -134,13 +134,13 @@ def resume(name: str, run_parent: Path, *, errors: bool = False, options: Finali
     return _follow(directory, plan_, options, errors=errors)
 
 
-def _run_errors_again(directory: RunDir, plan_: RunPlan) -> None:
+def _retry_errors(directory: RunDir, plan_: RunPlan) -> None:
     from harness.app.pipeline import judge_run
     from harness.core.outcomes import Outcome
     from harness.infra.slurm.retry import again
 
     cells = [cell for cell in judge_run.judge(directory, plan_).cells if cell.outcome is Outcome.ERROR]
     wanted = {cell.id for cell in cells if cell.failure or not cell.ranks}  # not those that only lack their control
-    directory.cancelled.unlink(missing_ok=True)  # the user asks for jobs again
+    directory.cancelled.unlink(missing_ok=True)  # the user wants jobs again
     made = again(directory, plan_, wanted)
-    screen.out(f"{sum(len(one.cells) for one in made)} cells that ended as ERROR run again")
+    screen.out(f"retrying {sum(len(one.cells) for one in made)} cells that ended as ERROR")

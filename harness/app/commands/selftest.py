@@ -83,13 +83,13 @@ def choose(only: Sequence[str] | None) -> list[FaultSpec]:
 
 
 def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
-    """Each fault's cell with its clean twin and its reference; twins and references are shared."""
+    """Each fault's cell with its clean twin and its control; twins and controls are shared."""
     cells: dict[str, PlannedCell] = {}
     for spec in specs:
-        reference = _planned(spec, spec.reference, None)
-        twin, faulty = (_planned(spec, config, reference.id) for config in (spec.twin, spec.faulty))
+        control = _planned(spec, spec.reference, None)
+        twin, faulty = (_planned(spec, config, control.id) for config in (spec.twin, spec.faulty))
         base = twin.id if spec.timing.turns else None
-        for cell in (reference, twin, replace(faulty, base=base)):
+        for cell in (control, twin, replace(faulty, base=base)):
             cells.setdefault(cell.id, cell)
     expansion = Expansion(cells=tuple(cells.values()), rejected=())
     plan = plan_run.plan_cells(expansion, name="selftest", file="selftest", command=["harness", "selftest"])
@@ -97,8 +97,8 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
     return replace(plan, allocations=tuple(_allocations(allocation, cells)))
 
 
-def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> PlannedCell:
-    """Cells of the self-test have no matrix: the command that reproduces one names the fault."""
+def _planned(spec: FaultSpec, config: CellConfig, control: str | None) -> PlannedCell:
+    """A cell without a matrix: the command that reproduces it names the fault."""
     layout = config.layout
     axes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path}
     axes["fault"] = config.fault or "none"
@@ -107,15 +107,15 @@ def _planned(spec: FaultSpec, config: CellConfig, reference: str | None) -> Plan
         id=name,
         axes=axes,
         config=config,
-        group=reference or name,
-        reference=reference,
-        role="cell" if reference else "reference",
+        group=control or name,
+        reference=control,
+        role="cell" if control else "reference",
         reproduce=f"harness selftest --only {spec.name}",
     )
 
 
 def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterator[Allocation]:
-    """Interleaved cells in two allocations, here of one stack instead of two; the rest in a third."""
+    """Two allocations for interleaved cells, which here share one stack; a third for the rest."""
     timings = {cell: cells[cell].config.timing for cell in whole.cells}
     for side, first in (("base", True), ("other", False)):
         members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
@@ -126,7 +126,7 @@ def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterato
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
-    """Cells that may hit their deadline first: others run beside them while they wait."""
+    """The allocation with the cells that may hang in front, so that others run beside them while they wait."""
     ordered = sorted(allocation.cells, key=lambda cell: cells[cell].config.deadline_s >= DEADLINE_S)
     return replace(allocation, cells=tuple(ordered))
 
@@ -176,7 +176,7 @@ def _cell(report: Report, name: str) -> ReportCell:
 
 
 def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
-    """The leading finding is of the right lane and check; the lane fails; the lanes before it are right."""
+    """Problems unless the leading finding has the right lane and check, its lane fails, and earlier lanes pass."""
     if not cell.findings:
         return ["no check has a finding"]
     first = cell.findings[0]
@@ -185,10 +185,10 @@ def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
         problems.append(f"the leading finding is {first.lane.value}: {first.check}")
     if spec.outcome is Outcome.FAIL and cell.lanes[spec.lane] is not LaneVerdict.FAIL:
         problems.append(f"lane {spec.lane.value} says {cell.lanes[spec.lane].value}")
-    right = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
-    for lane in right[spec.lane]:
+    earlier = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
+    for lane in earlier[spec.lane]:
         if cell.lanes[lane] is not LaneVerdict.PASS:
-            problems.append(f"lane {lane.value} says {cell.lanes[lane].value}, though the {lane.value} is right")
+            problems.append(f"lane {lane.value} says {cell.lanes[lane].value} instead of {LaneVerdict.PASS.value}")
     return problems
 
 
@@ -197,7 +197,7 @@ def _holds(where: Mapping[str, Any], demanded: Mapping[str, Any]) -> bool:
 
 
 def _place(finding: Finding | None) -> str:
-    """The single values of a location, with the ranks that it includes."""
+    """The place of a finding as text: its coordinates and ranks."""
     if finding is None:
         return ""
     names = ("stage", "tp", "cp", "dp", "layer", "field", "document", "parameter", "ranks")
@@ -205,13 +205,13 @@ def _place(finding: Finding | None) -> str:
 
 
 def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]:
-    """Clean twins and references that did not pass."""
+    """Clean twins and controls that did not pass."""
     names = {cell_id(config) for spec in specs for config in (spec.twin, spec.reference)}
     return [cell for cell in (_cell(report, name) for name in sorted(names)) if cell.outcome is not Outcome.PASS]
 
 
 def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> int:
-    """A missed fault or a false alarm is certain (1); infrastructure problems leave it undecided (3)."""
+    """1 for a missed fault or a false alarm; 3 when only infrastructure problems prevent a decision; else 0."""
     missed = [result for result in results if result.problems]
     undecided = [result for result in missed if not result.caught and result.outcome is Outcome.ERROR]
     broken = [cell for cell in alarms if cell.outcome is Outcome.ERROR]
@@ -245,7 +245,7 @@ def _summary(report: Report, results: Sequence[Caught], alarms: Sequence[ReportC
 
 
 def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> str:
-    """The table, what went wrong, and the score."""
+    """The table, the problems of each fault, and the score."""
     layouts = {spec.name: cell_name(spec.twin) for spec in FAULTS}
     head = ("", "fault", "class", "cell", "caught by", "place")
     rows = [
@@ -263,7 +263,7 @@ def _text(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Repor
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (head, *rows)]
     for item in results:
         if item.problems:
-            lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  demanded {item.demanded}"]
+            lines += ["", f"MISS {item.fault}: {'; '.join(item.problems)}", f"  required: {item.demanded}"]
             lines += [f"  {item.message}", f"  reproduce: harness selftest --only {item.fault}"]
     for cell in alarms:
         why = cell.findings[0].message if cell.findings else cell.reason

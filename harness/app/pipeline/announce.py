@@ -16,7 +16,7 @@ OPTION = "--notify"
 
 
 def receiver(text: str) -> str:
-    """The value of --notify. argparse prints the error and exits with 2."""
+    """Check a value of --notify; argparse prints the error and exits with 2."""
     from argparse import ArgumentTypeError
 
     from harness.infra.notify.receivers import problem_of
@@ -28,24 +28,24 @@ def receiver(text: str) -> str:
 
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line without secrets, for files and messages; receivers are shown without credentials."""
-    if not any(_names_it(word.partition("=")[0]) for word in command):
+    if not any(_is_notify(word.partition("=")[0]) for word in command):
         return [redacted(word) for word in command]
     from harness.infra.notify.receivers import shown  # loads an HTTP client
 
     kept = []
     for before, word in zip(["", *command], command):
         name, sign, value = word.partition("=")
-        if _names_it(before):
+        if _is_notify(before):
             kept.append(shown(word))
-        elif _names_it(name) and sign:
+        elif _is_notify(name) and sign:
             kept.append(f"{name}={shown(value)}")
         else:
             kept.append(redacted(word))
     return kept
 
 
-def _names_it(word: str) -> bool:
-    """argparse accepts an abbreviated option, here from --not on."""
+def _is_notify(word: str) -> bool:
+    """Whether argparse takes the word as --notify, which may be abbreviated down to --not."""
     return word.startswith("--not") and OPTION.startswith(word)
 
 
@@ -57,7 +57,7 @@ def announce(receivers: Sequence[str], report: Report, directory: Path, exit_cod
 
 
 def announce_end(receivers: Sequence[str], what: str, message: str, exit_code: int) -> None:
-    """Send every receiver that a run ended before it could be judged: no message would look like a green run."""
+    """Notify every receiver of a run that ended before it could be judged: silence would look like a green run."""
     from harness.judge.report.announcement import not_judged
 
     if receivers:

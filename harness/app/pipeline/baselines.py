@@ -44,7 +44,7 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> its baseline; empty when the run has none or a damaged one, which baseline_problem reports."""
+    """Cell id -> baseline; empty when the file is absent or damaged, which baseline_problem reports."""
     try:
         return _read(run)
     except _DAMAGED:
@@ -56,7 +56,7 @@ def baseline_problem(run: RunDir) -> str:
     try:
         _read(run)
     except _DAMAGED as error:
-        hint = "remove it to take the times of earlier runs from the history again"
+        hint = "remove it to read the times of earlier runs from the history again"
         return f"{run.report('baseline.json')} cannot be read: {error}; {hint}"
     return ""
 

@@ -37,9 +37,10 @@ class FinalizeOptions:
 
 
 def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
-    """Judge a run directory, write and print its reports; returns the exit code. Nothing after the verdict changes it.
+    """Judge a run directory, write and print its reports, record and send the verdict; returns the exit code.
 
-    Files that cannot be written are named on stderr; the exit code is then 3, unless a check failed.
+    Files that cannot be written are named on stderr, and turn exit code 0 into 3. A failure of the history or of a
+    receiver is printed and changes nothing.
     """
     with tracebacks_in(directory.root):
         return _judge_and_report(directory, plan, options)
@@ -93,12 +94,12 @@ def _print(report: Report, paths: Iterable[Path], code: int) -> None:
 
 
 def history_file(named: Path | None, run_parent: Path) -> Path:
-    """--history, else the environment's HARNESS_HISTORY, else beside the run directories."""
+    """Path of the history: --history, else $HARNESS_HISTORY, else beside the run directories."""
     return named or Path(os.environ.get(VARIABLE) or run_parent / FILE)
 
 
 def record(directory: RunDir, report: Report, file: Path) -> bool:
-    """Write a report into the history; returns whether that worked. A failure goes to stderr and changes no verdict."""
+    """Add a report to the history; returns whether that worked. A failure is printed to stderr."""
     from harness.infra.history.database import opened
     from harness.judge.history.rows import run_row
 
@@ -106,6 +107,6 @@ def record(directory: RunDir, report: Report, file: Path) -> bool:
         with opened(file, write=True) as history:
             history.record(run_row(report), directory.root)
     except (HarnessError, ValueError, OSError) as error:
-        screen.err(f"harness: {report.run_id} is not in the history: {error}")
+        screen.err(f"harness: {report.run_id} is not recorded in the history: {error}")
         return False
     return True

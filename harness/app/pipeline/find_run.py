@@ -11,7 +11,7 @@ from harness.infra.inputs.text_file import is_file
 
 
 def _changed(folder: Path) -> float:
-    """Modification time of a run directory; 0 for one that has just been removed."""
+    """Modification time of a run directory; 0 when it has just been removed."""
     with suppress(OSError):
         return folder.stat().st_mtime
     return 0.0

@@ -27,7 +27,7 @@ from harness.judge.report.build import Judged, judge_cells
 from harness.judge.stats.noise import noise_floors
 
 LARGE_RUN = 4000  # rank records; below that another process costs more than it saves
-_MOST_PROCESSES = 8  # each holds the records of one cell and of its references
+_MOST_PROCESSES = 8  # each holds the records of one cell and its controls
 
 
 def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None = None) -> tuple[Judged, RanksSeen]:
@@ -52,26 +52,25 @@ def judge_all(run: RunDir, plan: RunPlan, *, today: str, processes: int | None =
 
 
 def _parts(plan: RunPlan, count: int) -> list[RunPlan]:
-    """The plan split in parts, each with the controls of its cells, which every part judges that needs them."""
+    """The plan in `count` parts, each with all controls of its cells; several parts may judge the same control."""
     known = {cell.id: cell for cell in plan.expansion.cells}
     size = -(-len(known) // count)
     cells = plan.expansion.cells
     chunks = [cells[start : start + size] for start in range(0, len(cells), size)]
     return [
-        replace(plan, expansion=replace(plan.expansion, cells=tuple(_with_references(chunk, known))))
-        for chunk in chunks
+        replace(plan, expansion=replace(plan.expansion, cells=tuple(_with_compared(chunk, known)))) for chunk in chunks
     ]
 
 
-def _with_references(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
+def _with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell]) -> list[PlannedCell]:
     """The cells and the cells that they are compared with: controls, and partners of interleaved timing."""
     found: dict[str, PlannedCell] = {}
-    ahead = list(reversed(cells))
-    while ahead:
-        cell = ahead.pop()
+    pending = list(reversed(cells))
+    while pending:
+        cell = pending.pop()
         if cell.id not in found:
             found[cell.id] = cell
-            ahead += [known[name] for name in (cell.reference, cell.base) if name and name in known]
+            pending += [known[name] for name in (cell.reference, cell.base) if name and name in known]
     return list(found.values())
 
 
@@ -83,7 +82,7 @@ def _judge(run: RunDir, plan: RunPlan, jobs: Mapping[str, JobEnding], today: str
         """The reason of the ERROR; the traceback goes to a file beside the cell's attempts."""
         file = keep_traceback(error, run.attempt(cell).root.parent)
         why = f"the harness could not judge this cell: {brief(error)}"
-        return f"{why}; if its files are as the ranks wrote them, please report it with {file}"
+        return f"{why}; unless its files were changed, please report it with {file}"
 
     def find(cell: str) -> CellFound:
         try:

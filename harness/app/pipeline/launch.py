@@ -13,7 +13,7 @@ from harness.infra.launcher import Launcher, Observer
 
 
 def launch(run: RunDir, plan: RunPlan, launcher: Launcher) -> None:
-    """Start what was not started yet; returns when all cells have ended. KeyboardInterrupt passes through."""
+    """Start the cells not started yet; returns when all cells have ended. KeyboardInterrupt passes through."""
     ranks = {cell.id: cell.config.layout.world_size for cell in plan.expansion.cells}
     begin = time.perf_counter()
     listener = Listener(run)

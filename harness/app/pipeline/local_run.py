@@ -21,11 +21,11 @@ from harness.infra.runs.lock import only_launcher
 from harness.infra.screen import relative_path
 from harness.infra.stacks.prepare import moved_since
 
-_MOVED = "restore it, or begin a new run: cells of one run are compared with each other"
+_MOVED = "restore it, or start a new run: cells of one run are compared with each other"
 
 
 def start(directory: RunDir, planned: plan_run.Planned, options: FinalizeOptions) -> int:
-    """Run a plan on this machine and judge it. InterruptedRun, after what finished was judged, on a signal."""
+    """Run a plan on this machine and judge it. On a signal: InterruptedRun, after the finished cells are judged."""
     plan = planned.plan
     with tracebacks_in(directory.root), only_launcher(directory):
         plan_run.write_run(directory, planned)
@@ -41,7 +41,7 @@ def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors
         if again:
             _same_code(directory, plan)
         attempts = _new_attempts(directory, [cell for cell in plan.expansion.cells if cell.id in again])
-        screen.out(f"{len(again)} of {len(plan.expansion.cells)} cells run")
+        screen.out(f"running {len(again)} of {len(plan.expansion.cells)} cells")
         if attempts:
             _launch(directory, plan, _of(plan, attempts), attempts, options)
     return _judge(directory, plan, options)
@@ -49,7 +49,7 @@ def resume(directory: RunDir, plan: RunPlan, options: FinalizeOptions, *, errors
 
 def _same_code(directory: RunDir, plan: RunPlan) -> None:
     """InputError when a stack's code has changed since the run's first cells."""
-    moved = [Problem(message=told, file=str(directory.root), hint=_MOVED) for told in moved_since(plan.stacks)]
+    moved = [Problem(message=change, file=str(directory.root), hint=_MOVED) for change in moved_since(plan.stacks)]
     if moved:
         raise InputError(moved)
 
@@ -84,8 +84,8 @@ def interruption(directory: RunDir, plan: RunPlan, left: Collection[str], signal
     run, cells = shlex.quote(relative_path(directory.root)), len(plan.expansion.cells)
     if not left:
         return (
-            f"ended by {signal}: all {cells} cells had ended and are judged, none is left to run; the run is not in "
-            f"the history, which this does: harness resume {run}"
+            f"ended by {signal}: all {cells} cells had ended and are judged; record the run in the history with: "
+            f"harness resume {run}"
         )
     judged = cells - len(left)
     return f"ended by {signal}: {judged} of {cells} cells are judged; the others run with: harness resume {run}"
@@ -96,22 +96,23 @@ def _without_result(directory: RunDir, plan: RunPlan) -> set[str]:
 
 
 def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
-    """Cells that are an ERROR themselves, not only because their control is, in a usable stack."""
+    """Cells of usable stacks that ended as ERROR, without those that only lack their control."""
     usable = {cell for allocation in plan.allocations for cell in allocation.cells}
     found = [cell for cell in judge_run.judge(directory, plan).cells if cell.outcome is Outcome.ERROR]
     return {cell.id for cell in found if cell.failure or not cell.ranks} & usable
 
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
-    """The wanted cells and those interleaved with them: neither can be timed alone."""
+    """The wanted cells and those interleaved with them, since neither side can be timed alone."""
     turns = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
     return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in turns}
 
 
 def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:
-    """Cell -> number of its next attempt, whose configuration is written. An attempt that never began is reused.
+    """Write the configuration of each cell's next attempt; returns cell -> its number. An attempt that never began is
+    reused.
 
-    Interleaved cells synchronise in a folder named by the number of the attempt, so they get the same number.
+    Interleaved cells synchronise in a folder named after the attempt's number, so they get the same number.
     """
     numbers: dict[str, int] = {}
     for cell in cells:

@@ -33,7 +33,7 @@ from harness.plan.matrix.load import Matrix, resolved
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The user's request."""
+    """The options of `harness run` that a plan depends on."""
 
     matrix: Path
     only: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The planned run."""
+    """A planned run with its matrix and cluster."""
 
     matrix: Matrix
     plan: RunPlan
@@ -57,7 +57,7 @@ class Planned:
 
 
 def plan_run(request: Request) -> Planned:
-    """Matrix file to plan: pure but for reading the files, the clock and the machine's facts."""
+    """The plan of a matrix file; reads only files, the clock and facts of the machine."""
     matrix = read_matrix(request.matrix)
     cluster, file = cluster_of(matrix, request.cluster)
     expansion = select(expand_for(matrix, cluster), request.only)
@@ -75,9 +75,9 @@ def plan_run(request: Request) -> Planned:
 
 
 def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> Planned:
-    """Build the stacks of the planned cells unless they exist; allocations are planned for usable ones.
+    """Build the stacks of the planned cells unless they exist; allocations of unusable stacks are dropped.
 
-    `once`: no later run will use their worktrees. `user`: who releases them.
+    `once`, `user`: see `prepare`.
     """
     matrix, cluster = planned.matrix, planned.cluster
     cells = planned.plan.expansion.cells

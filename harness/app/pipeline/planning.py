@@ -14,8 +14,8 @@ from harness.plan.rules.stack import container_rule
 
 _NO_TURNS = Problem(
     key="checks.throughput.slower_than",
-    message="interleaved stacks need this machine: on a cluster each stack runs in its own jobs",
-    hint="run it with `cluster: local` inside an allocation of one node, or leave slower_than out",
+    message="stacks cannot be interleaved on a cluster, where each stack runs in its own jobs",
+    hint="run it with `cluster: local` inside an allocation of one node, or remove slower_than",
 )
 
 
@@ -29,6 +29,6 @@ def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
 
 
 def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
-    """The stacks, beside the default one, that some cell uses."""
+    """The stacks that some cell uses, without the default one."""
     used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
     return [matrix.stacks[name] for name in used if name in matrix.stacks]

@@ -17,8 +17,10 @@ from harness.judge.report.render_markdown import render_markdown
 
 
 def write_reports(run: RunDir, report: Report) -> list[Path]:
-    """Write report.json, junit.xml, report.md and report.html; returns their paths. InfrastructureError, after all were
-    tried."""
+    """Write report.json, junit.xml, report.md and report.html, and noise.json if it has content.
+
+    Returns the paths of the first four. InfrastructureError, after all were tried, if some cannot be written.
+    """
     renderers: dict[str, Callable[[Report], str]] = {
         "report.json": render_json,
         "junit.xml": render_junit,

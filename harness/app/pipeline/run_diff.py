@@ -24,15 +24,15 @@ FILE = "previous.json"
 def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
     """The report with the changes since the previous run, if one is known.
 
-    The history is queried once, and its answer kept in the run directory; not at all with `history` None. An error is
-    printed to stderr, and the report stays as it was.
+    The history is queried once and its answer kept in the run directory; `history` None: it is not queried. An error is
+    printed to stderr, and the report is returned unchanged.
     """
     from harness.judge.compare.since_previous import since
     from harness.judge.history.rows import run_row
 
     try:
         row = run_row(report)
-        previous = _kept(directory) or _ask(directory, plan, report, row, history)
+        previous = _kept(directory) or _query(directory, plan, report, row, history)
         return replace(report, since=since(report, row, previous)) if previous else report
     except (HarnessError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         screen.err(f"harness: {report.run_id}: changes since the previous run are not shown: {error}")
@@ -47,7 +47,7 @@ def _kept(directory: RunDir) -> Previous | None:
     return from_jsonable(Previous, loads(text_of(path))) if path.exists() else None
 
 
-def _ask(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Path | None) -> Previous | None:
+def _query(directory: RunDir, plan: RunPlan, report: Report, row: RunRow, file: Path | None) -> Previous | None:
     from harness.infra.history.database import is_there, opened
     from harness.judge.compare.since_previous import Previous, moves
 
@@ -91,14 +91,14 @@ def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str
         if path and path.exists():
             try:
                 provenance = read_provenance(text_of(path))
-            except InputError:  # of another version of the harness: the history has its versions in words
+            except InputError:  # of another version of the harness; the history still has the stack's version
                 continue
             found[run] = {stack: stack_facts(provenance, stack) for stack in sorted(stacks)}
     return found
 
 
 def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
-    """How many commits are between two versions, where the stack's repository is on this machine and has both."""
+    """Number of commits between two versions, for stacks whose repository is on this machine and has both."""
     from harness.infra.git.history import Repository
     from harness.infra.stacks.checkout import repository_of
     from harness.judge.compare.since_previous import CommitCount
@@ -114,7 +114,7 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
                 if not (repository.has(before) and repository.has(after)):
                     continue
                 added, removed = repository.between(before, after)
-            except HarnessError:  # the repository has gone; the report still names both commits
+            except HarnessError:  # the repository is gone; the report still names both commits
                 continue
             found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
     return list(found.values())

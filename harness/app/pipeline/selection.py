@@ -12,7 +12,7 @@ from harness.core.run.run_plan import Expansion
 
 
 def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
-    """Cells whose id, or name without the hash, matches a pattern, with the reference cells they need.
+    """Cells whose id, or name without the hash, matches a pattern, with their controls.
 
     InputError for a pattern that matches nothing. No patterns: everything.
     """

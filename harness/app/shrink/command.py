@@ -1,7 +1,7 @@
 """`harness shrink`: the smallest layout in which a failed cell of a run still fails, in the same lane and check.
 
-Every round is one run of the cells that it tries, below RUN/shrink/CELL; the answers are kept there, so that an
-interrupted shrink continues where it stopped.
+Each round runs its candidate cells in one run below RUN/shrink/CELL. The answers are kept there, so that an interrupted
+shrink continues where it stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from harness.plan.shrink.search import Answer, Kind, Smallest, minimal_cell, sea
 from harness.plan.shrink.text import head_lines, smallest_text
 
 MOST_ROUNDS = 20
-
-
 _FAILED = (Outcome.FAIL, Outcome.XFAIL)
 
 
@@ -60,9 +58,9 @@ class _Origin:
 def shrink(
     name: str, pattern: str, run_parent: Path, *, rounds: int = MOST_ROUNDS, check: str | None = None, issue: bool
 ) -> int:
-    """The command: shrink, print the smallest cell and what it needs; 3 when the finding does not reproduce.
+    """Shrink and print the smallest cell and what it needs; returns 3 when the finding does not reproduce.
 
-    `check`: the one whose finding must stay, None for the leading finding. `issue`: write issue.md too.
+    `check`: the check that must still fail; None: that of the leading finding. `issue`: write issue.md too.
     """
     from harness.app.shrink.issues import write_issue
 
@@ -76,7 +74,7 @@ def shrink(
 def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, check: str | None = None) -> Shrunk:
     """Shrink the failed cell of a run that the pattern matches; writes smallest.yaml and shrink.json.
 
-    InputError when none, or more than one, has failed, or when it cannot be tried on this machine.
+    InputError unless exactly one has failed and can be tried on this machine.
     """
     origin = _origin(directory, pattern, check)
     finding = origin.finding
@@ -113,7 +111,7 @@ def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
     stacks = prepare([pinned(ready)], say, user=str(folder)) if ready else {}
     unusable = [stack.error for stack in stacks.values() if not stack.usable]
     if unusable:
-        raise InfrastructureError(f"stack {planned.config.stack} cannot be made again: {unusable[0]}")
+        raise InfrastructureError(f"stack {planned.config.stack} cannot be prepared again: {unusable[0]}")
     return _Origin(
         plan=plan,
         planned=planned,
@@ -130,7 +128,9 @@ def _not_one(pattern: str, failed: Sequence[ReportCell], report: Report, chosen:
         return Problem(message=f"{pattern}: {len(failed)} cells failed", allowed=", ".join(cell.id for cell in failed))
     outcomes = [f"{cell.id} {cell.outcome.value}" for cell in report.cells if cell.id in chosen]
     outcomes += [f"{cell.id} REJECTED" for cell in report.rejected]
-    return Problem(message=f"{pattern}: no cell failed", found=", ".join(outcomes), hint="only a FAIL can be shrunk")
+    return Problem(
+        message=f"{pattern}: no cell failed", found=", ".join(outcomes), hint="only FAIL and XFAIL can be shrunk"
+    )
 
 
 def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str:
@@ -141,7 +141,7 @@ def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str
     if ready is not None and ready.asked.container:
         return f"its stack {planned.config.stack} is a container, and cells are tried on this machine"
     if finding.lane is Lane.THROUGHPUT and planned.base:
-        return "two stacks take turns in it"
+        return "its timing is interleaved with that of another stack"
     return ""
 
 
@@ -156,7 +156,7 @@ class _Tried:
     """A line of answers.jsonl: the answer for one cell."""
 
     event: str = "tried"
-    key: str  # of the cell, the wanted finding, and the code under test
+    key: str  # hash of the cell, the wanted finding and the code under test
     kind: Kind
     text: str
     cell: str
@@ -188,7 +188,7 @@ class _Trial:
         self.round = 0
 
     def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
-        """An answer for each cell, run only if none is kept."""
+        """The answer for each cell; cells with a kept answer do not run again."""
         self.round += 1
         new = [config for config in asked if self._key(config) not in self.known]
         say(f"round {self.round}: {len(asked)} cells" + (f", {len(asked) - len(new)} known" if new != [*asked] else ""))
@@ -218,11 +218,11 @@ class _Trial:
                 run=directory.root.name,
             )
             self.known[tried.key] = tried
-            if answer.kind is not Kind.UNUSABLE:  # it may be judged another time
+            if answer.kind is not Kind.UNUSABLE:  # a later try may be decided
                 append_line(self.journal, tried)
 
     def judged_again(self, config: CellConfig) -> tuple[Report, ReportCell]:
-        """The report on a cell that was tried, from the run that tried it."""
+        """The report of the run that tried a cell, reduced to that cell, and the cell in it."""
         name = cell_id(config)
         directory = RunDir(self.origin.folder / self.known[self._key(config)].run)
         plan = read_plan(directory)

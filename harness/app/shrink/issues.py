@@ -19,7 +19,7 @@ from harness.plan.shrink.text import needs_lines
 def write_issue(
     shrunk: Shrunk, bisection: Bisection | None = None, confirmation: str = "", folder: Path | None = None
 ) -> Path:
-    """Write the file and return its path. `folder`: None for that of the shrink."""
+    """Write the file and return its path. `folder` None: the folder of the shrink."""
     checkouts = shrunk.stack.checkouts if shrunk.stack else ()
     remotes = {item.package: remote_of(item) for item in checkouts}
     stack = shrunk.stack
@@ -30,9 +30,8 @@ def write_issue(
         stack = replace(stack, checkouts=tuple(public))
     matrix = dump(one_cell(shrunk.config, name="smallest", stack=stack, tolerances=shrunk.tolerances))
     sought = sort_of(shrunk.finding)
-    findings = sorted(
-        shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought
-    )  # the wanted finding comes first
+    # The wanted finding comes first.
+    findings = sorted(shrunk.cell.findings, key=lambda finding: sort_of(finding) != sought)
     issue = Issue(
         cell=replace(shrunk.cell, findings=findings),
         config=shrunk.config,

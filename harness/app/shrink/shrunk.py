@@ -21,7 +21,7 @@ class Shrunk:
 
     folder: Path
     origin: ReportCell
-    finding: Finding  # of the origin, the one that had to stay
+    finding: Finding  # of the origin; the smallest cell still has it
     smallest: Smallest
     cell: ReportCell  # the smallest cell as its round judged it; the origin when the finding did not reproduce
     config: CellConfig

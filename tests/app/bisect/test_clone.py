@@ -23,7 +23,7 @@ train: {steps: 2}
 documents: {mode: file, lengths: [16, 8, 24, 4, 12, 32, 20, 28]}
 matrix: {tp: 2, pp: 4, packing: sft}
 """
-# Two rows in a micro-batch, so that each counts half in the auxiliary loss.
+# Two rows in a micro-batch, so that each has half the weight in the auxiliary loss.
 ROWS = """\
 name: rows
 model: {layers: 2, moe: {aux_loss: seq_aux_loss}}
@@ -42,7 +42,7 @@ def bisect(folder: Path, matrix: Path, *options: str) -> Bisection:
 
 
 def test_the_commit_that_gave_all_stages_their_metadata_is_found_between_two_releases(tmp_path: Path) -> None:
-    """Its release branch left main before it, so the commit where the branches part is judged too."""
+    """The release branch left main before that commit, so the merge base is judged too."""
     matrix = write_matrix(tmp_path, STAGES)
     ends = ["--bad", "core_v0.17.1", "--good", "core_v0.18.0", "--find", "fixed"]
     found = bisect(tmp_path, matrix, *ends)
@@ -51,7 +51,7 @@ def test_the_commit_that_gave_all_stages_their_metadata_is_found_between_two_rel
     assert [parent.state for parent in found.found.parents] == ["bad"]
     (absent,) = [item for item in found.findings if item.check == "params_present"]
     assert (absent.where["stages"], absent.where["ranks"]) == ([3], [7])
-    assert len(found.points) - len(found.skipped) <= 9 + 3  # 460 commits; both ends, and where the branches part
+    assert len(found.points) - len(found.skipped) <= 9 + 3  # 460 commits; both ends and the merge base
 
 
 def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_found(
@@ -69,9 +69,9 @@ def test_the_commit_that_mended_the_auxiliary_loss_under_context_parallelism_is_
 
 
 def test_the_commit_that_broke_the_scale_of_the_auxiliary_loss_is_found(tmp_path: Path) -> None:
-    """It counts padding out, and on the way takes the tokens of one row for those of all: in releases 0.16 to 0.18.
+    """To leave out padding, the commit uses the tokens of one row for those of all rows: in releases 0.16 to 0.18.
 
-    Its first attempt had been reverted four days before, and e3fe5508c9 mended it half a year later.
+    A first attempt had been reverted four days before, and e3fe5508c9 fixed it half a year later.
     """
     matrix = write_matrix(tmp_path, ROWS)
     found = bisect(tmp_path, matrix, "--good", "71c49b56da~12", "--bad", "50132f2531")

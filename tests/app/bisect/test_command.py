@@ -1,4 +1,4 @@
-"""Bisections of a real repository: the installed Megatron's own code, one commit of which breaks a data path."""
+"""Bisections of a repository of the installed Megatron's code, in which one commit breaks a data path."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def test_the_command_it_gives_reproduces_the_failure(bisected: Bisected) -> None
 @pytest.mark.parametrize(
     ("ends", "options", "said"),
     [
-        ({"good": "tip", "bad": "base"}, (), "add --find fixed, or exchange the ends"),
+        ({"good": "tip", "bad": "base"}, (), "add --find fixed, or swap the ends"),
         ({"good": "base", "bad": "base"}, (), "names the same commit"),
         ({"good": "gone"}, (), "no commit, tag or branch 'gone'"),
-        ({}, ("--paths", "gone.py"), "neither end has it"),
-        ({"bad": "mended"}, ("--paths", "README"), "neither end has it"),
+        ({}, ("--paths", "gone.py"), "neither end has these paths"),
+        ({"bad": "mended"}, ("--paths", "README"), "neither end has these paths"),
         ({}, ("--only", "tp8*"), "no such cell"),
     ],
 )

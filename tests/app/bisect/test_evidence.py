@@ -1,4 +1,4 @@
-"""A found commit taken back at the newer end: on the installed Megatron's own code, one commit of which breaks it."""
+"""A found commit reverted at the newer end, in a repository of the installed Megatron's code with one bad commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIG = CellConfig(
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base - guilty - tip, and over, which changes what guilty changed; tags by these names, and a merge."""
+    """base - guilty - tip - over, which changes the same lines as guilty; tags with these names, and on a merge."""
     folder = tmp_path_factory.mktemp("project")
     made = copied(folder)
     git(folder, "tag", "base")
@@ -107,6 +107,6 @@ def test_a_commit_that_cannot_be_taken_back_is_told(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, end: str, why: str
 ) -> None:
     text = said(clone, tmp_path, change, end, monkeypatch)
-    assert text.startswith(f"not confirmed: {end} with {change} reverted cannot be made: ")
+    assert text.startswith(f"not confirmed: {end} with {change} reverted cannot be prepared: ")
     assert why in text
     assert not list(tmp_path.glob("confirmation-*"))

@@ -1,4 +1,4 @@
-"""The whole way by command line: two refs, the guilty commit, the smallest layout, issue.md, and the command in it."""
+"""From two refs to the guilty commit, the smallest layout, issue.md and the command in it, by command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.train, pytest.mark.bisect]
 
 
 def block(text: str, language: str) -> str:
-    """The one block of code of a language in a page."""
+    """The only block of code in a language on a page."""
     (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(found)
 

@@ -1,4 +1,4 @@
-"""`harness bisect --nested`: a commit that only moves what it pins, and the change inside that."""
+"""`harness bisect --nested`: finds a commit that only moves a pin, then the change inside the pinned project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SKYRL = (  # as in matrices/releases.yaml, so that they share environments
 
 
 def outer_repository(folder: Path, module: str) -> Path:
-    """A project that stacks know by its module, with nothing in it."""
+    """An empty project that stacks recognise by its module."""
     (folder / module).mkdir(parents=True)
     (folder / module / "__init__.py").touch()
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -32,7 +32,7 @@ def commit(folder: Path, subject: str) -> str:
 
 
 def test_a_moved_submodule_is_searched_in_turn(bisected: Bisected, tmp_path: Path) -> None:
-    """The outer commit only moves the pin over the guilty commit of the inner project, and over a note before it."""
+    """The outer commit only moves the pin past the guilty commit of the inner project, and a harmless one before it."""
     known = bisected.project.commits
     outer = outer_repository(tmp_path / "outer", "skyrl")
     (outer / ".gitmodules").write_text(f'[submodule "lm"]\n\tpath = lm\n\turl = {bisected.project.folder}\n')
@@ -53,9 +53,9 @@ def test_a_moved_submodule_is_searched_in_turn(bisected: Bisected, tmp_path: Pat
     assert "inside what it pins:" in done.stdout
 
 
-@pytest.mark.long  # short: releases in test_bisect_releases.py, a pin that moved above
+@pytest.mark.long  # short: releases in test_releases.py, a moved pin above
 def test_releases_between_two_pins_are_searched_in_turn(tmp_path: Path) -> None:
-    """A project moved its pin of skyrl over 0.2.0, which no longer crashes on documents too short for two ranks."""
+    """A project moved its pin of skyrl past 0.2.0, which no longer crashes on documents too short for two ranks."""
     outer = outer_repository(tmp_path / "outer", "skyrl-train/skyrl_train")
     hashes = []
     for release in ("0.1.0", "0.4.0"):

@@ -1,4 +1,4 @@
-"""Which release of megatron-core mended `--sft` on later stages. Shares its environments with test_releases."""
+"""Which release of megatron-core fixed `--sft` on later stages. Shares environments with matrices/test_releases.py."""
 
 from __future__ import annotations
 

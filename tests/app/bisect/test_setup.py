@@ -11,14 +11,14 @@ from tests.app.conftest import harness, write_matrix
 from tests.bisected import BROKEN, INIT, SENT, UTILS, Project, checkout, copied, matrix_of, result_of
 
 pytestmark = [pytest.mark.train, pytest.mark.bisect]
-# Also needs the stack's Python first on PATH: another one has no torch.
+# Also needs the stack's Python first on PATH, since others have no torch.
 BUILD = "import pathlib, torch\npathlib.Path('megatron/core/built.py').write_text(f'TORCH = {torch.__version__!r}')\n"
 FAILS = "raise SystemExit('no compiler here')\n"
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """base - needs - stuck - mended - guilty; from needs on a file must be built, and stuck cannot build it."""
+    """base - recipe - needs - stuck - mended - guilty; from needs on a file must be built, which fails in stuck."""
     made = copied(tmp_path_factory.mktemp("project"))
     made.commit("recipe", "build.py", "", BUILD)
     made.commit("needs", INIT, "", "\nfrom megatron.core import built\n")

@@ -1,4 +1,4 @@
-"""`harness compare` as a user calls it, on kept reports: nothing is trained here."""
+"""`harness compare` as a user calls it, on saved reports, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harness history` on canned runs: nothing is trained."""
+"""`harness history` on prepared runs, without training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, str]]:
-    """What an export to the standard output holds."""
+    """The rows of an export to standard output."""
     assert main(["history", "export", *arguments]) == 0
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 

@@ -25,7 +25,7 @@ KILLED = next(spec for spec in FAULTS if spec.name == "rank-killed-from-outside"
 
 
 def cell(spec: FaultSpec, **changes: Any) -> ReportCell:
-    """The fault's cell as it must come out."""
+    """The fault's cell as the report must have it."""
     lanes = {Lane.METADATA: LaneVerdict.PASS, Lane.NUMERICS: LaneVerdict.PASS, Lane.THROUGHPUT: LaneVerdict.SKIP}
     lanes[spec.lane] = LaneVerdict.FAIL
     checks = {check.name: check.lane for check in verdict.CHECKS}
@@ -47,7 +47,7 @@ def cell(spec: FaultSpec, **changes: Any) -> ReportCell:
 
 
 def clean(spec: FaultSpec, outcome: Outcome = Outcome.PASS) -> list[ReportCell]:
-    """Twin and reference."""
+    """The clean twin and the control."""
     return [
         cell(spec, id=cell_id(config), axes={"fault": "none"}, outcome=outcome, findings=[], lanes={})
         for config in (spec.twin, spec.reference)
@@ -91,7 +91,7 @@ def test_the_plan_holds_each_fault_beside_its_twin_and_reference_once() -> None:
     for spec in FAULTS:
         faulty, twin = cells[cell_id(spec.faulty)], cells[cell_id(spec.twin)]
         assert faulty.reference == cell_id(spec.reference)
-        assert (twin.reference or twin.id) == cell_id(spec.reference)  # a twin may itself be the reference
+        assert (twin.reference or twin.id) == cell_id(spec.reference)  # a twin may itself be the control
         assert faulty.group == twin.group
         assert cells[cell_id(spec.reference)].role == "reference"
         assert (faulty.config, twin.config) == (spec.faulty, spec.twin)  # ids of other configurations differ
@@ -141,7 +141,7 @@ def test_a_check_that_stays_silent_is_named() -> None:
 
 def test_a_red_metadata_lane_beside_a_numeric_fault_is_wrong() -> None:
     lanes = {**cell(LEAK).lanes, Lane.METADATA: LaneVerdict.FAIL}
-    assert "though the metadata is right" in problems(LEAK, lanes=lanes)
+    assert "lane metadata says fail instead of pass" in problems(LEAK, lanes=lanes)
 
 
 def test_a_finding_further_down_at_another_place_is_not_good_enough_either() -> None:

@@ -1,10 +1,10 @@
-"""What Transformer Engine itself says of the rules of attention, without a GPU. Runs in the environment of a stack.
+"""Compares the rules of attention with Transformer Engine itself, without a GPU. Runs in the environment of a stack.
 
     python engine.py choice     rules against get_attention_backend on a Hopper GPU: a line of JSON per cell
-    python engine.py call       what DotProductAttention is called with in the probe's model: a line of JSON per cell
+    python engine.py call       arguments of DotProductAttention in the probe's model: a line of JSON per cell
 
-The GPU is pretended. So are cuDNN's answers, which need a driver: they take the head sizes that the rules say, so that
-`choice` tells nothing of those sizes themselves. The kernel of `call` is the harness's reference attention.
+The GPU is simulated. So are cuDNN's answers, which need a driver: they accept the head sizes that the rules accept, so
+`choice` does not test those sizes themselves. The kernel of `call` is the harness's reference attention.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cell(kind: str, dtype: str, size: int, padded: bool, cp: int, path: str) -> 
 
 
 def choice() -> Iterator[dict[str, Any]]:
-    """`ours`: limits that refuse the cell. `theirs`: whether any back end is left."""
+    """For each cell `ours`: ids of the limits that reject it; `theirs`: whether the engine has a back end for it."""
     import transformer_engine.pytorch.attention.dot_product_attention.utils as engine
 
     real = engine.tex
@@ -100,7 +100,7 @@ def _parameters(engine: Any, config: CellConfig, size: int) -> Any:
 
 
 class _Cudnn:
-    """The engine's C++ part, whose answer for cuDNN needs a driver."""
+    """The engine's C++ module, with a simulated answer for cuDNN, which needs a driver."""
 
     def __init__(self, real: Any, takes: bool) -> None:
         self._real, self._takes = real, takes
@@ -114,7 +114,7 @@ class _Cudnn:
 
 
 def call() -> Iterator[dict[str, Any]]:
-    """Layers that called, and what the first one was called with."""
+    """For each cell the layers that called the engine, and the arguments of the first call."""
     import transformer_engine.pytorch as engine
     import transformer_engine.pytorch.module.base as base
 
@@ -127,7 +127,7 @@ def call() -> Iterator[dict[str, Any]]:
     for kind, padded, path in (("te", False, "reference"), ("te", True, "reference"), ("te-fused", False, "unpacked")):
         calls.clear()
         for name in [name for name in os.environ if name.startswith("NVTE_")]:
-            del os.environ[name]  # Megatron sets them, and refuses others that are set
+            del os.environ[name]  # Megatron sets them, and rejects values set by others
         _trained(cell(kind, "bf16", 8, padded, 1, path))
         yield {"cell": [kind, padded, path], "layers": [item.pop("layer") for item in calls], **calls[0]}
 

@@ -1,4 +1,4 @@
-"""A matrix over attention kernels and devices on a machine without a GPU: what needs one is ERROR, the rest runs."""
+"""A matrix over attention kernels and devices on a machine without a GPU: cells that need one are ERROR, others run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ checks: {canaries: none}
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("kernels")
     done = harness("run", write_matrix(folder, MATRIX), cwd=folder)
-    assert done.returncode == 3, done.stdout + done.stderr  # what needs a GPU could not be decided
+    assert done.returncode == 3, done.stdout + done.stderr  # cells that need a GPU are undecided
     found: dict[str, Any] = json.loads((only_run(folder / "reports") / "report.json").read_text())
     return found
 

@@ -29,7 +29,7 @@ stacks:
 
 
 def run(folder: Path, ref: str, packing: str, *layouts: str) -> list[dict[str, Any]]:
-    """Cells of the report, references left out."""
+    """Run a matrix; returns the cells of its report without controls."""
     rows = "\n    ".join(f"- {{{layout}}}" for layout in layouts)
     text = HEAD.format(packing=packing, layouts=rows, clone=CLONE, ref=ref)
     done = harness("run", write_matrix(folder, text), cwd=folder)

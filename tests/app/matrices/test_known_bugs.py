@@ -1,4 +1,4 @@
-"""matrices/known_bugs.yaml on the clone that HARNESS_MEGATRON_LM_REPO names: bad commits fail in place, others pass."""
+"""matrices/known_bugs.yaml on the clone that HARNESS_MEGATRON_LM_REPO names: bad commits fail as known, others pass."""
 
 from __future__ import annotations
 

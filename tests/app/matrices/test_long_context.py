@@ -1,4 +1,4 @@
-"""matrices/long_context.yaml: 16 K tokens over context ranks compute what one rank computes."""
+"""matrices/long_context.yaml: 16 K tokens give the same results over context ranks as on one rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.app.conftest import harness, only_run
 
 pytestmark = [pytest.mark.train, pytest.mark.long]  # short: bridge_long in test_releases.py
-LIMIT_S = 1800  # Transformer Engine is compiled when this machine has none
+LIMIT_S = 1800  # Transformer Engine is compiled if this machine has no environment with it
 
 
 def test_a_long_document_over_context_ranks_computes_what_one_rank_does(tmp_path: Path, root: Path) -> None:

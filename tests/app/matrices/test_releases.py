@@ -1,4 +1,4 @@
-"""matrices/releases.yaml: wheels fail where they are known to, and only there. Makes an environment for each."""
+"""matrices/releases.yaml: wheels fail where they are known to, and only there. Builds an environment for each."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_a_release_cannot_do_is_rejected_with_the_reason(ran: Ran, name: st
 
 
 def judged_again(ran: Ran, folder: Path, name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """A cell, after the run's own records were judged with another xfail entry for it; the exit code must be 1."""
+    """Judge the run's records with another xfail entry for a cell, which must give exit code 1; returns the cell."""
     copy = folder / ran.run.name
     shutil.copytree(ran.run, copy)
     plan = json.loads((copy / "plan.json").read_text())
@@ -193,14 +193,14 @@ def test_the_matrix_is_red_when_a_known_bug_shows_elsewhere(
 
 
 def test_the_matrix_is_red_when_a_known_bug_is_gone(ran: Ran, tmp_path: Path) -> None:
-    """The records of the release that mended it, under the entry of the broken one."""
+    """The records of the fixed release are judged with the entry of the broken one."""
     cell = judged_again(ran, tmp_path, "tp2-pp4-cp1-sft-core0182", ran.entries[SFT])
     assert cell["outcome"] == "FAIL"
     assert "passed, though the matrix expects a failure" in cell["reason"]
 
 
 def engine(ran: Ran, root: Path, what: str) -> list[dict[str, Any]]:
-    """What tests/app/matrices/engine.py says in an environment with Transformer Engine."""
+    """The lines that tests/app/matrices/engine.py prints in an environment with Transformer Engine."""
     python = ran.report["provenance"]["stacks"]["bridge062"]["interpreter"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
     done = subprocess.run(
@@ -226,6 +226,6 @@ def test_transformer_engine_is_called_with_the_metadata_of_the_reference_path(ra
     real, slots = padded["offsets"]
     assert [len(real), real == slots, padded["pad_between_seqs"]] == [len(slots), False, True]
     assert all(offset % 16 == 0 for offset in slots)
-    # Transformer Engine takes its fast path only when both are the same object.
+    # Transformer Engine takes its fast path only when both offsets are the same object.
     assert (plain["one_object"], plain["pad_between_seqs"], plain["offsets"][0]) == (True, None, plain["offsets"][1])
     assert [plain["mask"], unpacked["mask"], unpacked["offsets"]] == ["padding_causal", "causal", [None, None]]

@@ -1,4 +1,4 @@
-"""The two promises of the first page: the smoke matrix is green, and every known fault is caught."""
+"""The two promises of README.md: the smoke matrix is green, and every known fault is caught."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_smoke_matrix_passes_whole(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_self_test_catches_every_fault_at_its_place_and_raises_no_false_alarm(tmp_path: Path) -> None:
-    """But those of the throughput lane, whose verdicts rest on time."""
+    """Without the faults of the throughput lane, whose verdicts depend on time."""
     names = [fault.name for fault in FAULTS if fault.lane is not Lane.THROUGHPUT]
     assert len(names) >= 79
     _catches(names, tmp_path)
@@ -42,7 +42,7 @@ def _catches(names: Sequence[str], folder: Path) -> None:
     summary = json.loads((only_run(folder / "reports") / "selftest.json").read_text())
     missed = [fault for fault in summary["faults"] if fault["problems"]]
     alarms = [cell for cell in summary["clean"] if cell["outcome"] != "PASS"]
-    assert (missed, alarms) == ([], []), _said_at_the_end(done.stdout)
+    assert (missed, alarms) == ([], []), _problems_of(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [fault["fault"] for fault in summary["faults"]] == names
     score = summary["score"]
@@ -50,6 +50,6 @@ def _catches(names: Sequence[str], folder: Path) -> None:
     assert score["false_alarms"] == 0
 
 
-def _said_at_the_end(text: str) -> str:
-    """What is wrong and the score, without the lines of cells and faults before them."""
+def _problems_of(text: str) -> str:
+    """The problems and the score, without the lines of cells and faults before them."""
     return text[text.index("\n\n") :]

@@ -1,4 +1,4 @@
-"""Real stacks: an environment made of a released megatron-core, and what happens when other code gets in its way."""
+"""Real stacks: an environment with a released megatron-core, and other code that is imported instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.app.conftest import harness, only_run, write_matrix
 
 pytestmark = pytest.mark.train
 OURS = {"pydantic", "rich", "submitit", "ruamel.yaml", "matplotlib", "pytest"}
-# The image is rejected here, the missing release cannot be made, and neither keeps the others from being judged.
+# The image is rejected here and the missing release cannot be installed; the other stacks are judged nevertheless.
 MATRIX = """
 name: stacks
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -46,7 +46,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """A run over the four stacks; `pollution` holds the megatron of the very environment, at another path."""
+    """A run over the four stacks; `pollution` holds the megatron of the same environment at another path."""
     folder = tmp_path_factory.mktemp("stacks")
     (pollution := folder / "pollution").mkdir()
     kept = folder / "kept"
@@ -111,7 +111,7 @@ def test_a_ref_that_is_not_there_is_bad_input_with_its_line(tmp_path: Path) -> N
 
 
 def test_a_path_file_in_the_environment_does_not_go_unnoticed(ran: Ran, tmp_path: Path) -> None:
-    """As `pip install -e` of another checkout leaves it: found before the packages of the environment."""
+    """Like the one of `pip install -e` of another checkout; here it comes before the environment's packages."""
     (site,) = (ran.kept / "environments").glob("*/lib/python3.*/site-packages")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "megatron").symlink_to(site / "megatron")

@@ -1,4 +1,4 @@
-"""matrices/two_stacks.yaml: two releases take turns, and the slower one is named with its factor."""
+"""matrices/two_stacks.yaml: two releases are interleaved, and the slower one is named with its factor."""
 
 from __future__ import annotations
 

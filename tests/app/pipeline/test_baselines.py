@@ -1,7 +1,7 @@
-"""Real runs night after night: a step is compared with the green ones before, and a slower kernel shows.
+"""Real nightly runs: a step is compared with those of earlier green runs, and a slower kernel is found.
 
-On a CPU what is compared is processor time, which other processes disturb by some ten per cent; the fault costs
-eight to ten times. With 12 nights that is beyond chance even where they spread by 15 % (MAD).
+On a CPU processor time is compared, which other processes disturb by about ten per cent; the fault makes a step eight
+to ten times as long. With 12 nights that is beyond chance even if they spread by 15 % (MAD).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.app.conftest import harness, write_matrix
 from tests.app.nights import CLEAN
 
 pytestmark = pytest.mark.train
-# One rank; rows so long that attention is most of a step. Its bound leaves room for a machine that gets busy at night.
+# One rank; rows so long that attention is most of a step. The bound leaves room for other work on the machine.
 MATRIX = """\
 name: nights
 model: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 64}
@@ -34,7 +34,7 @@ GREEN = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """Twelve green nights, one with a slower kernel, and one more by the command line."""
+    """Twelve green nights, one with a slower kernel, and a green one by the command line."""
     folder = tmp_path_factory.mktemp("nights")
     matrix = write_matrix(folder, MATRIX)
     faults = [CLEAN] * GREEN + [SLOW]

@@ -1,4 +1,4 @@
-"""Which cells a local resume runs, and as which attempts. Nothing trains here: tests/app/test_interruption.py does."""
+"""Which cells a local resume runs, and as which attempts, without training (with: tests/app/test_interruption.py)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_after_a_signal_the_verdict_has_the_exit_code_of_the_process_and_the_mes
         f"ended by {number}: {'all 3 cells had ended and are' if finished else '2 of 3 cells are'}"
     )
     assert ("the others run with: harness resume" in message) is not finished
-    assert ("none is left to run" in message) is finished
+    assert ("record the run in the history" in message) is finished
 
 
 def test_a_signal_while_the_run_is_judged_names_the_command_that_judges_it(

@@ -1,4 +1,4 @@
-"""What the history knows of earlier runs comes into the report, once, and nothing of it changes a verdict."""
+"""The report shows changes since earlier runs of the history, queried once, and they change no verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAN = RunPlan(
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """Yesterday's run is in it, and its files are there."""
+    """A history with yesterday's run, whose files exist."""
     return remember(tmp_path, earlier_report())
 
 

@@ -1,4 +1,4 @@
-"""`harness shrink` on real training: a fault injected into a large cell, and a run whose bound nothing can meet."""
+"""`harness shrink` with real training: a fault injected into a large cell, and a run whose bound no cell can meet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LARGE = CellConfig(
 
 
 def run_of(folder: Path, *configs: CellConfig) -> RunDir:
-    """A run of cells that come from no matrix."""
+    """A run of cells without a matrix."""
     directory = RunDir(folder / "large")
     bounds = ToleranceOverrides()
     run_cells(directory, configs, stacks={}, tolerances=bounds, matrix_file="large.yaml", command=["harness", "run"])
@@ -69,7 +69,7 @@ def test_a_fault_of_middle_stages_ends_at_two_tensor_ranks_and_three_stages(tmp_
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which the run failed and was shrunk, and what the shrink said."""
+    """A folder in which a run failed and was shrunk, and the output of the shrink."""
     folder = tmp_path_factory.mktemp("tight")
     assert harness("run", write_matrix(folder, TIGHT), cwd=folder).returncode == 1
     done = harness("shrink", "latest", "tp2-*", "--rounds", "1", "--issue", cwd=folder)
