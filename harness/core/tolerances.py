@@ -14,6 +14,7 @@ Direction = Literal["either", "above", "below"]
 UNITS: tuple[str, ...] = get_args(DistanceUnit)
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 MOST_DISTANCE = 1e6  # relative or absolute: a larger bound would let every number pass
+LEAST_RUNS = 5  # green runs on the same hardware that make a baseline
 
 
 @dataclass(frozen=True, kw_only=True)

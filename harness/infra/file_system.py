@@ -6,25 +6,11 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-NETWORK = (  # kernel names, up to the first dot
-    "9p",
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "fuse",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "mmfs",
-    "ncpfs",
-    "nfs",
-    "nfs4",
-    "ocfs2",
-    "panfs",
-    "pvfs2",
-    "smb3",
-    "wekafs",
+# Types that several machines can share, as the kernel names them.
+SHARED = frozenset(
+    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
+    + ("gpfs", "lustre", "mmfs", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs")
+    + ("wekafs",)
 )
 
 
@@ -34,7 +20,8 @@ def is_network(path: Path) -> bool:
         table = MOUNTS.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return kind_of(path.resolve(), table).split(".")[0] in NETWORK
+    kind = kind_of(path.resolve(), table)
+    return kind in SHARED or kind.split(".")[0] == "fuse"  # what is behind another FUSE mount is unknown
 
 
 def kind_of(path: Path, table: str) -> str:

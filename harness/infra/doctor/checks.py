@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.infra import file_system
 from harness.infra.command import Answer
 from harness.infra.doctor.facts import FAIL, OK, WARN, Check
 from harness.infra.doctor.gpu_checks import GpuFacts, container_files, gpu_checks, job_checks
@@ -18,10 +19,6 @@ PACKAGES = ("torch", "megatron-core")
 COMMANDS = ("sbatch", "srun")
 LEAST_FREE_BYTES = 1 << 30
 MOST_SKEW_S = 5.0  # timestamps, including those of files, decide which failure came first
-SHARED_FILESYSTEMS = frozenset(
-    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs")
-    + ("gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +219,7 @@ def _folder(profile: ClusterProfile, folder: RunFolder) -> Iterator[Check]:
     created = "" if folder.exists == folder.path else ", will be created"
     yield Check(OK, "run directory", f"{folder.path} is writable{created}")
     if profile.kind == "slurm":
-        shared = folder.filesystem in SHARED_FILESYSTEMS
+        shared = folder.filesystem in file_system.SHARED
         fix = "" if shared else "set run_dir to a shared folder, unless every node sees this one"
         yield Check(OK if shared else WARN, "file system", folder.filesystem, fix)
     enough = folder.free_bytes >= LEAST_FREE_BYTES

@@ -11,11 +11,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from harness.core.cell.timing import DOCUMENTS, ROUNDS, TimingConfig
 from harness.core.hardware.peak_flops import DTYPES
 from harness.core.run.run_plan import HistoryAsked
-from harness.core.tolerances import DEFAULTS
+from harness.core.tolerances import DEFAULTS, LEAST_RUNS
 from harness.plan.schema.section import Section
 
 MOST_PER_PACK = 1024
-LEAST_RUNS = 5  # as harness/judge/stats/baseline.py requires for a baseline
 TO_BE_PAIRED = "?"
 _DEFAULT = DEFAULTS["fp32"]
 MOST_FACTOR = 1_000  # slower than that is a hang

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from harness.core.outcomes import Severity
+from harness.core.tolerances import LEAST_RUNS
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import against_history, on_gpu, packed_pass, samples_before
-from harness.judge.stats.baseline import LEAST_RUNS, Comparison
+from harness.judge.stats.baseline import Comparison
 from harness.judge.stats.distance import bound_text
 
 _LISTED = 3  # run ids in a message; the report's baseline.json has them all
