@@ -49,7 +49,7 @@ _OF_SECTIONS = (
         type=str,
         default=MIXES[0],
         setting=Setting(
-            doc="A built-in mix instead of what the section `documents` says.",
+            doc="A built-in mix instead of the section `documents`.",
             choices=MIXES,
             shown_default="that of the section",
         ),

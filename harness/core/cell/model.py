@@ -25,7 +25,7 @@ class MoeConfig:
     """Experts in place of every feed-forward block; no token is dropped."""
 
     experts: int = _count(4, "Experts of a layer.", le=4_096, upstream="num_moe_experts", aliases=("num_experts",))
-    topk: int = _count(2, "Experts that a token goes to.", le=4_096, upstream="moe_router_topk")
+    topk: int = _count(2, "Experts per token.", le=4_096, upstream="moe_router_topk")
     ffn: int = _count(64, "Hidden size of one expert.", le=2**20, upstream="moe_ffn_hidden_size")
     aux_loss: str = setting(
         "none",
@@ -33,7 +33,9 @@ class MoeConfig:
         choices=AUX_LOSSES,
         upstream="moe_router_load_balancing_type",
     )
-    aux_loss_coeff: float = _factor(0.01, "Its weight relative to the loss.", upstream="moe_aux_loss_coeff")
+    aux_loss_coeff: float = _factor(
+        0.01, "Weight of the auxiliary loss relative to the loss.", upstream="moe_aux_loss_coeff"
+    )
     dispatcher: str = setting(
         "alltoall", doc="How tokens travel to their experts.", choices=DISPATCHERS, upstream="moe_token_dispatcher_type"
     )
@@ -61,7 +63,7 @@ class MtpConfig:
 
     layers: int = _count(1, "Tokens predicted beyond the next one.", le=64, upstream="mtp_num_layers")
     loss_factor: float = _factor(
-        0.1, "Weight of their mean loss relative to the loss.", upstream="mtp_loss_scaling_factor"
+        0.1, "Weight of the mean prediction loss relative to the loss.", upstream="mtp_loss_scaling_factor"
     )
 
     def __str__(self) -> str:
@@ -81,7 +83,7 @@ class MlaConfig:
     kv_lora_rank: int = _count(16, "Rank of the key and value projection.", le=2**17, upstream="kv_lora_rank")
     qk_head_dim: int = _count(8, "Head size of queries and keys without positions.", le=2**14, upstream="qk_head_dim")
     qk_pos_emb_head_dim: int = _count(
-        4, "Head size that rotary positions turn; even.", le=2**14, upstream="qk_pos_emb_head_dim"
+        4, "Head size of the part with rotary positions; even.", le=2**14, upstream="qk_pos_emb_head_dim"
     )
     v_head_dim: int = _count(8, "Head size of values.", le=2**14, upstream="v_head_dim")
     rope: str = setting("rope", doc="Kind of rotary positions.", choices=MLA_ROPES, upstream="rope_type")

@@ -51,7 +51,7 @@ class XFail:
         (), doc="Lanes that fail; any other set of lanes is a FAIL."
     )
     says: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
-        (), doc="Texts that must each occur in a finding; otherwise it fails elsewhere: FAIL."
+        (), doc="Texts that must each occur in a finding; otherwise the failure is another one: FAIL."
     )
     strict: bool = setting(False, doc="A cell that passes is a FAIL, not an XPASS.")
 
