@@ -64,7 +64,7 @@ LEAK: tuple[FaultSpec, ...] = (
     FaultSpec(
         name="attention-ignores-documents-in-one-layer",
         fault_class="leak",
-        summary="the same in layer 5 alone",
+        summary="the attention kernel of layer 5 alone treats the row as one document",
         modelled_on="C1: state leaks in some layer types only (Megatron-Bridge PR 3484, SkyRL b0f74aca4)",
         layout=Layout(pp=2),
         why="two stages, so that stage and layer can be named",

@@ -13,11 +13,11 @@ _HEAD = """## Fault catalogue
 
 `harness selftest` injects each of these faults into a real training cell and requires that it is caught: the first
 finding must be of the first check named, in its lane, at its place, and the other checks named must have a finding too.
-Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. Beside a fault of the numerics
-lane the metadata lane must stay green, beside one of the throughput lane both others. A fault that costs time only on a
-GPU is a warning, and its cell passes. If only another stack can show what a fault costs, the clean twin takes the place
-of that stack, and the two are timed in turns. References such as A3 are entries of the bug corpus; each comes with the
-upstream commit, pull request or issue.
+Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. With a fault of the numerics
+lane the metadata lane must stay green, with a fault of the throughput lane both other lanes. A fault that costs time
+only on a GPU gives a warning, and its cell passes. If a slowdown shows only against another stack, the clean twin
+replaces that stack, and the two cells are interleaved. References such as A3 or 2.1 are entries and sections of the
+bug corpus; most come with the upstream commit, pull request or issue.
 
 `python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
 `harness/node/faults`, under the same names.
