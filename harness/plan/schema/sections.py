@@ -70,7 +70,7 @@ class Launch:
     max_ranks: int = setting(64, doc="A cell that needs more ranks is rejected.", ge=1, le=65_536)
     cells_per_allocation: int | None = setting(
         None,
-        doc="Cells that one job runs one after the other; auto: as many as fit its time limit.",
+        doc="Cells that one job runs one after the other; auto: as many as fit half of its time limit.",
         ge=1,
         le=2**20,
         auto=True,
@@ -83,7 +83,7 @@ class Launch:
         3, doc="Attempts of one cell in all, when node failure, boot failure or preemption ends it.", ge=1, le=100
     )
     nodes_per_cell: int = setting(
-        1, doc="Spread a cell over at least so many nodes, or one per rank if it has fewer ranks.", ge=1, le=65_536
+        1, doc="Spread a cell over at least this many nodes, or one per rank if it has fewer ranks.", ge=1, le=65_536
     )
 
 
