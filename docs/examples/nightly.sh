@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One night: finishes an interrupted night, pulls the code under test, runs a matrix, keeps the results, tidies up.
+# One night: finishes an interrupted run, pulls the code under test, runs a matrix, draws the history, removes old runs.
 #
-#   nightly.sh [nightly | weekly | NAME]   of matrices/NAME.yaml; nightly when it is left out
-#   nightly.sh --resume [NAME]             only follows and judges a run that was interrupted, for @reboot
+#   nightly.sh [nightly | weekly | NAME]   runs matrices/NAME.yaml; default: nightly
+#   nightly.sh --resume [NAME]             only follows and judges an interrupted run, for @reboot
 #
-# Settings, by environment:
+# Settings, as environment variables, with their defaults:
 #   HARNESS_DIR   the checkout of the harness, set up with `make setup` (the one that contains this file)
 #   CLUSTER       a cluster profile; empty: this machine
 #   CODE_DIR      a Megatron-LM checkout whose branch main is pulled and tested too; empty: releases only
@@ -12,7 +12,7 @@
 #   NOTIFY        a command or a webhook that receives the verdict (docs/ci.md); empty: none
 #   KEEP_DAYS     run directories older than this are removed (30); the history keeps their verdicts for two years
 #
-# Exit code: that of `harness run`; 75 when another night still holds the lock.
+# Exit code: that of `harness run`; 75 if another night still holds the lock.
 set -euo pipefail
 
 resume_only=false
@@ -27,10 +27,10 @@ run_dir=${RUN_DIR:-$HOME/packing-nightly}
 code_dir=${CODE_DIR:-}
 where=()
 [[ -n ${CLUSTER:-} ]] && where=(--cluster "$CLUSTER")
-tell=()
-[[ -n ${NOTIFY:-} ]] && tell=(--notify "$NOTIFY")
+notify=()
+[[ -n ${NOTIFY:-} ]] && notify=(--notify "$NOTIFY")
 export PATH="$harness_dir/.venv/bin:$PATH"
-# Under scrontab this is a job itself: what Slurm told it must not become what the cells' jobs ask for.
+# Under scrontab this script is itself a job: its Slurm variables must not change the cells' jobs.
 for variable in "${!SLURM_@}"; do
     [[ $variable == SLURM_CONF ]] || unset "$variable"
 done
@@ -38,14 +38,14 @@ done
 mkdir -p "$run_dir"
 cd "$harness_dir"
 exec 9>"$run_dir/.lock"
-if ! flock --nonblock 9; then # released by the kernel, however the night ends
+if ! flock --nonblock 9; then # the kernel releases the lock, however the script ends
     echo "nightly.sh: another night holds $run_dir/.lock" >&2
     exit 75
 fi
 
 say() { echo "$(date -u +%FT%TZ) $*"; }
 
-# The newest run of the matrix, if it has been started and not judged.
+# The newest run of the matrix, if it was started and not judged.
 unfinished() {
     local runs=("$run_dir/$name"-2*/plan.json)
     local last=${runs[-1]%/plan.json}
@@ -55,7 +55,7 @@ unfinished() {
 if left=$(unfinished); then
     say "$left was interrupted: follow and judge it"
     status=0
-    harness resume "$left" "${tell[@]}" --run-dir "$run_dir" || status=$?
+    harness resume "$left" "${notify[@]}" --run-dir "$run_dir" || status=$?
     say "resumed with exit code $status"
 fi
 if $resume_only; then
@@ -66,18 +66,18 @@ matrix=$harness_dir/matrices/$name.yaml
 if [[ -n $code_dir ]]; then
     git -C "$code_dir" pull --ff-only --quiet
     say "code under test: $(git -C "$code_dir" log -1 --format='%h of %cs')"
-    # Takes the lines with #: in, and lets them find the checkout.
+    # Uncomments the lines with #: and points them to the checkout.
     sed -e 's/#: //' -e "s|\.\./\.\./Megatron-LM|$code_dir|" "$matrix" >"$run_dir/$name.yaml"
     matrix=$run_dir/$name.yaml
 fi
 
 harness verify "$matrix"
 status=0
-harness run "$matrix" "${where[@]}" "${tell[@]}" --run-dir "$run_dir" || status=$?
+harness run "$matrix" "${where[@]}" "${notify[@]}" --run-dir "$run_dir" || status=$?
 if [[ $status == 3 && -n ${CLUSTER:-} ]]; then
     say "some cells could not be decided: once more"
     status=0
-    harness resume latest --errors "${tell[@]}" --run-dir "$run_dir" || status=$?
+    harness resume latest --errors "${notify[@]}" --run-dir "$run_dir" || status=$?
 fi
 say "$name ended with exit code $status"
 

@@ -1,4 +1,4 @@
-"""A real Chromium for the tests of pages."""
+"""The fixture of browser tests: a real Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a comparison, and the section of a report on what changed, in a real browser."""
+"""The comparison page, and the report's section "Since the previous run", in a real browser."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.browser
 
 
 def with_since() -> Report:
+    """The sample report with a section "Since the previous run" that has every kind of change."""
     report = sample_report()
     moved = ["megatron-lm 5e4fc931ba..d30e165203, 312 commits", "torch 2.9.0 -> 2.9.1"]
     changes = ("newly failing", "still failing", "fixed", "failing, not judged before")
@@ -85,7 +86,7 @@ def test_the_page_leads_with_the_verdict_and_the_first_place_that_differs(
     view.page.context.close()
 
 
-def test_the_report_says_since_when_and_what_moved(browser: Browser, files: dict[str, Path]) -> None:
+def test_the_report_says_since_when_and_which_versions_changed(browser: Browser, files: dict[str, Path]) -> None:
     view = open_view(browser, files["since"])
     row = view.page.locator("#since tbody tr").first
     assert "newly failing" in row.inner_text()

@@ -22,7 +22,7 @@ DAYS = 40
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty nights of the sample report, with every outcome, another version each ten days and hostile words."""
+    """Forty nights of the sample report, with every outcome, a new version every ten days and hostile text."""
     folder, chance, row = tmp_path_factory.mktemp("history"), random.Random(3), run_row(sample_report())
     with opened(folder / "history.sqlite", write=True) as history:
         for day in range(DAYS):
@@ -59,7 +59,7 @@ def test_the_page_renders_cleanly_folded_and_unfolded(browser: Browser, page: Pa
     view.page.context.close()
 
 
-def test_the_newest_day_is_in_sight_and_each_day_says_its_outcome_in_words(browser: Browser, page: Path) -> None:
+def test_the_newest_day_is_visible_and_each_day_has_its_outcome_as_text(browser: Browser, page: Path) -> None:
     view = open_view(browser, page, width=380)
     days = view.page.locator(".calendar tbody tr").first.locator("td")
     assert days.count() >= DAYS

@@ -1,4 +1,4 @@
-"""Every page with hostile text in each of its fields, in a real browser: nothing runs or is fetched, all of it fits."""
+"""Every page with hostile text in each field, in a real browser: nothing is executed or fetched, everything fits."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.hostile import EVERYTHING, LONG, with_text_everywhere
 
 pytestmark = pytest.mark.browser
 WIDTHS = (400, 1200)
-# Tags and names of attributes; a label of text is an element of the same name in every page.
+# Tags and attribute names: hostile text must not add any.
 ELEMENTS = """() => [...document.querySelectorAll("*")].flatMap((node) =>
   [node.localName, ...node.getAttributeNames().map((name) => `${node.localName} ${name}`)])"""
-# Texts that are drawn over what stands beside them.
+# Elements whose text overflows them.
 SPILLED = """() => [...document.querySelectorAll("td, th, dd, li, p, figcaption, .square, .pill, .chip")]
   .filter((node) => node.checkVisibility() && node.scrollWidth > node.clientWidth + 2 && node.clientWidth)
   .filter((node) => getComputedStyle(node).display !== "inline" && getComputedStyle(node).overflowX === "visible")
   .map((node) => `${node.localName}.${node.getAttribute("class")} in ${node.parentElement.localName}`)"""
-MOST_PIXELS = 300_000  # of the height of a page, all of it unfolded
+MOST_PIXELS = 300_000  # height of a page with everything unfolded
 
 
 def full_report() -> Report:
-    """The sample report with every optional field there."""
+    """The sample report with every optional field set."""
     report = with_since()
     cells = [replace(cell, evidence=Weight(records=8, legs=3, steps=2, numbers=41216)) for cell in report.cells]
     return replace(
@@ -62,7 +62,7 @@ def _with_causes(cell: ReportCell) -> ReportCell:
 
 
 def hostile_report(text: str) -> Report:
-    """As `with_text_everywhere`, with the text in the keys too that are data."""
+    """Like `with_text_everywhere`, with the text also in those keys that are data."""
     report: Report = with_text_everywhere(full_report(), text)
     cells = [
         replace(
@@ -94,7 +94,7 @@ def _report(text: str, _: Path) -> str:
 
 
 def _compare(text: str, _: Path) -> str:
-    """Cells that are there in one run only, and the same cells with other findings."""
+    """A comparison with cells of one run only, and with the same cells with other findings."""
     report = hostile_report(text)
     before = full_report()
     same = [replace(new, id=old.id) for new, old in zip(report.cells, before.cells)]
@@ -126,7 +126,7 @@ def page(request: pytest.FixtureRequest) -> Callable[[str, Path], str]:
 
 
 @pytest.mark.parametrize("text", [EVERYTHING, LONG], ids=["everything", "long"])
-def test_a_page_of_hostile_texts_is_harmless_and_fits(
+def test_a_page_of_hostile_text_is_harmless_and_fits(
     page: Callable[[str, Path], str], text: str, browser: Browser, tmp_path: Path
 ) -> None:
     files: dict[str, Path] = {}

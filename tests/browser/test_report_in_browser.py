@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 REPORTS = {"sample": sample_report, "big": big_report, "hostile": hostile_report}
 VIEWS = [(scheme, width) for scheme in ("light", "dark") for width in (1400, 380)]
 
-# Contrast of each element that has text of its own against the nearest opaque background, after WCAG 2.1: 1.4.3.
+# Contrast of each element that directly contains text against the nearest opaque background, by WCAG 2.1, 1.4.3.
 LOW_CONTRAST = """() => {
   const channels = (text) => text.match(/[\\d.]+/g).map(Number);
   const luminance = (rgb) => {
@@ -62,7 +62,7 @@ OPEN_ALL = "() => document.querySelectorAll('details').forEach((node) => { node.
 
 @dataclass
 class View:
-    """An open report and everything the browser complained about."""
+    """An open page, and the browser's errors, warnings, dialogs and network requests."""
 
     page: Page
     complaints: list[str]
@@ -84,6 +84,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def open_view(browser: Browser, path: Path, scheme: str = "light", width: int = 1400, **options: Any) -> View:
+    """A page opened in a new context. `width`: pixels; `options`: of Browser.new_context."""
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
@@ -163,7 +164,7 @@ def test_the_report_is_whole_without_scripts(browser: Browser, files: dict[str, 
     page.context.close()
 
 
-def test_the_checks_above_see_a_broken_page(browser: Browser, files: dict[str, Path], tmp_path: Path) -> None:
+def test_the_checks_above_detect_a_broken_page(browser: Browser, files: dict[str, Path], tmp_path: Path) -> None:
     html = files["sample"].read_text(encoding="utf-8")
     broken = html.replace(
         "<main",

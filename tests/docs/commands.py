@@ -1,4 +1,4 @@
-"""Finds the `harness ...` commands of pages, examples and matrix comments, and asks the real parser about them."""
+"""Finds the `harness ...` commands of pages, examples and matrix comments, and parses them with the real parser."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from harness.app.cli import build_parser
 
 _SPAN = re.compile(r"(?<!`)`(?:\$ )?(harness [^`\n]+)`(?!`)")
 _LINE = re.compile(r"""(?:^|[\s"'/(])harness"?\s+(?P<rest>[a-z][^#]*)""")
-_END = re.compile(r"\s{2,}|\s+(?:\|\|?|&&|;|\d?>>?)|\s*;|\s+#|\)$|`")  # of a command in a line: a note, another command
-_MADE = ("matrices/newest.yaml",)  # by the command above, on the page
+_END = re.compile(r"\s{2,}|\s+(?:\|\|?|&&|;|\d?>>?)|\s*;|\s+#|\)$|`")  # where a command ends
+_MADE = ("matrices/newest.yaml",)  # made by the preceding command of the page
 _TEXT = (".md",)
-_SCRIPTS = (".sh", ".example", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def commands_in(file: Path, name: str) -> Iterator[Command]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a command as a user would type them; none when the text is prose."""
+    """The words of a command as a user would type them; none if the text is prose."""
     rest = _END.split(text.removeprefix("harness").strip(), maxsplit=1)[0]
     rest = re.sub(r"\$\{[^}]*\[@\]\}|\$\{\w+:\+[^}]*\}", "", rest)  # arrays and options that may be empty
     rest = rest.replace("[", "").replace("]", "").replace("...", "").replace("<", "").replace(">", "")
@@ -56,7 +55,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Command -> its parser."""
+    """Command name -> its parser."""
     return {
         name: choice
         for item in parser._actions
@@ -66,25 +65,27 @@ def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def complaint(command: Command, root: Path) -> str | None:
-    """What is wrong with a command; one that leaves out what it requires is fine."""
+    """The error of a command; None if there is none. Required arguments may be missing."""
     if command.words[0] not in (*_parsers(build_parser()), "--help", "--version"):
         return f"{command.where}: harness has no command {command.words[0]!r}"
     for word in command.words:
         if re.fullmatch(r"(matrices|docs)/[\w./-]+", word) and word not in _MADE and not (root / word).exists():
-            return f"{command.where}: {word} is not there"
-    complaints = [_parse([*command.words, *["x"] * added]) for added in range(3)]  # x: an argument that was left out
+            return f"{command.where}: {word} does not exist"
+    complaints = [_parse([*command.words, *["x"] * added]) for added in range(3)]  # x: a missing argument
     if None in complaints:
         return None
     return f"{command.where}: harness {shlex.join(command.words)}: {'; '.join(filter(None, complaints))}"
 
 
-class _WrongError(Exception):
+class _ParserError(Exception):
     pass
 
 
 def _parse(words: list[str]) -> str | None:
+    """The parser's message; None if it accepts the words. Options that are required may be missing."""
+
     def error(self: argparse.ArgumentParser, message: str) -> None:
-        raise _WrongError(message)
+        raise _ParserError(message)
 
     parser = build_parser()
     commands = list(_parsers(parser).values())
@@ -96,8 +97,8 @@ def _parse(words: list[str]) -> str | None:
     with patch.object(argparse.ArgumentParser, "error", error):
         try:
             parser.parse_args(words)
-        except _WrongError as wrong:
-            return str(wrong)
+        except _ParserError as refused:
+            return str(refused)
         except SystemExit:  # --help, --version
             return None
     return None

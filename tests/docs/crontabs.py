@@ -1,4 +1,4 @@
-"""A reader of crontab and scrontab files that refuses what cron would misread."""
+"""A reader of crontab and scrontab files that reports what cron would misread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Crontab:
 
 
 def read_crontab(text: str, *, slurm: bool = False) -> Crontab:
-    """Settings, entries and mistakes. `slurm`: a scrontab, with its options and without @reboot and settings."""
+    """Settings, entries and mistakes. `slurm`: a scrontab, which has options but no @reboot and no settings."""
     found, options = Crontab(), []
     for number, line in enumerate(text.splitlines(), start=1):
         if slurm and line.startswith("#SCRON "):

@@ -1,4 +1,4 @@
-"""What docs/clusters.md shows, for the tests that hold it to what commands print."""
+"""The profile and the output shown in docs/clusters.md, for tests that compare them with real output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Language and text of every block, in order."""
+    """(language, text) of every block, in order."""
     return _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
 
 
@@ -21,6 +21,6 @@ def profile() -> str:
 
 
 def shown(first: str) -> list[str]:
-    """The lines of the block of output that begins with this text."""
+    """The lines of the output block that begins with this text."""
     (text,) = (text for language, text in blocks() if language == "text" and text.startswith(first))
     return text.splitlines()

@@ -1,4 +1,4 @@
-"""What is wrong with a page: its YAML blocks, links, anchors, paths of files, and targets of make."""
+"""Finds errors of a page: in its YAML blocks, links, anchors, file paths and targets of make."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _PATH = re.compile(r"`(?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|yml|toml|j2|md)`")
 _MAKE = re.compile(r"(?:^ {4}|^|`)make ([a-z-]+)", re.MULTILINE)
 _FOLDERS = ("harness", "tests", "docs", "matrices", "benchmarks", "scripts", "sbatch_templates", "reports")
-_USERS_OWN = ("matrices/clusters/my-cluster.yaml", "matrices/newest.yaml")  # the page says how to make them
-_NEEDED = {"name": "name: page\n", "matrix": "matrix: {packing: sft}\n"}  # of a matrix, where a block shows a part
+_MADE_BY_USERS = ("matrices/clusters/my-cluster.yaml", "matrices/newest.yaml")  # the pages say how
+_REQUIRED = {"name": "name: page\n", "matrix": "matrix: {packing: sft}\n"}  # added to a block that is part of a matrix
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def yaml_problem(block: Block, folder: Path, *, whole: bool = False) -> str | None:
-    """Why the loader of matrices, or of cluster profiles, refuses a block; None if it takes it.
+    """Why the loader of matrices, or of cluster profiles, refuses a block; None if it accepts it.
 
-    `whole`: the block must be a complete matrix that `harness plan` accepts; else a part is completed first.
+    `whole`: the block must be a complete matrix that `harness plan` accepts; otherwise missing keys are added first.
     """
     try:
         values = YAML(typ="safe", pure=True).load(block.text)
@@ -54,7 +54,7 @@ def yaml_problem(block: Block, folder: Path, *, whole: bool = False) -> str | No
         except InputError as error:
             return f"{block.where}: {error}"
         return None
-    added = "" if whole else "".join(line for key, line in _NEEDED.items() if key not in values)
+    added = "" if whole else "".join(line for key, line in _REQUIRED.items() if key not in values)
     file.write_text(added + block.text, encoding="utf-8")
     (folder / "lengths.csv").write_text("3\n5\n", encoding="utf-8")
     code = main(["plan" if whole else "verify", str(file)])
@@ -71,7 +71,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def link_problems(root: Path, page: Path) -> list[str]:
-    """Links to files and headings that do not exist."""
+    """One message per link to a file or heading that does not exist."""
     wrong = []
     for link in _LINK.findall(page.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")
@@ -86,13 +86,13 @@ def link_problems(root: Path, page: Path) -> list[str]:
 
 
 def path_problems(root: Path, page: Path) -> list[str]:
-    """Files of the project in code spans, and targets of `make`, that do not exist."""
+    """One message per file of the project in a code span, or target of `make`, that does not exist."""
     text = page.read_text(encoding="utf-8")
     paths = [found.strip("`") for found in _PATH.findall(text)]
     wrong = [
         f"{page.relative_to(root)}: {path}: no such file"
         for path in paths
-        if path.split("/")[0] in _FOLDERS and path not in _USERS_OWN and not (root / path).exists()
+        if path.split("/")[0] in _FOLDERS and path not in _MADE_BY_USERS and not (root / path).exists()
     ]
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     return wrong + [

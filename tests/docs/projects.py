@@ -12,7 +12,7 @@ TINY = "name: nightly\nmodel: {layers: 1}\ntrain: {steps: 1}\nmatrix: {packing: 
 
 
 def small_project(home: Path, root: Path) -> Path:
-    """`home`/harness, and `home`/runs for its run directories; the path of the script in it."""
+    """Make `home`/harness, and `home`/runs for its run directories; returns the path of nightly.sh in it."""
     project = home / "harness"
     (project / "matrices").mkdir(parents=True)
     (project / "matrices" / "nightly.yaml").write_text(TINY)
@@ -26,5 +26,5 @@ def small_project(home: Path, root: Path) -> Path:
 
 
 def settings(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a night, inside a job of Slurm as under scrontab."""
+    """The environment variables of a night that runs as a Slurm job, as under scrontab."""
     return {**os.environ, "RUN_DIR": str(home / "runs"), "HOME": str(home), "SLURM_JOB_ID": "7", **more}

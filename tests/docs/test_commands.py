@@ -1,4 +1,4 @@
-"""Every `harness ...` command that a page, an example or a matrix shows is one that the command line takes."""
+"""The command line accepts every `harness ...` command that a page, an example or a matrix shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_command_exists_with_its_arguments_and_matrices(root: Path, comman
     ("line", "said"),
     [
         ("`harness rum MATRIX`", "harness has no command 'rum'"),
-        ("`harness run matrices/gone.yaml`", "matrices/gone.yaml is not there"),
+        ("`harness run matrices/gone.yaml`", "matrices/gone.yaml does not exist"),
         ("`harness resume RUN --agian`", "unrecognized arguments: --agian"),
         ("`harness resume --agian`", "--agian"),
         ("`harness logs RUN CELL --rank first`", "invalid int value: 'first'"),
@@ -61,12 +61,12 @@ def test_a_command_that_does_not_exist_is_found(root: Path, tmp_path: Path, line
         ("The `harness run` command", ("run",)),
     ],
 )
-def test_a_command_is_read_as_one_would_type_it(tmp_path: Path, line: str, words: tuple[str, ...]) -> None:
+def test_a_command_is_read_as_a_user_would_type_it(tmp_path: Path, line: str, words: tuple[str, ...]) -> None:
     (tmp_path / "page.md").write_text(f"Text.\n\n{line}\n")
     assert [command.words for command in commands_in(tmp_path / "page.md", "page.md")] == [words]
 
 
-def test_commands_of_a_script_are_read_without_what_the_shell_does(tmp_path: Path) -> None:
+def test_commands_of_a_script_are_read_without_shell_syntax(tmp_path: Path) -> None:
     text = 'harness run "$matrix" "${where[@]}" --run-dir "$run_dir" || status=$?\n'
     (tmp_path / "x.sh").write_text(text + 'run: .venv/bin/harness verify "matrices/smoke.yaml"\n')
     found = [command.words for command in commands_in(tmp_path / "x.sh", "x.sh")]

@@ -1,4 +1,4 @@
-"""The files under docs/examples: syntax, schemas of the CI systems, and a night that really runs."""
+"""The files under docs/examples: their syntax, the schemas of the CI systems, and a real run of the nightly script."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loaded(file: Path) -> Any:
         ("gitlab-ci.yml", GITLAB, "when: always", "when: allways"),
     ],
 )
-def test_ci_files_hold_to_the_schema_of_their_system(
+def test_ci_files_match_the_schema_of_their_system(
     examples: Path, tmp_path: Path, name: str, schema: list[str], right: str, broken: str
 ) -> None:
     done = checked(examples / name, schema)
@@ -65,7 +65,7 @@ def test_shell_scripts_of_ci_files_are_sound(examples: Path) -> None:
         if isinstance(job, dict):
             scripts += ["\n".join(job[part]) for part in ("before_script", "script", "after_script") if part in job]
     assert len(scripts) >= 6
-    # The newest run is asked for by time; its folder's name has no odd characters.
+    # SC2012: the scripts find the newest run with `ls -t`; names of runs have no special characters.
     assert [said for script in scripts if (said := shellcheck("# shellcheck disable=SC2012\n" + script))] == []
 
 
@@ -118,7 +118,7 @@ def test_what_cron_would_misread_is_found(line: str, slurm: bool, said: str) -> 
 
 
 def night(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the script of a small copy of the project."""
+    """The finished nightly script of a small copy of the project; `more`: environment variables."""
     command = [home / "harness" / "docs" / "examples" / "nightly.sh", *arguments]
     env = settings(home, **more)
     return subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -130,7 +130,7 @@ def home(tmp_path: Path, root: Path) -> Path:
     return tmp_path
 
 
-def test_a_night_that_finds_another_one_at_work_leaves_it_alone(home: Path) -> None:
+def test_a_night_does_nothing_while_another_night_runs(home: Path) -> None:
     with (home / "runs" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = night(home)
@@ -139,7 +139,7 @@ def test_a_night_that_finds_another_one_at_work_leaves_it_alone(home: Path) -> N
     assert [path.name for path in (home / "runs").iterdir()] == [".lock"]
 
 
-def test_a_morning_without_an_interrupted_run_has_nothing_to_resume(home: Path) -> None:
+def test_resume_does_nothing_without_an_interrupted_run(home: Path) -> None:
     done = night(home, "--resume")
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -163,7 +163,7 @@ def test_a_night_runs_the_matrix_over_the_newest_code_and_removes_what_is_old(ho
     subprocess.run([*git, "clone", "-q", upstream, code], check=True)
     subprocess.run([*git, "-C", upstream, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
 
-    done = night(home, CODE_DIR=str(code), KEEP_DAYS="30", NOTIFY=f"tee {home / 'told.json'}")
+    done = night(home, CODE_DIR=str(code), KEEP_DAYS="30", NOTIFY=f"tee {home / 'sent.json'}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 PASS" in done.stdout
     log = subprocess.run(["git", "-C", code, "log", "--format=%s"], capture_output=True, text=True, check=True).stdout
@@ -174,4 +174,4 @@ def test_a_night_runs_the_matrix_over_the_newest_code_and_removes_what_is_old(ho
     (made,) = [name for name in left if name not in (old.name, young.name)]
     assert (home / "runs" / made / "report.json").is_file()
     assert made in (home / "runs" / "history.html").read_text()
-    assert json.loads((home / "told.json").read_text())["run_id"] == made
+    assert json.loads((home / "sent.json").read_text())["run_id"] == made

@@ -1,4 +1,4 @@
-"""The acceptance page of a cluster: what can be held to the truth without one; tests/slurm holds the rest."""
+"""The first run on a new cluster, in docs/clusters.md: checks that need no cluster; tests/slurm has the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_plan_is_the_one_that_the_page_shows(root: Path, tmp_path: Path) -> 
     assert [line for line in planned if line not in done.stdout.splitlines()] == []
 
 
-def test_profiles_and_patterns_of_cells_that_the_page_names_exist(root: Path, tmp_path: Path) -> None:
+def test_profiles_and_cell_patterns_of_the_page_exist(root: Path, tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     names = re.findall(r"`([\w-]+\.yaml)` \|", page)
     assert len(names) == 3

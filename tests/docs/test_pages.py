@@ -1,4 +1,4 @@
-"""Every page holds what it shows: YAML blocks load, links and anchors lead somewhere, files and make targets exist."""
+"""Pages are correct: YAML blocks load; links, anchors, files and make targets exist."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ BLOCKS = [
 ]
 RECIPES = [block for block in BLOCKS if block.where.startswith("docs/data_paths.md")]
 
-by_place = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-@by_place
-def test_a_yaml_block_is_taken_by_the_loader(block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@each_block
+def test_a_yaml_block_is_accepted_by_the_loader(
+    block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     problem = yaml_problem(block, tmp_path)
     assert problem is None, f"{problem}\n{capsys.readouterr().err}"
 
@@ -46,12 +48,12 @@ def test_every_data_path_has_a_recipe() -> None:
     assert set(", ".join(named).split(", ")) == set(DATA_PATHS)
 
 
-@by_page
-def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+@each_page
+def test_links_and_anchors_exist(page: Path) -> None:
     assert link_problems(ROOT, page) == []
 
 
-@by_page
+@each_page
 def test_files_and_make_targets_of_a_page_exist(page: Path) -> None:
     assert path_problems(ROOT, page) == []
 

@@ -36,10 +36,10 @@ def test_the_numbers_on_the_page_are_right(root: Path, nightly: Expansion) -> No
     added = [sum(cell.role == "reference" for cell in made.cells) for made in (nightly, weekly_of(root))]
     allowed = f"{nightly.selection.allowed:,}"
     assert (
-        f"| {nightly.selection.cells} of {allowed}, so that every pair of values is run, and {added[0]} references |"
+        f"| {nightly.selection.cells} of {allowed}, so that every pair of values is run, and {added[0]} controls |"
         in page
     )
-    assert f"| the {allowed}, and {added[1]} references |" in page
+    assert f"| the {allowed}, and {added[1]} controls |" in page
 
 
 def weekly_of(root: Path) -> Expansion:

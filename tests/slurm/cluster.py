@@ -1,4 +1,4 @@
-"""Runs `harness` against a lab's cluster, as a user does: another process, its output, its run directory."""
+"""Runs `harness` on the test cluster as a user does: in another process, judged by its output and run directory."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ matrix:
 
 
 class Cluster:
-    """Runs `harness` against the lab in a folder of its own."""
+    """Runs `harness` on the lab's cluster in a separate folder."""
 
     def __init__(self, lab: SlurmLab, folder: Path, text: str = SMALL) -> None:
         self.lab, self.folder = lab, folder
-        self.shims = folder / "shims"  # programs that stand before Slurm's own on the launcher's PATH
+        self.shims = folder / "shims"  # scripts that precede Slurm's programs on the launcher's PATH
         self.matrix = write_matrix(folder, text, "one.yaml")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -60,7 +60,7 @@ class Cluster:
         )
 
     def shim(self, name: str, script: str) -> None:
-        """Put a shell script before a program of Slurm; in it `real` is the program and $here the shims' folder."""
+        """Shadow a program of Slurm with a shell script, in which `real` is the program and $here the shims' folder."""
         self.shims.mkdir(exist_ok=True)
         path = self.shims / name
         real = shutil.which(name, path=SEARCH_PATH)
@@ -84,27 +84,27 @@ class Cluster:
         return {cell.id.rpartition("-")[0]: cell for cell in self.report().cells}
 
     def records(self, cell: str) -> dict[int, RankRecord]:
-        """What the ranks of a cell, by its readable name, left in its first attempt."""
+        """Rank -> record, of the first attempt of a cell by readable name."""
         values = [loads(path.read_text()) for path in self.attempt(cell).glob("ranks/rank-*.json")]
         return {record.rank: record for record in (from_jsonable(RankRecord, value) for value in values)}
 
     def hosts(self, cell: str) -> list[str]:
-        """Names of the nodes that the ranks of a cell, by its readable name, ran on; in the order of the ranks."""
+        """Node names of the ranks of a cell, by readable name, in rank order."""
         return [record.environment["host"] for _, record in sorted(self.records(cell).items())]
 
     def result(self, cell: str) -> CellResult:
         return from_jsonable(CellResult, loads((self.attempt(cell) / "result.json").read_text()))
 
     def attempt(self, cell: str) -> Path:
-        """The first attempt of a cell by its readable name."""
+        """The folder of the first attempt of a cell, by readable name."""
         (folder,) = (path for path in self.directory.glob("cells/*") if path.name.rpartition("-")[0] == cell)
         return folder / "attempt-1"
 
     def prepare(self, faults: dict[str, dict[str, Any]], *arguments: str, planned: bool = True) -> None:
-        """Plan a run and submit nothing; give cells, by readable name, a fault and a deadline. `resume` starts it.
+        """Plan a run without submitting it, and change the configuration of cells; `resume` starts the run.
 
-        `planned`: the plan has the changes too, or what the cells ran would not be what the judge asks for. Without,
-        the test takes them back with `as_planned` before anything is judged.
+        `faults`: readable name -> changes, such as a fault and a deadline. `planned`: change the plan too, with which
+        the judge requires agreement. Otherwise the test must call `as_planned` before anything is judged.
         """
         code, output = self.run("run", str(self.matrix), *arguments, "--dry-run")
         assert code == 0, output
@@ -124,13 +124,13 @@ class Cluster:
         write_json(run.plan, sealed(replace(plan, expansion=replace(plan.expansion, cells=cells))))
 
     def as_planned(self, cell: str) -> None:
-        """Give the first attempt of a cell, by readable name, the configuration of the plan."""
+        """Restore the planned configuration of the first attempt of a cell, by readable name."""
         run = RunDir(self.directory)
         (config,) = (one.config for one in read_plan(run).expansion.cells if one.id.rpartition("-")[0] == cell)
         write_json(self.attempt(cell) / "config.json", config)
 
     def jobs(self) -> dict[str, str]:
-        """Slurm's job id by allocation."""
+        """Allocation -> Slurm's job id."""
         submitted = [event for event in read_lines(self.directory / "events.jsonl") if event["event"] == "submitted"]
         return {name: job for event in submitted for name, job in event["allocations"].items()}
 
@@ -148,7 +148,7 @@ class Cluster:
         return str(name)
 
     def until_training(self, cell: str, step: int) -> None:
-        """Wait until every rank of a cell, by readable name, is in that step of its training."""
+        """Wait until every rank of a cell, by readable name, has reached that training step."""
 
         def there() -> bool:
             progress = [last_progress(path) for path in self.attempt(cell).glob("ranks/rank-*.json")]
@@ -157,7 +157,7 @@ class Cluster:
         self.lab.wait_for(there, 240, f"{cell} in step {step}")
 
     def until_accounted(self, job: str, end: str) -> None:
-        """Wait until accounting says how a job ended, "STATE|EXIT": a moment after its agent or squeue has said so."""
+        """Wait until sacct shows the end of a job, "STATE|EXIT": it lags behind the agent and squeue."""
         ask = ("sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", job)
         self.lab.wait_for(lambda: self.lab.output(*ask) == end, 60, f"sacct says {end} of job {job}")
 
@@ -173,7 +173,7 @@ class Cluster:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def until_a_cell_starts(self, ranks: int) -> str:
-        """Wait until the agent of the job with so many ranks per cell has started one; the job's node list."""
+        """Wait until an agent has started a cell of this many ranks; returns the node list of its job."""
 
         def node() -> str:
             for journal in (self.directory / "agents").glob("*.0.jsonl"):

@@ -1,4 +1,4 @@
-"""The Slurm cluster of these tests: one for the whole session, started by the first test that asks for it."""
+"""The Slurm cluster of these tests: one per session, started by the first test that requests it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unavailable(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def may_run_slurm() -> None:
-    """Pass where a cluster can run; elsewhere skip, or fail under CI."""
+    """Skip, or fail under CI, where a cluster cannot run."""
     reason = missing()
     if reason:
         unavailable(reason)
@@ -33,7 +33,7 @@ def may_run_slurm() -> None:
 
 @pytest.fixture(scope="session")
 def small_disk(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system of 32 MiB. The cluster's nodes see it too, because it is mounted before they start."""
+    """A file system of 32 MiB, mounted before the cluster starts so that its nodes see it."""
     folder = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=700", "small", folder], check=True)
     yield folder
@@ -42,7 +42,7 @@ def small_disk(may_run_slurm: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def slurm_lab(small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    """Four nodes n1..n4 with accounting. Its end checks that no process and no listening port is left."""
+    """Four nodes n1..n4 with accounting. The teardown checks that no process and no listening port is left."""
     lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
     lab.start()
     try:
@@ -50,7 +50,7 @@ def slurm_lab(small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     finally:
         lab.stop()
         shutil.rmtree(lab.folder / "mysql")  # 90 MiB, and pytest keeps the folders of three sessions
-    for pid in processes_of(lab.folder):  # clients and ranks that the kernel is still ending
+    for pid in processes_of(lab.folder):  # clients and ranks that are still exiting
         await_end(pid, 30)
     assert processes_of(lab.folder) == {}
     assert [port for port in lab.ports if not is_free(port)] == []
@@ -58,7 +58,7 @@ def slurm_lab(small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def lab(slurm_lab: SlurmLab) -> Iterator[SlurmLab]:
-    """The session's cluster, with jobs cancelled and gone after the test."""
+    """The session's cluster; after the test its jobs are cancelled and gone."""
     yield slurm_lab
     slurm_lab.output("scancel", "--user=root")
     slurm_lab.wait_for(lambda: slurm_lab.output("squeue", "-h") == "", 30, "no job left after the test")

@@ -1,9 +1,9 @@
-"""A real Slurm cluster of four nodes on this machine, for tests: started in seconds, private, and stopped whole.
+"""A real Slurm cluster of four nodes on this machine, for tests: private, started in seconds and stopped completely.
 
-Everything lies in one folder: munge's key and socket, MariaDB's data, configuration, state, logs. /etc/slurm and
+All files are in one folder: munge's key and socket, MariaDB's data, configuration, state, logs. /etc/slurm and
 /run/munge are neither read nor changed, and ports are chosen at start, so labs run side by side and beside a cluster
-of the machine's own. A node is one pid, mount and host-name namespace around one slurmd: it has its own host name and
-/etc/hosts, and it dies as a machine dies, with everything that ran on it.
+that the machine belongs to. A node is one pid, mount and host-name namespace around one slurmd: it has its own host
+name and /etc/hosts, and it dies like a machine, with everything that runs on it.
 
 Needs root (namespaces, device files), util-linux, and Debian's packages of Slurm 22.05 or newer, MariaDB and munge.
 """
@@ -26,7 +26,7 @@ from tests.slurm.lab_files import NODES
 from tests.slurm.machine import NAMESPACES, SEARCH_PATH, free_ports
 
 INHERITED = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "MUNGE_")
-# Process 1 of a node; $1 host name, $2 hosts file. It reaps orphans, passes TERM on, and takes all with it at its end.
+# Process 1 of a node; $1 host name, $2 hosts file. It reaps orphans and forwards TERM; its end ends the node.
 NODE_INIT = """hostname "$1" && mount --bind "$2" /etc/hosts || exit 1
 slurmd -D -N "$1" & daemon=$!
 trap 'kill -TERM $daemon' TERM
@@ -37,17 +37,17 @@ Answer = TypeVar("Answer")
 
 
 class LabError(Exception):
-    """The cluster did not do what it should; the text has the ends of its logs."""
+    """The cluster did not behave as expected; the message has the last lines of its logs."""
 
 
 def private(path: Path, content: bytes | str) -> None:
-    """Write a file that only its owner can ever read."""
+    """Write a file that only its owner can read, from its creation on."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 - mode at birth
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 class SlurmLab:
-    """One cluster. start(), use it, stop(); stop() is right at any time, also after a start that failed."""
+    """One cluster: start(), use it, stop(). stop() may be called at any time, also after a failed start."""
 
     def __init__(self, folder: Path, accounting: bool = True) -> None:
         self.folder = folder
@@ -78,12 +78,12 @@ class SlurmLab:
         return ended.stdout.strip()
 
     def node_states(self) -> dict[str, str]:
-        """Node -> state as sinfo says it: idle, mixed, allocated, down*, ...; empty while the controller is away."""
+        """Node -> state by sinfo: idle, mixed, allocated, down*, ...; empty while the controller is down."""
         lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T", seconds=5).stdout.splitlines()
         return {line.split()[0]: line.split()[1] for line in lines}
 
     def wait_for(self, predicate: Callable[[], Answer], seconds: float, what: str) -> Answer:
-        """Poll until the predicate is true and return its value. LabError after `seconds`, or when a daemon died."""
+        """Poll until the predicate is true; returns its value. LabError after `seconds`, or if a daemon died."""
         end = time.monotonic() + seconds
         answer: object = None
         while time.monotonic() < end:
@@ -99,7 +99,7 @@ class SlurmLab:
         raise LabError(f"not within {seconds:g} s: {what}; last answer: {answer!r}\n{self.logs()}")
 
     def logs(self, lines: int = 4) -> str:
-        """The end of every log."""
+        """The last lines of every log."""
         files = sorted(path for path in (self.folder / "log").glob("*") if path.stat().st_size)
         tails = {path.name: path.read_text(errors="replace").splitlines()[-lines:] for path in files}
         return "\n".join(f"--- {name}\n" + "\n".join(tail) for name, tail in tails.items())
@@ -107,7 +107,7 @@ class SlurmLab:
     # --- the cluster ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Up, with all nodes idle. After a failure nothing is left running."""
+        """Start the cluster and wait until all nodes are idle. After a failure nothing is left running."""
         if self._running:
             raise LabError(f"the lab in {self.folder} is running already")
         try:
@@ -131,13 +131,13 @@ class SlurmLab:
             self._end(group)
 
     def kill_node(self, name: str) -> None:
-        """The node loses its power: all its processes are gone when this returns."""
+        """Power a node off: all its processes are gone when this returns."""
         node = self._running.pop(name)
         _signal(node, signal.SIGKILL)  # the kernel ends the namespace with its process 1
         node.wait()
 
     def freeze_daemon(self, name: str) -> None:
-        """The slurmd of a node answers no more, while everything that it started lives on."""
+        """Stop a node's slurmd from answering; processes that it started keep running."""
         os.kill(self._daemon(name), signal.SIGSTOP)
 
     def thaw_daemon(self, name: str) -> None:
@@ -153,7 +153,7 @@ class SlurmLab:
         return daemon
 
     def start_node(self, name: str) -> None:
-        """Switch a node on. The controller takes it back by itself a moment later."""
+        """Power a node on. The controller accepts it again a moment later."""
         hosts = str(self.folder / "etc/hosts")
         self._spawn(name, "unshare", *NAMESPACES, "sh", "-c", NODE_INIT, "node-init", name, hosts)
 
@@ -162,7 +162,7 @@ class SlurmLab:
         self._start_controller()
 
     def stop_accounting(self) -> None:
-        """End slurmdbd, all of accounting that clients and the controller see; the database stays up."""
+        """End slurmdbd, so that clients and the controller have no accounting; the database stays up."""
         self._end(("slurmdbd",))
 
     def start_accounting(self) -> None:
@@ -172,14 +172,14 @@ class SlurmLab:
     # --- processes --------------------------------------------------------------------------------------------------
 
     def _clean_environment(self) -> dict[str, str]:
-        """This process's environment without settings of another cluster or of a job that the tests run in."""
+        """This process's environment, without settings of another cluster or of a job in which the tests run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED)}
         return {**kept, **self.environment, "PATH": SEARCH_PATH}
 
     def _spawn(self, name: str, *argv: str) -> None:
-        """Start a daemon in a session of its own. It is killed if the tests' process dies without a chance to stop.
+        """Start a daemon in a new session. The kernel kills it if the tests' process dies.
 
-        The kernel ties it to the thread that starts it, so call what starts a daemon from the main thread.
+        The parent-death signal depends on the thread that starts the daemon, so call this from the main thread.
         """
         if name in self._running:
             raise LabError(f"{name} is running already")
@@ -195,7 +195,7 @@ class SlurmLab:
             raise LabError(f"ended by themselves (name: exit code) {ended}, while waiting for: {what}\n{self.logs()}")
 
     def _end(self, names: Iterable[str]) -> None:
-        """TERM, then KILL for those that do not go; only processes that this lab started."""
+        """Send TERM, then KILL to daemons that do not end; only to processes that this lab started."""
         ending = [self._running.pop(name) for name in names if name in self._running]
         for daemon in ending:
             _signal(daemon, signal.SIGTERM)
@@ -221,7 +221,7 @@ class SlurmLab:
         (etc / "slurm.conf").write_text(self._text(lab_files.SLURM_CONF + accounting))
         (etc / "plugstack.conf").write_text("")
         (etc / "gres.conf").write_text(f"NodeName=n[1-4] Name=gpu File={self.folder}/gpu/nvidia[0-3]\n")
-        # An address per node: torch elastic takes nodes whose names resolve alike for one.
+        # One address per node: torch elastic treats nodes with the same address as one.
         hosts = [f"127.0.1.{number} {node}" for number, node in enumerate(NODES, start=1)]
         (etc / "hosts").write_text("\n".join([f"127.0.0.1 localhost {socket.gethostname()}", *hosts, ""]))
         for number in range(4):  # only a character device counts as a GPU; these are /dev/null
@@ -242,7 +242,7 @@ class SlurmLab:
             raise LabError(
                 f"{run} is too long for a socket's path ({SOCKET_PATH_BYTES} bytes); use a shorter --basetemp"
             )
-        # --force: the tests' temporary folder is closed to other users, who have no business here.
+        # --force: munged requires folders that other users can enter, which the tests' temporary folder is not.
         self._spawn(
             "munged", "munged", "--foreground", "--force", f"--key-file={self.folder}/etc/munge.key",
             f"--socket={run}/munge.socket", f"--pid-file={run}/munged.pid", f"--seed-file={run}/munged.seed",
@@ -252,7 +252,7 @@ class SlurmLab:
         self.wait_for(lambda: self.run(*encode, seconds=5).returncode == 0, 15, "munged answers")
 
     def _start_database(self) -> None:
-        # A temporary folder of its own: in a shared one, a server that starts deletes the files of others.
+        # A separate temporary folder: a server that starts deletes the files of other servers in a shared one.
         data = (f"--datadir={self.folder}/mysql", f"--tmpdir={self.folder}/tmp", "--innodb-log-file-size=8M")
         if not (self.folder / "mysql").exists():
             made = self.run("mariadb-install-db", "--no-defaults", "--user=root", *data, "--skip-test-db", seconds=120)
@@ -278,10 +278,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _signal(daemon: subprocess.Popen[bytes], number: int) -> None:
-    """Signal the daemon or, for a node, its process 1: `unshare` waits for that one and is itself deaf to TERM."""
+    """Signal the daemon or, for a node, its process 1: `unshare` waits for that process and ignores TERM."""
     if daemon.poll() is not None:
         return
-    proc = Path(f"/proc/{daemon.pid}")  # not reaped, so the number is still its own
+    proc = Path(f"/proc/{daemon.pid}")  # not reaped yet, so the pid cannot have been reused
     children = _children(daemon.pid)
     is_node = (proc / "comm").read_text().strip() == "unshare"
     with contextlib.suppress(ProcessLookupError):  # it ended just now

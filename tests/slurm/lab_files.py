@@ -1,14 +1,14 @@
-"""Configuration of the test cluster; `{dir}`, `{host}`, `{password}` and the ports are filled in when it starts."""
+"""Templates of the test cluster's configuration; SlurmLab fills in `{dir}`, `{host}`, `{password}` and the ports."""
 
 from __future__ import annotations
 
 NODES = ("n1", "n2", "n3", "n4")
 
-# cred_expire is also what a requeued job waits before it may start again: 10 s instead of 120.
-# config_overrides lets a node claim more CPUs than the machine has. ReturnToService=1: a node that died comes back by
-# itself, one that was set down by hand stays down. Intervals are short because tests wait for the scheduler.
-# Not NoInAddrAny: an srun inside n1 would listen on 127.0.1.1 only, and its peers answer to 127.0.0.1. So slurmd,
-# srun and slurmdbd listen on all addresses, and the key of munge, which is made anew for every lab, keeps others out.
+# cred_expire is also the time that a requeued job waits before it may start again: 10 s instead of 120.
+# config_overrides lets a node claim more CPUs than the machine has. ReturnToService=1: a node that died returns to
+# service by itself, a node that was set down by hand stays down. Intervals are short because tests wait for the
+# scheduler. NoInAddrAny is not set: an srun inside n1 would listen on 127.0.1.1 only, and its peers connect to
+# 127.0.0.1. So slurmd, srun and slurmdbd listen on all addresses; munge's key, new for every lab, keeps others out.
 SLURM_CONF = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)

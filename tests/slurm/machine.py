@@ -1,4 +1,4 @@
-"""What the test cluster asks of the machine: programs, rights, free ports, and which processes there are."""
+"""What the test cluster needs from the machine (programs, rights, free ports), and the processes of a folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ACCOUNTING = ("mariadb-admin", "mariadb-install-db", "mariadbd", "sacct", "sacct
 TOOLS = ("munge", "sbatch", "scontrol", "sinfo", "srun", "unshare", "setpriv")
 SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 NAMESPACES = ("--uts", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
-# Below the usual ephemeral range, so that no outgoing connection takes the port of a daemon that is being restarted.
+# Below the usual ephemeral range, so that no outgoing connection gets the port of a daemon that is restarting.
 PORTS = range(12000, 32000)
 
 
 def missing(accounting: bool = True) -> str:
-    """Why a lab cannot run here and what to do; empty when it can."""
+    """Why a lab cannot run here and what to do; empty if it can."""
     wanted = DAEMONS + TOOLS + (ACCOUNTING if accounting else ())
     absent = [name for name in wanted if shutil.which(name, path=SEARCH_PATH) is None]
     if absent:
@@ -34,13 +34,13 @@ def missing(accounting: bool = True) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Neighbouring TCP ports on which nothing listens, whatever the address. RuntimeError when none are found."""
+    """Consecutive TCP ports on which nothing listens at any address. RuntimeError if none are found."""
     for _ in range(200):
         first = random.choice(PORTS)
         ports = list(range(first, first + count))
         if all(is_free(port) for port in ports):
             return ports
-    raise RuntimeError(f"no {count} free neighbouring ports between {PORTS.start} and {PORTS.stop}")
+    raise RuntimeError(f"no {count} consecutive free ports between {PORTS.start} and {PORTS.stop}")
 
 
 def is_free(port: int) -> bool:
@@ -54,7 +54,7 @@ def is_free(port: int) -> bool:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Pid -> command line of every process that names a folder in its arguments or in the environment it began with."""
+    """Pid -> command line of every process with a folder in its arguments or in its initial environment."""
     found = {}
     for proc in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile

@@ -1,4 +1,4 @@
-"""What did not get through is run again by hand, and what sbatch refuses harms nothing else."""
+"""Undecided cells run again on request, and a job file that sbatch refuses affects no other cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.slurm.test_trouble import CLUSTERS, ONE, RUN
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
 
-def test_cells_of_a_cancelled_run_are_classed_and_run_again_when_asked_for(lab: SlurmLab, tmp_path: Path) -> None:
+def test_cells_of_a_cancelled_run_are_classified_and_run_again_on_request(lab: SlurmLab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path, ONE)
     lab.output("scontrol", "update", "nodename=n[1-4]", "state=drain", "reason=test")  # jobs stay pending
     try:

@@ -1,4 +1,4 @@
-"""A bisection on the cluster: the commits of a round side by side, each in a job of its own, and a launcher killed."""
+"""A bisection on the cluster: the commits of a round run side by side in separate jobs, and its launcher is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANGLES = "freq_slice = _get_thd_freqs_on_this_cp_rank(cp_rank, cp_size, x, freqs
 
 
 def project(folder: Path) -> Project:
-    """base - one - guilty - three - tip; guilty turns packed rows by twice the angle."""
+    """base - one - guilty - three - tip; guilty rotates packed rows by twice the angle."""
     made = copied(folder)
     made.commit("one", "README.md", "", "A note.\n")
     made.commit("guilty", ROPE, ANGLES, f"{ANGLES} * 2")
@@ -31,18 +31,18 @@ def project(folder: Path) -> Project:
 
 
 def rounds(folder: Path) -> list[Path]:
-    """The runs of the bisection, in the order of their making."""
+    """The runs of the bisection, oldest first."""
     plans = folder.glob("reports/bisect-*/runs/*/plan.json")
     return [path.parent for path in sorted(plans, key=lambda path: path.stat().st_mtime_ns)]
 
 
 def running(lab: SlurmLab, run: Path) -> dict[str, str]:
-    """Jobs of a run that Slurm has running now, each with its nodes."""
+    """Running job of a run -> its node list."""
     rows = (row.split("|") for row in lab.output("squeue", "-h", "-t", "RUNNING", "-o", "%A|%N|%j").splitlines())
     return {job: nodes for job, nodes, name in rows if run.name in name}
 
 
-def test_commits_of_a_round_have_jobs_of_their_own_side_by_side_and_a_kill_loses_none(
+def test_commits_of_a_round_run_side_by_side_in_separate_jobs_and_a_kill_loses_none(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HARNESS_STACKS", str(tmp_path / "stacks"))
@@ -60,7 +60,7 @@ def test_commits_of_a_round_have_jobs_of_their_own_side_by_side_and_a_kill_loses
     )
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
-    assert len(set(side_by_side.values())) == 3  # each on a node of its own
+    assert len(set(side_by_side.values())) == 3  # on different nodes
 
     code, output = cluster.run(*command)
     assert code == 0, output
@@ -85,4 +85,4 @@ def test_commits_of_a_round_have_jobs_of_their_own_side_by_side_and_a_kill_loses
     jobs = {job for run in rounds(tmp_path) for job in submitted(RunDir(run)).values()}
     assert side_by_side.keys() < jobs
     assert len(jobs) == len(found.points)
-    assert not list((tmp_path / "stacks" / "checkouts").glob("megatron-lm-*"))  # judged, and gone again
+    assert not list((tmp_path / "stacks" / "checkouts").glob("megatron-lm-*"))  # removed once judged

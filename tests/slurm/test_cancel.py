@@ -1,4 +1,4 @@
-"""A run is ended on request: while it submits, after its launcher was killed, and without harm to anybody else."""
+"""`harness cancel` ends a run: while it submits, after its launcher was killed, and without ending other jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.slurm.lab import SlurmLab
 
 pytestmark = pytest.mark.slurm
 RUN = ("run", "one.yaml", "--cluster", "slurm-lab")
-# Each call of sbatch is counted; the second one waits at a gate, before or after Slurm has the job.
+# Counts the calls of sbatch; the second one waits at a gate, before or after Slurm has the job.
 COUNTED = """\
 echo x >> "$here/calls"
 gate() { touch "$here/reached"; while [ ! -e "$here/open" ]; do sleep 0.05; done; }
@@ -25,7 +25,7 @@ gate() { touch "$here/reached"; while [ ! -e "$here/open" ]; do sleep 0.05; done
 
 @pytest.fixture
 def cluster(lab: SlurmLab, tmp_path: Path) -> Iterator[Cluster]:
-    """Jobs stay in the queue: the partition is down."""
+    """A cluster whose jobs stay in the queue: the partition is down."""
     lab.output("scontrol", "update", "partitionname=main", "state=down")
     yield Cluster(lab, tmp_path, SMALL)
     lab.output("scontrol", "update", "partitionname=main", "state=up")
@@ -49,7 +49,7 @@ def test_a_run_that_is_cancelled_while_it_submits_leaves_no_job(cluster: Cluster
     at_the_gate(cluster)
     code, said = cluster.run("cancel", "latest")
     assert (code, "1 ended, 0 had ended before" in said) == (0, True), said
-    (cluster.shims / "open").touch()  # and now the second job is made
+    (cluster.shims / "open").touch()  # lets the second submission continue
     output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 3, output
     nothing_left(cluster)
@@ -60,7 +60,7 @@ def test_a_run_that_is_cancelled_while_it_submits_leaves_no_job(cluster: Cluster
     assert sum("was cancelled by uid 0" in reason for reason in reasons) == 2, reasons
 
 
-def test_the_job_of_a_launcher_that_was_killed_before_it_noted_it_is_ended(cluster: Cluster) -> None:
+def test_a_job_that_its_killed_launcher_had_not_recorded_is_ended(cluster: Cluster) -> None:
     cluster.shim("sbatch", COUNTED + 'real "$@"\nif [ "$second" ]; then gate; fi')
     launcher = cluster.start(*RUN)
     at_the_gate(cluster)
@@ -76,7 +76,7 @@ def test_the_job_of_a_launcher_that_was_killed_before_it_noted_it_is_ended(clust
     assert (code, f"0 ended, {known + 1} had ended before" in said) == (0, True), said
 
 
-def test_a_number_that_slurm_has_given_to_another_job_is_left_alone(cluster: Cluster) -> None:
+def test_another_job_that_got_the_same_number_is_left_alone(cluster: Cluster) -> None:
     assert cluster.run(*RUN, "--dry-run")[0] == 0
     other = cluster.lab.output("sbatch", "--parsable", "--job-name=other", "--output=/dev/null", "--wrap=true")
     name = cluster.allocation("tp2-pp2-cp1-sft")
@@ -91,7 +91,7 @@ def test_why_jobs_wait_is_shown_by_the_launcher_and_by_status(cluster: Cluster) 
     launcher = cluster.start(*RUN)
     cluster.until_submitted(3)
     assert launcher.stdout is not None
-    # Slurm may not have looked at the jobs yet when they are first asked after.
+    # At the first query Slurm may not have scheduled the jobs yet.
     line = next(line for line in launcher.stdout if "PartitionDown" in line)
     assert line.startswith("3 jobs wait in the queue: PartitionDown (3)")
     assert "PartitionDown (3)" in cluster.run("status", "latest")[1]

@@ -1,4 +1,4 @@
-"""A disk that fills up under a run on a real cluster: what was whole stays whole, and the run can be finished."""
+"""The disk fills up during a run on a real cluster: complete files stay complete, and the run can be finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ matrix:
   packing: [reference, sft, unpacked]
 launch: {parallel_ranks: 2, deadline_s: 600}
 """
-CONTROL = "tp1-pp1-cp1-unpacked"  # a job of its own; the others are of one job that runs them one after the other
+CONTROL = "tp1-pp1-cp1-unpacked"  # in a separate job; one job runs the other cells one after the other
 ENDED, HANGS, LAST = "tp2-pp1-cp1-reference", "tp2-pp1-cp1-sft", "tp2-pp1-cp1-unpacked"
 FOR_EVER = {"fault": "rank-enters-a-collective-alone", "deadline_s": 3600.0}
 
@@ -35,7 +35,7 @@ def cluster(lab: SlurmLab, small_disk: Path) -> Iterator[Cluster]:
 
 
 def fill(path: Path) -> None:
-    """Write a file until its disk takes no further byte."""
+    """Write a file until its disk is full."""
     with path.open("wb", buffering=0) as stream:
         for size in (1 << 20, 1):
             with pytest.raises(OSError, match="No space left on device"):
@@ -44,7 +44,7 @@ def fill(path: Path) -> None:
 
 
 def finished(cluster: Cluster) -> dict[Path, bytes]:
-    """Every file that is written once: plans, configurations and job files, results and the records under them."""
+    """Path -> content of the files that are written once: plan, work orders, job files, results and their records."""
     root = cluster.directory
     files = [root / "plan.json", *root.glob("submissions/*.json"), *root.glob("submissions/*.sbatch")]
     for result in root.glob("cells/*/attempt-*/result.json"):
@@ -53,7 +53,7 @@ def finished(cluster: Cluster) -> dict[Path, bytes]:
 
 
 def assert_whole(root: Path) -> None:
-    """No file of the run directory is half a file."""
+    """Assert that every file of the run directory is complete."""
     assert list(root.rglob("*.tmp")) == []
     for path in root.rglob("*.json"):
         json.loads(path.read_text())

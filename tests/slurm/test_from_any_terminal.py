@@ -1,4 +1,4 @@
-"""Submit and leave; then doctor, status, logs and cancel from other processes, on the real cluster."""
+"""`run --detach`, and then doctor, status, logs, resume and cancel from other processes, on the real cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.slurm.lab import SlurmLab
 pytestmark = pytest.mark.slurm
 
 
-def test_a_detached_run_is_looked_at_and_ended_from_other_terminals(lab: SlurmLab, tmp_path: Path) -> None:
+def test_a_detached_run_is_inspected_and_ended_from_other_terminals(lab: SlurmLab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path)
     lab.output("scontrol", "update", "nodename=n[1-4]", "state=drain", "reason=test")  # jobs stay pending
     try:
@@ -41,10 +41,10 @@ def test_a_detached_run_is_judged_by_resume_and_its_logs_are_shown(lab: SlurmLab
     text = cluster.run("logs", "latest", "tp2-pp2-cp1-*")[1]
     assert "attempt 1: completed" in text
     assert "rank-00000.log (completed)" in text
-    assert len(cluster.jobs()) == 2  # the cell's and its reference's
+    assert len(cluster.jobs()) == 2  # of the cell and of its control
 
 
-def test_the_doctor_finds_a_running_cluster_well_and_an_unknown_partition(lab: SlurmLab, tmp_path: Path) -> None:
+def test_the_doctor_passes_a_running_cluster_and_reports_an_unknown_partition(lab: SlurmLab, tmp_path: Path) -> None:
     cluster = Cluster(lab, tmp_path)
     code, output = cluster.run("doctor", "--cluster", "slurm-lab")
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""Jobs that ask for GPUs, on a cluster whose GPUs are device files only: what Slurm makes of the requests is real."""
+"""Jobs that ask for GPUs, on a cluster whose GPUs are device files only: Slurm's handling of the requests is real."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.slurm.lab import SlurmLab
 
 pytestmark = pytest.mark.slurm
 
-# What no golden can share with the lab: names of a site, and the size of its nodes.
+# Values of the goldens that the lab must replace: names of a site, and memory.
 OURS = {"partition": "main", "account": None, "qos": None, "mem": None, "gres": "gpu"}
 
 
@@ -40,7 +40,7 @@ def test_slurm_refuses_a_job_file_that_asks_for_more_gpus_than_a_node_has(
     assert "node configuration is not available" in done.stderr
 
 
-def test_the_doctor_says_what_the_page_on_first_clusters_shows(lab: SlurmLab, tmp_path: Path) -> None:
+def test_the_doctor_prints_what_the_page_on_clusters_shows(lab: SlurmLab, tmp_path: Path) -> None:
     (tmp_path / "my-cluster.yaml").write_text(profile())
     code, output = Cluster(lab, tmp_path).run("doctor", "--cluster", "./my-cluster.yaml")
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""Cells over one, two and four nodes of a real cluster: one hangs, and the others of its job are unharmed."""
+"""Cells over one, two and four nodes of a real cluster: a cell that hangs affects no other cell of its job."""
 
 from __future__ import annotations
 

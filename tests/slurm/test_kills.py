@@ -1,4 +1,4 @@
-"""The launcher killed at any moment and resumed: nothing is lost, nothing is done twice."""
+"""The launcher is killed at random moments and resumed: nothing is lost, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
-# Three shapes make three submissions, of which one is an array of two jobs; in each job, cell comes after cell.
+# Three shapes make three submissions, one of them an array of two jobs; each job runs one cell after the other.
 MATRIX = """\
 name: kills
 model: {layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocab: 64}
@@ -31,15 +31,15 @@ matrix:
 launch: {parallel_ranks: 1, cells_per_allocation: 3, deadline_s: 600}
 """
 CELLS, SUBMISSIONS, JOBS = 12, 3, 4
-SUBMITTED = 2 * SUBMISSIONS  # events: submission begun, submission made
-FACTS = SUBMITTED + 3 * JOBS + 2 * CELLS  # and of agents: started, loaded, finished; cell started, cell finished
+SUBMITTED = 2 * SUBMISSIONS  # events of the launcher: submission begun, submission made
+EVENTS = SUBMITTED + 3 * JOBS + 2 * CELLS  # and of agents: started, loaded, finished; cell started, cell finished
 SEED = 20261120
 
 
 def moments(seed: int) -> list[int]:
-    """Ten numbers of facts at which to kill: three between the submissions, seven while the jobs run."""
+    """Ten counts of events at which to kill: three between the submissions, seven while the jobs run."""
     draw = random.Random(seed)
-    early, late = range(1, SUBMITTED), range(SUBMITTED, FACTS)
+    early, late = range(1, SUBMITTED), range(SUBMITTED, EVENTS)
     return sorted(draw.sample(early, 3) + draw.sample(late, 7))
 
 
@@ -47,8 +47,8 @@ def agents(cluster: Cluster) -> list[dict[str, Any]]:
     return [event for path in cluster.directory.glob("agents/*.jsonl") for event in read_lines(path)]
 
 
-def facts(cluster: Cluster) -> int:
-    """How far the run is, whoever follows it."""
+def event_count(cluster: Cluster) -> int:
+    """Number of events of the run so far, of all launchers and agents."""
     if not cluster.begun():
         return 0
     ours = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"].startswith("submit")]
@@ -56,16 +56,16 @@ def facts(cluster: Cluster) -> int:
 
 
 def until(cluster: Cluster, launcher: subprocess.Popen[str], wanted: int) -> None:
-    """Wait for so many facts, closely: three submissions take a tenth of a second."""
+    """Wait for this many events, with short polls: three submissions take a tenth of a second."""
     end = time.monotonic() + 240
-    while facts(cluster) < wanted:
+    while event_count(cluster) < wanted:
         assert launcher.poll() is None, launcher.communicate()[0]
-        assert time.monotonic() < end, f"{facts(cluster)} of {wanted} facts"
+        assert time.monotonic() < end, f"{event_count(cluster)} of {wanted} events"
         time.sleep(0.002)
 
 
 def results(cluster: Cluster) -> dict[Path, bytes]:
-    """Results and the records under them."""
+    """Path -> content of every result and its records."""
     found = {}
     for path in cluster.directory.glob("cells/*/attempt-*/result.json"):
         found |= {file: file.read_bytes() for file in (path, *path.parent.glob("ranks/*.json"))}
@@ -73,7 +73,7 @@ def results(cluster: Cluster) -> dict[Path, bytes]:
 
 
 def accounted(cluster: Cluster) -> list[str]:
-    """Job and state of every job of the run that there ever was."""
+    """JOB|STATE of every job that the run ever had."""
     rows = cluster.lab.output("sacct", "-n", "-X", "-P", "-o", "JobID,State,JobName").splitlines()
     return sorted(row.rpartition("|")[0] for row in rows if cluster.directory.name in row)
 
@@ -86,12 +86,12 @@ def test_a_launcher_killed_at_ten_random_moments_loses_nothing_and_does_nothing_
     for number, moment in enumerate(moments(SEED)):
         again = ("resume", "latest")
         launcher = cluster.start(*(again if number else ("run", str(cluster.matrix), "--cluster", "slurm-lab")))
-        wanted = min(max(moment, facts(cluster) + 1), FACTS)
+        wanted = min(max(moment, event_count(cluster) + 1), EVENTS)
         until(cluster, launcher, wanted)
-        time.sleep(random.Random(f"{SEED}-{number}").uniform(0, 0.03))  # into what follows on the fact, too
+        time.sleep(random.Random(f"{SEED}-{number}").uniform(0, 0.03))  # so that kills also fall between events
         launcher.send_signal(signal.SIGKILL)
         launcher.communicate()
-        print(f"seed {SEED}: kill {number + 1} at {facts(cluster)} of {FACTS} facts, {wanted} wanted")
+        print(f"seed {SEED}: kill {number + 1} at {event_count(cluster)} of {EVENTS} events, {wanted} wanted")
         kept |= results(cluster)
     code, output = cluster.run("resume", "latest")
     assert code == 0, output

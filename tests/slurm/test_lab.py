@@ -1,4 +1,4 @@
-"""The test cluster itself: it must behave as Slurm does, fail as machines do, and leave nothing behind."""
+"""The test cluster itself: it must behave like Slurm, fail like real machines, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def submit(lab: SlurmLab, command: str, *flags: str) -> str:
 
 
 def until(name: str) -> str:
-    """A job that runs until the test makes a file."""
+    """A shell command that runs until the test makes a file."""
     return f"until [ -e {name} ]; do sleep 0.1; done"
 
 
@@ -41,12 +41,12 @@ def release(lab: SlurmLab, name: str) -> None:
 
 
 def queue_state(lab: SlurmLab, job: str) -> str:
-    """As the controller says it, also for a job that ended within the last minutes."""
+    """State of a job by squeue, also of a job that ended within the last minutes."""
     return lab.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", seconds=5).stdout.strip()
 
 
 def accounted(lab: SlurmLab, job: str, *flags: str) -> list[str]:
-    """States of a job, or of each task of an array, as sacct says them."""
+    """States of a job, or of each task of an array, by sacct."""
     return lab.run("sacct", "-n", "-X", "-P", "-o", "State", "-j", job, *flags).stdout.split("\n")[:-1]
 
 
@@ -130,7 +130,7 @@ def test_jobs_run_without_the_accounting_daemon_and_are_known_afterwards(lab: Sl
         lab.wait_for(lambda: queue_state(lab, job) == "COMPLETED", 30, "the job completes without slurmdbd")
     finally:
         lab.start_accounting()
-    lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"], 60, "the controller told slurmdbd what it missed")
+    lab.wait_for(lambda: accounted(lab, job) == ["COMPLETED"], 60, "the controller has sent slurmdbd what it missed")
 
 
 def test_without_accounting_jobs_run_and_stop_leaves_nothing(may_run_slurm: None, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs on the real cluster: verdicts, and what the cluster does to a run."""
+"""Whole runs on the real cluster: verdicts, a killed launcher, a dead node, a cancelled run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster(lab: SlurmLab, tmp_path: Path) -> Iterator[Cluster]:
     yield Cluster(lab, tmp_path)
 
 
-def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_got_what_was_rendered(cluster: Cluster) -> None:
+def test_cells_on_one_and_on_two_nodes_pass_and_sbatch_gets_the_rendered_file(cluster: Cluster) -> None:
     code, output = cluster.run("run", str(cluster.matrix), "--cluster", "slurm-lab")
     assert code == 0, output
     report = cluster.report()

@@ -1,4 +1,4 @@
-"""Jobs that Slurm ends before their cells have ended: at the time limit, or because somebody cancelled one by hand."""
+"""Jobs that Slurm ends before their cells have ended: at the time limit, or because a user cancelled one."""
 
 from __future__ import annotations
 

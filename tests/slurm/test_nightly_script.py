@@ -1,4 +1,4 @@
-"""docs/examples/nightly.sh on a cluster: killed, and called again."""
+"""docs/examples/nightly.sh on a cluster: killed, and started again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ def exported(home: Path, script: Path, listing: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slurm
 @pytest.mark.train
-def test_a_night_that_was_killed_goes_on_where_it_ended_and_reports_once(
-    lab: SlurmLab, tmp_path: Path, root: Path
-) -> None:
+def test_a_killed_night_continues_where_it_stopped_and_notifies_once(lab: SlurmLab, tmp_path: Path, root: Path) -> None:
     script = small_project(tmp_path, root)
-    told = tmp_path / "told"
-    tell = f"sh -c 'cat > /dev/null; echo $HARNESS_RUN_ID $HARNESS_EXIT_CODE >> {told}'"
-    environment = {**settings(tmp_path, CLUSTER="slurm-lab", NOTIFY=tell), **lab.environment}
+    sent = tmp_path / "sent"
+    receiver = f"sh -c 'cat > /dev/null; echo $HARNESS_RUN_ID $HARNESS_EXIT_CODE >> {sent}'"
+    environment = {**settings(tmp_path, CLUSTER="slurm-lab", NOTIFY=receiver), **lab.environment}
 
     def again(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [script, *arguments]
@@ -51,7 +49,7 @@ def test_a_night_that_was_killed_goes_on_where_it_ended_and_reports_once(
         night = subprocess.Popen([script], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     lab.wait_for(lambda: submitted(tmp_path), 120, "the night's job is submitted")
     (launcher,) = children(night.pid)
-    assert again("--resume").returncode == 75  # the night is at work
+    assert again("--resume").returncode == 75  # the first night still holds the lock
     for process in (night.pid, launcher):
         os.kill(process, signal.SIGKILL)
     night.wait()
@@ -65,10 +63,10 @@ def test_a_night_that_was_killed_goes_on_where_it_ended_and_reports_once(
     assert "resumed with exit code 0" in done.stdout
     assert json.loads((run / "report.json").read_text())["counts"]["PASS"] == 2
     done = again("--resume")
-    assert (done.returncode, done.stdout) == (0, "")  # nothing is left to do
+    assert (done.returncode, done.stdout) == (0, "")  # nothing left to do
 
     assert list(tmp_path.glob("runs/nightly-2*")) == [run]
     assert len(submitted(tmp_path)) == 1
-    assert told.read_text() == f"{run.name} 0\n"
+    assert sent.read_text() == f"{run.name} 0\n"
     (row,) = exported(tmp_path, script, "runs")
     assert (row["run_id"], row["verdict"], row["pass"]) == (run.name, "pass", 2)

@@ -1,7 +1,6 @@
-"""The same matrix two nights in a row, and in between somebody breaks what it tests.
+"""The same matrix on two nights, with a bug committed in between: the second report says what changed.
 
-The second report says what changed.
-The software under test is the branch of a repository that is made here: a copy of the installed megatron-core.
+The software under test is a branch of a repository that the test makes: a copy of the installed megatron-core.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ stacks:
     - {python: PYTHON}
     - {checkout: REPOSITORY, ref: main, package: megatron-lm}
 """
-# Every tensor rank then normalises by its own share of the vocabulary.
+# Without this all-reduce every tensor rank normalises by its own share of the vocabulary.
 LOSS = "core/tensor_parallel/cross_entropy.py"
 SUM = """\
         torch.distributed.all_reduce(
@@ -58,7 +57,7 @@ def commit(folder: Path, message: str) -> str:
 
 
 def break_the_loss(folder: Path) -> str:
-    """Three commits, the second of which forgets to add up over the tensor ranks; the hash of the last."""
+    """Make three commits, the second without the sum over tensor ranks; returns the hash of the last."""
     commit(folder, "Wording")
     path = folder / "megatron" / LOSS
     text = path.read_text()
@@ -91,7 +90,7 @@ def test_the_second_night_says_what_changed_since_when_and_by_which_commits(
     bad = break_the_loss(source)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    code, output = cluster.run(*night, "--notify", f"tee {tmp_path}/told.json", "--notify", "false")
+    code, output = cluster.run(*night, "--notify", f"tee {tmp_path}/sent.json", "--notify", "false")
     assert code == 1, output
     second = report_of(tmp_path)
     assert second["since"]["run_id"] == first["run_id"]
@@ -105,13 +104,13 @@ def test_the_second_night_says_what_changed_since_when_and_by_which_commits(
     moved = f"megatron-lm {good[:10]}..{bad[:10]}, 3 commits"
     assert cell["between"] == [moved]
     directory = tmp_path / "reports" / second["run_id"]
-    for told in (output, (directory / "report.md").read_text(), (directory / "report.html").read_text()):
-        assert "newly failing" in told
-        assert moved in told
+    for text in (output, (directory / "report.md").read_text(), (directory / "report.html").read_text()):
+        assert "newly failing" in text
+        assert moved in text
 
     assert (tmp_path / "summary.md").read_text().strip() == (directory / "report.md").read_text().strip()
     assert f"::error file={cluster.matrix},line=4,title=FAIL {cell['id']}::numerics, " in output
-    assert json.loads((tmp_path / "told.json").read_text())["since"] == second["since"]
+    assert json.loads((tmp_path / "sent.json").read_text())["since"] == second["since"]
     assert "harness: --notify false: ended with exit code 1" in output
 
     kept = (directory / "report.json").read_text()

@@ -1,4 +1,4 @@
-"""On the real cluster: every submission becomes one job, and an attempt belongs to one start of it."""
+"""On the real cluster: every submission becomes one job, and an attempt belongs to one start of that job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.slurm.test_trouble import ONE, RUN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-# The first job file is kept, and sbatch says what it says when the controller's answer does not come.
+# The first call keeps its job file and fails like sbatch when the controller does not answer.
 LATE = f"""\
 echo "$@" >> "$here/submissions"
 if [ ! -e "$here/kept" ]; then
@@ -38,7 +38,7 @@ def cluster(lab: SlurmLab, tmp_path: Path) -> Cluster:
 
 
 def jobs_of_the_run(cluster: Cluster) -> list[str]:
-    """Numbers of all jobs of the run that the controller knows."""
+    """Sorted ids of all jobs of the run that the controller knows."""
     rows = cluster.lab.output("squeue", "-h", "-t", "all", "-o", "%F %j").splitlines()
     return sorted(row.split()[0] for row in rows if cluster.directory.name in row)
 
@@ -51,9 +51,9 @@ def begun(cluster: Cluster) -> Counter[str]:
     return Counter(event["cell"] for event in agents(cluster) if event["event"] == "cell_started")
 
 
-def test_a_job_that_comes_up_seconds_after_sbatch_gave_up_is_not_submitted_again(cluster: Cluster) -> None:
+def test_a_job_that_appears_seconds_after_sbatch_gave_up_is_not_submitted_again(cluster: Cluster) -> None:
     cluster.shim("sbatch", LATE + 'real "$@"')
-    # The third question after the job is the moment at which the controller gets round to the request.
+    # The controller makes the job when squeue is asked for it the third time.
     cluster.shim(
         "squeue",
         'case "$*" in *--name=*) echo x >> "$here/asked"; esac\n'
@@ -70,7 +70,7 @@ def test_a_job_that_comes_up_seconds_after_sbatch_gave_up_is_not_submitted_again
 
 
 def test_of_two_jobs_of_one_submission_one_runs_the_cells_and_the_other_ends_by_itself(cluster: Cluster) -> None:
-    """The controller makes the first job only when the launcher, after all its patience, has submitted a second."""
+    """The controller makes the first job only after the launcher has stopped waiting and submitted a second one."""
     cluster.shim("sbatch", LATE + '[ -e "$here/first" ] || real "$here/kept" > "$here/first"\nreal "$@"')
     code, output = cluster.run(*RUN)
     assert code == 0, output
@@ -85,7 +85,7 @@ def test_of_two_jobs_of_one_submission_one_runs_the_cells_and_the_other_ends_by_
     assert len(list(cluster.directory.glob("cells/*/attempt-*"))) == len(cluster.report().cells)
 
 
-def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_live_on(
+def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_still_run(
     lab: SlurmLab, tmp_path: Path
 ) -> None:
     cluster = Cluster(lab, tmp_path, ONE)
@@ -96,7 +96,7 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_l
     cluster.until_training(HANGS, 1)
     job = cluster.jobs()[cluster.allocation(HANGS)]
     node = lab.output("squeue", "-h", "-o", "%N", "-j", job)
-    cluster.as_planned(HANGS)  # without the fault: the second start reads it
+    cluster.as_planned(HANGS)  # without the fault, for the second start
     lab.freeze_daemon(node)
     try:
         output, _ = launcher.communicate(timeout=400)
@@ -106,7 +106,7 @@ def test_a_requeued_job_is_judged_by_its_second_start_while_ranks_of_the_first_l
         assert verdicts[HANGS] is Outcome.FLAKY
         records = {path: path.read_bytes() for path in first.parent.glob("attempt-2/ranks/*.json")}
         assert records
-        cluster.kill_agents()  # those of the first start; their supervisors end with them, and write what they write
+        cluster.kill_agents()  # of the first start; their supervisors end too, and may still write
         assert cluster.run("report", "latest")[0] == 0
         assert {name: cell.outcome for name, cell in cluster.cells().items()} == verdicts
         assert {path: path.read_bytes() for path in records} == records

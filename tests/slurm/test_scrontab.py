@@ -1,4 +1,4 @@
-"""The table that starts docs/examples/nightly.sh every night, given to Slurm."""
+"""Slurm accepts docs/examples/scrontab.example, which starts nightly.sh every night."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.slurm.machine import SEARCH_PATH
 @pytest.mark.skipif(
     not shutil.which("scrontab", path=SEARCH_PATH), reason="Debian's packages of Slurm have no scrontab"
 )
-def test_slurm_takes_the_example_of_a_scrontab(lab: SlurmLab, tmp_path: Path, root: Path) -> None:
+def test_slurm_accepts_the_example_of_a_scrontab(lab: SlurmLab, tmp_path: Path, root: Path) -> None:
     text = (root / "docs" / "examples" / "scrontab.example").read_text()
     for example, here in (("--partition=cpu", "--partition=main"), ("--mem=8G", "--mem=2G")):
         assert text.count(example) == 2

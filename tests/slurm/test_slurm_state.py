@@ -1,4 +1,4 @@
-"""What the real Slurm answers about jobs."""
+"""States of jobs as the real Slurm reports them."""
 
 from __future__ import annotations
 

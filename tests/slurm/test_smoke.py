@@ -1,4 +1,4 @@
-"""The smoke matrix on four nodes: what the first page promises holds on a cluster too."""
+"""The smoke matrix passes on four nodes too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks on the real cluster: agents start in their interpreter, with their path and variables."""
+"""Stacks on the real cluster: agents start in the stack's interpreter, with its search path and variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ stacks:
 """
 
 
-def test_a_stack_runs_its_own_code_and_other_code_is_found_out(
+def test_a_stack_runs_its_own_code_and_other_code_is_detected(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = importlib.util.find_spec("megatron")
@@ -36,7 +36,7 @@ def test_a_stack_runs_its_own_code_and_other_code_is_found_out(
     (tmp_path / "pollution" / "megatron").symlink_to(next(iter(spec.submodule_search_locations)))
     text = MATRIX.replace("PYTHON}", f"{sys.executable}}}").replace("PYTHON,", f"{sys.executable},")
     cluster = Cluster(lab, tmp_path, text.replace("POLLUTION", str(tmp_path / "pollution")))
-    # What is on the launcher's path reaches jobs by Slurm's default, and must not reach a stack.
+    # By Slurm's default the launcher's PYTHONPATH reaches jobs; it must not reach a stack.
     monkeypatch.setenv("PYTHONPATH", ":".join([*sys.path[:1], str(tmp_path / "pollution")]))
     code, output = cluster.run("run", str(cluster.matrix), "--cluster", "slurm-lab")
     assert code == 3, output

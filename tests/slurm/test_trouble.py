@@ -1,4 +1,4 @@
-"""Runs on a real cluster that fails: services that are away, jobs that die, nodes that are taken."""
+"""Runs on a real cluster with failures: services that are down, jobs that die, nodes that are lost or preempted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_without_accounting_a_job_that_dies_silently_is_noticed(plain_lab: Slurm
     assert "ended before the cell did: FAILED" in cell.reason
 
 
-def test_slurmdbd_may_be_away_during_a_run(cluster: Cluster) -> None:
+def test_slurmdbd_may_be_down_during_a_run(cluster: Cluster) -> None:
     launcher = cluster.start(*RUN)
     cluster.until_submitted(2)
     cluster.lab.stop_accounting()
@@ -102,12 +102,12 @@ def test_cells_of_a_node_set_down_by_hand_run_again_elsewhere(cluster: Cluster) 
     assert launcher.returncode == 0, output
     again = [event for event in read_lines(cluster.directory / "events.jsonl") if event["event"] == "retry"]
     assert "1n2r" in {event["allocation"]["array"].partition("-")[0] for event in again}
-    assert all(f"NODE_FAIL on {node}" in event["why"] for event in again)  # the reference may have been there too
+    assert all(f"NODE_FAIL on {node}" in event["why"] for event in again)  # the control may have been there too
     outcomes = {cell.layout.world_size: cell.outcome for cell in cluster.report().cells}
     assert outcomes[2] is Outcome.FLAKY
 
 
-def test_a_preempted_job_goes_on_after_its_requeue(cluster: Cluster) -> None:
+def test_a_preempted_job_continues_after_its_requeue(cluster: Cluster) -> None:
     profile = (CLUSTERS / "slurm-lab.yaml").read_text().replace("partition: main", "partition: low\nrequeue: true")
     (cluster.folder / "low.yaml").write_text(profile)
     launcher = cluster.start("run", "one.yaml", "--cluster", "./low.yaml")

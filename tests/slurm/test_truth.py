@@ -1,4 +1,4 @@
-"""The records of the ranks decide, not what Slurm says of a job; and a launcher that is interrupted only detaches."""
+"""The ranks' records decide, not Slurm's job state; and an interrupted launcher only detaches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
 
 def cluster_with_python(lab: SlurmLab, folder: Path, script: str) -> Cluster:
-    """The jobs of this one start their agents with a shell script in place of the interpreter."""
+    """A cluster whose jobs start their agents with a shell script instead of the interpreter."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)

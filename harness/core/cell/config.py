@@ -73,7 +73,7 @@ class CellConfig:
     )
     dtype: str = setting(
         "fp32",
-        doc="Compute dtype; fp8 is [refused](rules.md).",
+        doc="Compute dtype; fp8 is [rejected](rules.md).",
         axis="dtype",
         choices=DTYPES,
         label="{}",
@@ -90,7 +90,7 @@ class CellConfig:
     )
     device: str = setting(
         "auto",
-        doc="[Where ranks compute](models.md#device); auto: on GPUs where there are any.",
+        doc="[Where ranks compute](models.md#device); auto: on GPUs if there are any.",
         axis="device",
         choices=DEVICES,
         label="{}",

@@ -28,7 +28,7 @@ class PackingOptions:
     metadata: bool = setting(False, doc="A metadata file accompanies the packed documents.", label="meta")
     remove_microbatch_padding: bool = setting(
         True,
-        doc="`skyrl` packs the documents of a micro-batch; false: one padded row each.",
+        doc="`skyrl` packs the documents of a micro-batch; false: one padded row per document.",
         aliases=("use_sample_packing",),
         label="nopack",
     )

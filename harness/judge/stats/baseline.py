@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from harness.core.tolerances import LEAST_RUNS
+
 # Runs -> robust deviations above the median that normal noise reaches with a chance of 1e-4 (while also being the
 # largest of all), by 1.6 million draws each: the spread of a handful of runs is a poor estimate.
 _LEAST_Z = (

@@ -16,8 +16,8 @@ finding must be of the first check named, in its lane, at its place, and the oth
 Every cell runs all canaries. The same cell without the fault, its clean twin, must pass. With a fault of the numerics
 lane, the metadata lane must pass; with a fault of the throughput lane, both other lanes. A fault that costs time only
 on a GPU is a warning, and its cell passes. If only a comparison with another stack shows a fault, the clean twin takes
-the place of that stack, and the two run interleaved. References such as A3 are entries of the bug corpus; each comes
-with the upstream commit, pull request or issue.
+the place of that stack, and the two run interleaved. Labels such as A3 or 2.1 number a collection of packing bugs;
+most come with the upstream commit, pull request or issue.
 
 `python scripts/key_tables.py` writes this section from the catalogue in `harness/plan/faults`. The injections are in
 `harness/node/faults`, under the same names.

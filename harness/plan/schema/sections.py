@@ -62,12 +62,15 @@ class Launch:
         None, doc="Ranks that run at once; absent: as many as the cores allow.", ge=1, le=65_536
     )
     deadline_s: float = setting(
-        120.0, doc="Seconds after which a cell that has not ended is stopped and reported as a hang.", gt=0, le=604_800
+        120.0,
+        doc="Seconds after which a cell that has not ended is stopped, with the stack of every rank in its log.",
+        gt=0,
+        le=604_800,
     )
     max_ranks: int = setting(64, doc="A cell that needs more ranks is rejected.", ge=1, le=65_536)
     cells_per_allocation: int | None = setting(
         None,
-        doc="Cells that one job runs one after the other; auto: as many as fit its time limit.",
+        doc="Cells that one job runs one after the other; auto: as many as fit half of its time limit.",
         ge=1,
         le=2**20,
         auto=True,

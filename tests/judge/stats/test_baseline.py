@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.stats.baseline import LEAST_RUNS, Sample, compare, hardware_text
-from harness.plan.schema import throughput
+from harness.core.tolerances import LEAST_RUNS
+from harness.judge.stats.baseline import Sample, compare, hardware_text
 
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=LEAST_RUNS, max_size=12)
 
@@ -22,7 +22,6 @@ def samples(values: list[float]) -> list[Sample]:
 def test_too_few_runs_are_no_baseline() -> None:
     assert compare(1.0, samples([1.0] * (LEAST_RUNS - 1))) is None
     assert compare(1.0, samples([1.0] * LEAST_RUNS)) is not None
-    assert throughput.LEAST_RUNS == LEAST_RUNS
 
 
 def test_median_and_mad_are_those_of_the_samples() -> None:
