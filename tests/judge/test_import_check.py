@@ -11,7 +11,7 @@ from harness.core.run.records import ImportProof
 from harness.core.run.run_plan import XFail
 from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.import_check import home_of, wrong_code
+from harness.judge.import_check import home_of, import_problem
 from tests.judge.simulator import config_of, drop_params, evidence_for, judge
 
 ENVIRONMENT, WORKTREE = "/cache/environments/e", "/cache/checkouts/lm"
@@ -72,7 +72,7 @@ def test_a_folder_whose_name_only_begins_alike_is_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("xfail", [None, XFail(pattern="*", reason="known")])
-def test_wrong_code_outranks_a_failed_check_and_an_expected_failure(xfail: XFail | None) -> None:
+def test_import_problem_outranks_a_failed_check_and_an_expected_failure(xfail: XFail | None) -> None:
     evidence = ran_with(CORE, TORCH, STRAY, xfail=xfail)
     for record in evidence.records.values():
         drop_params(record)
@@ -88,7 +88,7 @@ def test_a_rank_that_completed_without_a_proof_proves_nothing() -> None:
 def test_a_rank_that_was_cut_off_before_it_could_prove_anything_is_not_accused() -> None:
     evidence = ran_with(CORE)
     evidence.records[1].imports, evidence.records[1].modules, evidence.records[1].ended = [], {}, "killed"
-    assert wrong_code(evidence.stack, evidence.records) == ""
+    assert import_problem(evidence.stack, evidence.records) == ""
 
 
 def test_the_default_stack_may_take_its_modules_from_anywhere() -> None:

@@ -1,4 +1,4 @@
-"""Packed cells: packed params reach every layer of every chunk of every stage, for every micro-batch, in both legs."""
+"""Packed cells: packed params extent every layer of every chunk of every stage, for every micro-batch, in both legs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import missing_class
-from harness.judge.locations import RankLocation, fold, reach
+from harness.judge.locations import RankLocation, extent, fold
 
 _Key = tuple[int, str, int, int, int, int | None]  # rank, leg, step, micro-batch, chunk, layer
 
@@ -32,7 +32,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=missing_class(evidence, places),
-            message=f"no packed params at {first}{reach(where)}",
+            message=f"no packed params at {first}{extent(where)}",
             where=where,
             measured=None,
             bound="packed params",
@@ -41,12 +41,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _key(place: RankLocation) -> _Key:
-    """A place without its coordinates, which follow from the rank."""
+    """A location without its coordinates, which follow from the rank."""
     return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
 
 
 def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
-    """Places that a rank which came this far must have recorded."""
+    """Locations that a rank must have recorded, given how far it came."""
     layout, at, rank = evidence.layout, ending.place, ending.rank
     if rank not in evidence.records:
         return
