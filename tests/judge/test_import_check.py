@@ -1,4 +1,4 @@
-"""Code from elsewhere than the stack asked for: the cell is undecided, and both paths are named."""
+"""A module from outside its stack makes the cell an ERROR, and both paths are named."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_import_problem_outranks_a_failed_check_and_an_expected_failure(xfail: X
 def test_a_rank_that_completed_without_a_proof_proves_nothing() -> None:
     evidence = ran_with(CORE)
     evidence.records[1].imports, evidence.records[1].modules = [], {}
-    assert judge(evidence).reason == "wrong code under test: rank 1 completed and proved no import"
+    assert judge(evidence).reason == "wrong code under test: rank 1 completed but recorded no imports"
 
 
 def test_a_rank_that_was_cut_off_before_it_could_prove_anything_is_not_accused() -> None:
@@ -97,7 +97,7 @@ def test_the_default_stack_may_take_its_modules_from_anywhere() -> None:
 
 def test_more_strays_are_counted() -> None:
     reason = judge(ran_with(STRAY, replace(TORCH, path="/other/torch.py"))).reason
-    assert reason.endswith("/cache/checkouts/lm; so did 1 more modules")
+    assert reason.endswith("/cache/checkouts/lm; other modules in wrong folders: 1")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ORDER, EPSILON = NOISE_LEGS
 
 
 def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: float = 0.0) -> LegSeen:
-    """A leg that repeats step 0 with losses and gradients larger by a share."""
+    """A leg that repeats step 0 with losses and gradients larger by these fractions."""
     step = copy.deepcopy(record.steps[0])
     for loss in step.documents.values():
         loss.loss_sum *= 1 + losses
@@ -41,7 +41,7 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
 
 
 def bf16_run(**noise: float) -> dict[str, CellEvidence]:
-    """A bf16 run of the reference and one cell, whose reference measured that much noise."""
+    """A bf16 run of a control, which measured that much noise, and one cell."""
     plan, evidence = run_of([config_of("sft", tp=2)])
     cells = tuple(
         replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.reference else (NOISE,)))

@@ -1,4 +1,4 @@
-"""Statistics of paired times: same distribution, no verdict; a shift beyond the bound, caught."""
+"""Statistics of paired times: equal distributions give no verdict, and a shift beyond the bound is caught."""
 
 from __future__ import annotations
 

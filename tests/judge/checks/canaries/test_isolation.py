@@ -21,7 +21,7 @@ def test_the_smallest_change_of_an_unchanged_document_names_victim_and_culprit()
     assert place_of(finding, "document", "culprit", "leg") == (victim, culprit, "isolation-middle")
     assert finding.fault_class == fault_classes.LEAK
     assert f"document {culprit} leaks into document {victim}" in finding.message
-    assert "1 of 4 unchanged documents moved" in finding.message
+    assert "the loss of 1 of 4 documents with the same tokens changed" in finding.message
 
 
 def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
@@ -31,7 +31,7 @@ def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
     seen.loss_sum *= 1 + 1e-7
     assert isolation.check(evidence) == []
     seen.loss_sum *= 1.01
-    del evidence.__dict__["legs"]  # read anew
+    del evidence.__dict__["legs"]  # cached: read it again
     [finding] = isolation.check(evidence)
     assert finding.bound["value"] == evidence.tolerances.document_loss.value
 
@@ -43,7 +43,7 @@ def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> Non
     seen.loss_sum = evidence.records[0].steps[0].documents[changed].loss_sum
     finding = the_only_finding(evidence, "isolation")
     assert place_of(finding, "document") == (changed,)
-    assert "the model did not get them" in finding.message
+    assert "the new tokens did not reach the model" in finding.message
 
 
 def test_a_leg_that_a_rank_did_not_come_through_is_not_judged() -> None:

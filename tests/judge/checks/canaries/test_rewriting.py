@@ -26,7 +26,7 @@ def test_faulty_forwards_are_all_named_and_a_module_that_inherits_is_not() -> No
     finding = next(item for item in judge(found).findings if item.check == "rewriting")
     assert place_of(finding, "direction", "modules", "stages") == ("forward", ["layer 2", "layer 4"], [0, 1])
     assert place_of(finding, "layer", "document", "inherited") == (2, 3, ["layer 3"])
-    assert "layer 3 only inherit it" in finding.message
+    assert "layer 3 only inherited the error" in finding.message
 
 
 def test_a_gradient_that_differs_though_the_forward_is_right_is_a_faulty_backward() -> None:

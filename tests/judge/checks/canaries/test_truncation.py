@@ -14,7 +14,7 @@ from tests.judge.simulator import config_of, evidence_for, leg_of, place_of
 
 
 def config() -> CellConfig:
-    """A cell in whose step 0 nothing is cut."""
+    """A cell that truncates no document in step 0."""
     uncut = DocumentsConfig(mode="file", lengths=(20, 7, 9))
     return replace(config_of("unpacked", tp=2, canaries=("truncation",)), documents=uncut)
 

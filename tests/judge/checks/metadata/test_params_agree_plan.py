@@ -89,7 +89,7 @@ def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
 
 
 def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
-    """PackedSeqParams without cu_seqlens: middle stages of --sft in Megatron-LM 0.17.1, tp rank 1."""
+    """PackedSeqParams without cu_seqlens, as on tp rank 1 of middle stages with --sft in Megatron-LM 0.17.1."""
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
 
     def empty(seen: SeenParams) -> None:
@@ -128,7 +128,7 @@ def test_empty_segments_of_the_plan_are_no_ghosts() -> None:
     assert ghosts(offsets, offsets) == 0
     assert ghosts([*offsets, 8], offsets) == 1
     assert ghosts([0, 3, 3, 8, 8, 8], offsets) == 1
-    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # wrong otherwise, which says more
+    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # the other offsets are wrong too, which is reported instead
 
 
 def test_a_segment_with_more_tokens_than_slots() -> None:

@@ -11,7 +11,7 @@ OUTER = ["harness/node/rank.py:70 in _run", "harness/node/probe/legs/training.py
 
 
 def cut_off(record: RankRecord, ended: str) -> None:
-    """The record as it is when the rank stops in step 0, micro-batch 1 of the training leg."""
+    """Reduce a record to what it holds if the rank stops in step 0, micro-batch 1 of the training leg."""
     record.ended = ended
     record.progress = Progress(leg="training", step=0, micro_batch=1, phase="forward")
     record.layers = [layer for layer in record.layers if layer.step == 0 and layer.micro_batch == 0]
@@ -21,7 +21,7 @@ def cut_off(record: RankRecord, ended: str) -> None:
 
 
 def waits(evidence: CellEvidence, rank: int, hang: str | None, *frames: str) -> None:
-    """What the supervisor saw of a rank that had not moved for long when the deadline came; frames innermost last."""
+    """Set what the supervisor saw of a rank that hung until the deadline; `frames`: innermost last."""
     assert evidence.result is not None
     ending = evidence.result.ranks[rank]
     inner = ["torch/distributed/distributed_c10d.py:2714 in " + hang] if hang else []

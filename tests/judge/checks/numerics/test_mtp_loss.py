@@ -27,7 +27,7 @@ def test_padding_that_counts_is_told_as_such() -> None:
     evidence = with_predictions()
     evidence.records[0].mtp[0].documents[PAD] = DocumentLoss(loss_sum=1.0, tokens=3)
     (finding,) = mtp_loss.check(evidence)
-    assert "3 slots of no document count" in finding.message
+    assert "3 slots outside documents count" in finding.message
 
 
 def test_a_loss_off_the_reference_is_a_finding() -> None:

@@ -10,7 +10,7 @@ from tests.judge.parts import with_routers
 
 
 def compared(**layout: int) -> CellEvidence:
-    """A cell beside a reference with the same routers."""
+    """A cell whose control has the same routers."""
     evidence = with_routers(aux_loss="none", **layout)
     reference = evidence.reference
     assert reference is not None

@@ -1,4 +1,4 @@
-"""Two stacks in turns: slower beyond the bound is named, the rest is not."""
+"""Two stacks timed in turns: only slower beyond the bound is a finding."""
 
 from __future__ import annotations
 
