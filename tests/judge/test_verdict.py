@@ -29,7 +29,7 @@ def test_a_rejection_found_at_run_time() -> None:
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 
-def test_a_cell_that_left_nothing_is_undecided() -> None:
+def test_a_cell_without_records_or_result_is_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records, evidence.result = {}, None
     verdict = judge(evidence)
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_built_is_undecided() -> None:
     assert (verdict.outcome, verdict.lanes[Lane.METADATA]) == (Outcome.ERROR, LaneVerdict.PASS)
 
 
-def test_a_deadline_with_nobody_waiting_is_undecided() -> None:
+def test_a_deadline_with_no_rank_in_a_collective_is_undecided() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         cut_off(record, "running")
@@ -133,7 +133,7 @@ def test_a_failed_attempt_whose_ranks_all_completed_is_undecided() -> None:
     assert "exit code 1 after the end" in verdict.reason
 
 
-def test_whole_records_without_a_result_file_are_undecided() -> None:
+def test_complete_records_without_a_result_file_are_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.result = None
     verdict = judge(evidence)
@@ -263,7 +263,7 @@ def test_the_caller_may_know_the_verdict_on_the_reference() -> None:
     assert verdict.outcome is Outcome.ERROR
 
 
-def test_a_wrong_gradient_leads_the_losses_that_it_moves() -> None:
+def test_a_wrong_gradient_comes_before_the_losses_that_it_changes() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     for record in evidence.records.values():
         record.steps[0].grad_norm = 4.0
@@ -308,7 +308,7 @@ def test_variables_and_stand_ins_may_differ_between_hosts() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("stack", []), ("flight", ["all_reduce"]), ("still_s", 3.0)])
-def test_a_completed_rank_leaves_nothing_of_a_hang(field: str, value: object) -> None:
+def test_a_completed_rank_has_no_signs_of_a_hang(field: str, value: object) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     assert evidence.result is not None
     setattr(evidence.result.ranks[1], field, value)

@@ -8,6 +8,7 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
 from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import attention_layers
 
 BatchKey = tuple[int, int]  # chunk, micro-batch
 LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
@@ -35,13 +36,6 @@ class Expected:
         """Whether the rank records layer outputs: without sequence parallel all tp ranks hold the same tokens."""
         return place.tp == 0 or self.layout.sp
 
-    def chunk_layers(self, stage: int, chunk: int) -> list[int]:
-        """Attention layers of a model chunk; prediction layers follow the last layer of the model."""
-        layers = list(self.layout.layers(self.model.layers, stage, chunk))
-        if self.model.mtp and stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1:
-            layers += range(self.model.layers + 1, self.model.layers + 1 + self.model.mtp.layers)
-        return layers
-
     def layers(self, stage: int) -> list[int]:
         """Decoder layers of a stage, without prediction layers, ascending."""
         chunks = range(self.layout.vpp)
@@ -60,7 +54,7 @@ class Expected:
         """Layers with a router."""
         if self.model.moe is None:
             return []
-        return [layer for chunk in range(self.layout.vpp) for layer in self.chunk_layers(stage, chunk)]
+        return [layer for chunk in range(self.layout.vpp) for layer in attention_layers(self.config, stage, chunk)]
 
     def _batch_keys(self, dp: int) -> list[BatchKey]:
         """Micro-batches of the metadata leg, in the order in which they are fetched."""
@@ -75,7 +69,7 @@ class Expected:
             for step, replicas in enumerate(self.evidence.plan)
             for number in range(len(replicas[dp]))
             for chunk in range(self.layout.vpp)
-            for layer in self.chunk_layers(stage, chunk)
+            for layer in attention_layers(self.config, stage, chunk)
         )
 
     def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
@@ -95,12 +89,6 @@ class Expected:
         leg = next(item for item in self.legs if item.name == name)
         batches = leg.micro_batches(self.config)[dp]
         return self._keys(len(batches)), [self._shape(batch) for batch in batches]
-
-    def fields(self, stage: int, chunk: int) -> tuple[str, ...]:
-        """Fields of a batch that the model chunk uses."""
-        last = stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1
-        embeds = (stage == 0 and chunk == 0) or (last and self.model.mtp is not None)
-        return (("tokens", "position_ids") if embeds else ()) + (("labels", "loss_mask") if last else ())
 
     @property
     def workloads(self) -> list[tuple[str, int]]:

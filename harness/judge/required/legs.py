@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
+from harness.judge.evidence.chunks import fields_used
 from harness.judge.required.expected import BatchKey, Expected
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
@@ -63,7 +64,7 @@ def _batches(
         if not 0 <= batch.micro_batch < len(shapes):
             continue  # `_keys` names it
         where = f"{name}: chunk {batch.chunk}, micro-batch {batch.micro_batch}"
-        used = expected.fields(record.place.pp, batch.chunk)
+        used = fields_used(expected.config, record.place.pp, batch.chunk)
         for field, dtypes in _DTYPES.items():
             seen: TensorSeen | None = getattr(batch, field)
             if seen is None:

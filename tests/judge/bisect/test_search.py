@@ -111,7 +111,7 @@ def test_three_at_a_time_quarter_the_line_in_every_round() -> None:
     assert (step, rounds <= math.ceil(math.log(500, 4)) + 1) == (Found("c321"), True)
 
 
-def test_a_block_that_cannot_be_judged_is_left_by_growing_steps() -> None:
+def test_the_search_leaves_a_block_that_cannot_be_judged_by_growing_steps() -> None:
     """For example, a hundred commits in the middle that do not import."""
     block = {f"c{number}" for number in range(200, 300)}
     for guilty in ("c3", "c150", "c350", "c498"):
@@ -120,7 +120,7 @@ def test_a_block_that_cannot_be_judged_is_left_by_growing_steps() -> None:
         assert len(block & set(verdicts)) <= 8
 
 
-def test_what_lies_between_points_that_cannot_be_judged_stays_open() -> None:
+def test_a_change_between_points_that_cannot_be_judged_stays_undecided() -> None:
     end, _ = search(linear(10), "c5", {"c4", "c5"})
     assert end == Undecided(("c4", "c5", "c6"))
 

@@ -124,7 +124,7 @@ def test_a_cell_without_noise_legs_has_the_defaults() -> None:
     assert build_report(plan, evidence.values(), today=TODAY, timing={}).noise == {}
 
 
-def test_the_report_keeps_what_was_measured() -> None:
+def test_the_report_holds_the_measured_floors() -> None:
     evidence = bf16_run(losses=1e-3)
     plan, _ = run_of([config_of("sft", tp=2)])
     report = build_report(plan, evidence.values(), today=TODAY, timing={})

@@ -8,9 +8,9 @@ from __future__ import annotations
 from harness.core.packing.arithmetic import PackedParams
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
-from harness.judge.checks.metadata.tokens_placed import FIELDS
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import FIELDS
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.evidence.packed_params import FieldProblem, form_problems, value_problems
 from harness.judge.stats.distance import exactly

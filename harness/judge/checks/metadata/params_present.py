@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import attention_layers
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import missing_class
 from harness.judge.locations import RankLocation, extent, fold
@@ -62,14 +63,5 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
         # `micro_batch_count` covers micro-batches that were not run.
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
-                for layer in _layers(evidence, at.pp, chunk):
+                for layer in attention_layers(evidence.cell.config, at.pp, chunk):
                     yield rank, "training", step, micro_batch, chunk, layer
-
-
-def _layers(evidence: CellEvidence, stage: int, chunk: int) -> list[int]:
-    """Numbers of the chunk's layers; prediction layers follow the last."""
-    model, layout = evidence.cell.config.model, evidence.layout
-    layers = list(layout.layers(model.layers, stage, chunk))
-    if model.mtp and stage == evidence.last_stage and chunk == layout.vpp - 1:
-        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
-    return layers

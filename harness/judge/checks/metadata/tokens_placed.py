@@ -10,12 +10,10 @@ from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import FIELDS, fields_used
 from harness.judge.evidence.endings import Ending
 from harness.judge.locations import RankLocation, extent, fold, listed
 
-FIRST_STAGE = ("tokens", "position_ids")
-LAST_STAGE = ("labels", "loss_mask")
-FIELDS = FIRST_STAGE + LAST_STAGE
 RETURNED = "log_probs"  # of data paths that return unpacked log-probabilities: `first` names slots, not documents
 
 
@@ -47,13 +45,6 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return findings
 
 
-def _needed(evidence: CellEvidence, stage: int, chunk: int) -> tuple[str, ...]:
-    layout = evidence.layout
-    last = stage == evidence.last_stage and chunk == layout.vpp - 1
-    embeds = (stage == 0 and chunk == 0) or (last and evidence.cell.config.model.mtp is not None)
-    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
-
-
 def _classify(
     evidence: CellEvidence,
     ending: Ending,
@@ -64,9 +55,10 @@ def _classify(
 ) -> None:
     place = _place(ending, batch.chunk, batch.micro_batch)
     stage, chunks = ending.place.pp, range(evidence.layout.vpp)
-    needed = _needed(evidence, stage, batch.chunk)
+    config = evidence.cell.config
+    needed = fields_used(config, stage, batch.chunk)
     # By rank, not by chunk: a data path reads once per rank, so a field that a chunk does not use costs nothing extra.
-    useful = {field for chunk in chunks for field in _needed(evidence, stage, chunk)}
+    useful = {field for chunk in chunks for field in fields_used(config, stage, chunk)}
     for field in FIELDS:
         seen: TensorSeen | None = getattr(batch, field)
         if seen is None:
@@ -94,7 +86,7 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
         for micro_batch in range(len(evidence.plan[0][ending.place.dp]))
         for chunk in range(evidence.layout.vpp)
         if (chunk, micro_batch) not in seen
-        for field in _needed(evidence, ending.place.pp, chunk)
+        for field in fields_used(evidence.cell.config, ending.place.pp, chunk)
     ]
 
 

@@ -24,7 +24,7 @@ def test_the_smallest_change_of_an_unchanged_document_names_victim_and_culprit()
     assert "the loss of 1 of 4 documents with the same tokens changed" in finding.message
 
 
-def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
+def test_on_a_gpu_the_bound_is_that_of_document_losses() -> None:
     evidence = evidence_for(config_of("sft", canaries=("isolation",)))
     evidence.records[0].environment["device"] = "NVIDIA H200"
     seen = leg_of(evidence.records[0], "isolation").documents[1]
@@ -36,7 +36,7 @@ def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
     assert finding.bound["value"] == evidence.tolerances.document_loss.value
 
 
-def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> None:
+def test_a_changed_document_with_the_same_loss_did_not_reach_the_model() -> None:
     evidence = evidence_for(config_of("sft", canaries=("isolation",)))
     (changed,) = evidence.legs["isolation-middle"].leg.changed
     seen = leg_of(evidence.records[0], "isolation-middle").documents[changed]
@@ -46,7 +46,7 @@ def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> Non
     assert "the new tokens did not reach the model" in finding.message
 
 
-def test_a_leg_that_a_rank_did_not_come_through_is_not_judged() -> None:
+def test_a_leg_that_one_rank_did_not_finish_is_not_judged() -> None:
     evidence = evidence_for(config_of("sft", tp=2, canaries=("isolation",)))
     leg_of(evidence.records[0], "isolation").documents[1].loss_sum += 1
     evidence.records[1].legs = []

@@ -4,7 +4,7 @@ from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import config_of, evidence_for, leg_of, place_of, the_only_finding
 
 
-def test_a_document_that_its_neighbours_move_is_named_with_both_its_places() -> None:
+def test_a_document_whose_loss_depends_on_its_neighbours_is_named_with_both_positions() -> None:
     evidence = evidence_for(config_of("sft", canaries=("order",)))
     leg = evidence.legs["order"]
     victim = next(document for document, position in leg.positions.items() if position.number == 1)

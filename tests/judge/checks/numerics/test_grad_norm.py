@@ -37,7 +37,7 @@ def test_the_ratio_is_named_after_a_factor_of_the_layout(layout: dict[str, int],
     assert place_of(finding, "step", "rank") == (0, 0)
 
 
-def test_another_ratio_is_told_as_a_number() -> None:
+def test_another_ratio_is_shown_as_a_number() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     _scale(evidence, 1.1, step=1)
     finding = the_only_finding(evidence, "grad_norm")
@@ -74,7 +74,7 @@ def test_where_the_reference_has_other_rows_ranks_are_held_against_each_other(st
     assert "the first rank's" in finding.message
 
 
-def test_a_norm_that_nobody_recorded() -> None:
+def test_a_norm_that_no_rank_recorded() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         record.steps[1].grad_norm = None

@@ -25,7 +25,7 @@ def test_equal_counts_give_no_finding_whatever_the_layout(layout: dict[str, int]
     assert router_tokens.check(compared(**layout)) == []
 
 
-def test_one_token_that_goes_elsewhere_names_layer_and_experts() -> None:
+def test_one_token_routed_to_another_expert_names_layer_and_experts() -> None:
     evidence = compared(pp=2)
     seen = next(seen for seen in evidence.records[1].routers if seen.layer == 2)
     seen.real[0].counts[0] += 1

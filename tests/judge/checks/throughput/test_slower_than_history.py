@@ -66,7 +66,7 @@ def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_st
     assert throughput(on_gpu(after(NIGHTS), 0.15)).packed_s == pytest.approx(0.1515)
 
 
-def test_on_a_gpu_without_a_timing_leg_nothing_is_compared_and_that_is_said() -> None:
+def test_on_a_gpu_without_a_timing_leg_a_warning_says_that_nothing_is_compared() -> None:
     (finding,) = check(on_gpu(after(NIGHTS, seconds=9.0), None))
     assert finding.severity is Severity.WARNING
     assert finding.message.endswith("on a GPU that needs the timing leg; set packed_slower to run it")
@@ -97,7 +97,7 @@ def test_only_so_many_of_the_newest_runs_count() -> None:
     assert judge(after(earlier, seconds=0.2, runs=16)).outcome is Outcome.PASS
 
 
-def test_too_few_runs_on_this_hardware_are_told_and_decide_nothing() -> None:
+def test_too_few_runs_on_this_hardware_are_a_warning() -> None:
     for evidence, count in ((after(NIGHTS[:3], seconds=9.0), 3), (after(NIGHTS, seconds=9.0, hardware="old x 4"), 0)):
         (finding,) = check(evidence)
         assert finding.severity is Severity.WARNING
@@ -106,7 +106,7 @@ def test_too_few_runs_on_this_hardware_are_told_and_decide_nothing() -> None:
         assert judge(evidence).lanes[Lane.THROUGHPUT] is LaneVerdict.SKIP
 
 
-def test_nothing_is_said_where_the_matrix_does_not_ask() -> None:
+def test_there_is_no_warning_where_the_matrix_does_not_ask_for_a_comparison() -> None:
     evidence = after(NIGHTS, seconds=9.0)
     evidence.before = None
     assert check(evidence) == []
