@@ -314,4 +314,4 @@ def test_a_completed_rank_has_no_signs_of_a_hang(field: str, value: object) -> N
     setattr(evidence.result.ranks[1], field, value)
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "rank 1 has the stack or stall of a hanging rank" in verdict.reason
+    assert "rank 1 has signs of a hang" in verdict.reason

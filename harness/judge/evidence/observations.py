@@ -40,7 +40,7 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
 
 
 def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
-    """The first known params that equal these, or these."""
+    """The equal params seen first, or these if they are new."""
     alike = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
     for other in alike:
         if other == params:

@@ -156,7 +156,7 @@ def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
             how = f"{ending.ended} with exit code {ending.exit_code}{hang}"
             yield f"rank {ending.rank} {how}, though its record says completed"
         if (ending.stack, ending.flight, ending.still_s) != (None, [], None):
-            yield f"rank {ending.rank} has the stack or stall of a hanging rank, though its record says completed"
+            yield f"rank {ending.rank} has signs of a hang (stack, flight, still_s), though its record says completed"
     for name in ("reason", "rejection", "first_failure_rank"):
         if getattr(result, name) not in ("", None):
             yield f"status is completed, but {name} is {getattr(result, name)!r}"

@@ -22,7 +22,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     at, steps = record.place, len(expected.evidence.steps)
     end = Progress(leg="end", step=steps, micro_batch=0, phase="done")
     if record.progress != end:
-        yield f"progress: the rank completed, but is at {record.progress.leg} leg, step {record.progress.step}"
+        yield f"progress: the rank completed, but last was in {record.progress.leg} leg, step {record.progress.step}"
     if len(record.micro_batches) != steps:
         yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
     work = [(seen.leg, seen.step) for seen in record.workloads]

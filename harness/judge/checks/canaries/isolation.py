@@ -40,7 +40,7 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.LEAK,
             message=f"document {culprit} leaks into document {victim} ({position}): tokens of document {culprit}"
-            f"{elsewhere} were changed, and {change_text(evidence, leg, victim)}, off by {off:.3g} > "
+            f"{elsewhere} were changed, but {change_text(evidence, leg, victim)}, off by {off:.3g} > "
             f"{bound_text(bound)}; the loss of {len(victims)} of {len(leg.positions) - len(leg.leg.changed)} documents "
             "with the same tokens changed",
             where=position.where(leg.leg.name, evidence.last_stage)

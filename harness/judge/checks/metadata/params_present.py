@@ -1,4 +1,4 @@
-"""Packed cells: packed params extent every layer of every chunk of every stage, for every micro-batch, in both legs."""
+"""Packed cells: packed params reach every layer of every chunk of every stage, for every micro-batch, in both legs."""
 
 from __future__ import annotations
 
