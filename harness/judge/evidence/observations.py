@@ -41,9 +41,9 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
 
 def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
     """The equal params seen first, or these if they are new."""
-    alike = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
-    for other in alike:
+    similar = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
+    for other in similar:
         if other == params:
             return other
-    alike.append(params)
+    similar.append(params)
     return params

@@ -73,9 +73,9 @@ def test_a_floor_says_with_which_attention_and_where_it_was_measured() -> None:
     reference = next(iter(bf16_run(losses=1e-3).values()))
     [record] = reference.records.values()
     record.environment |= {"attention": "torch varlen_attn 2.15.0", "device": "NVIDIA H200"}
-    said = {floor.by for floor in noise_floors(reference.records).values()}
-    assert "weights moved by one machine epsilon; torch varlen_attn 2.15.0 on NVIDIA H200" in said
-    assert all(by.endswith("; torch varlen_attn 2.15.0 on NVIDIA H200") for by in said)
+    kinds = {floor.by for floor in noise_floors(reference.records).values()}
+    assert "weights moved by one machine epsilon; torch varlen_attn 2.15.0 on NVIDIA H200" in kinds
+    assert all(by.endswith("; torch varlen_attn 2.15.0 on NVIDIA H200") for by in kinds)
 
 
 def test_differences_that_cancel_in_a_sum_still_count() -> None:
