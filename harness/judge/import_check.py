@@ -1,4 +1,4 @@
-"""Whether a cell ran the code that its stack asked for. Judged before anything else: other code proves nothing."""
+"""Checks that a cell ran the code of its stack. This comes before all checks: results of other code prove nothing."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from harness.judge.locations import counted
 WRONG_CODE = "wrong code under test"
 
 
-def wrong_code(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> str:
-    """The first module not imported from where the stack requires, with both paths; empty if there is none.
+def import_problem(stack: ReadyStack | None, records: Mapping[int, RankRecord]) -> str:
+    """The first module imported from outside its required folders, with both paths; empty if there is none.
 
-    `stack`: None for the default one, which asks for nothing but to be this environment. A rank that completed must
-    have proven something.
+    `stack`: None is the default stack, this environment, which requires no folders. Under any other a completed rank
+    must have recorded imports.
     """
     if stack is None or not stack.homes:
         return ""
-    strays: dict[str, tuple[ImportProof, ModuleHome, list[int]]] = {}
+    misplaced: dict[str, tuple[ImportProof, ModuleHome, list[int]]] = {}
     known: dict[object, list[tuple[ImportProof, ModuleHome]]] = {}
     for rank in sorted(records):
         record = records[rank]
         if not record.imports and record.ended == "completed":
-            return f"{WRONG_CODE}: rank {rank} completed and proved no import"
+            return f"{WRONG_CODE}: rank {rank} completed but recorded no imports"
         key = (tuple((proof.module, proof.path) for proof in record.imports), tuple(record.modules.items()))
-        if key not in known:  # ranks hardly ever differ, and prove a few hundred imports each
-            known[key] = list(_strays(record, stack.homes))
+        if key not in known:  # ranks hardly ever differ, and record a few hundred imports each
+            known[key] = list(_misplaced(record, stack.homes))
         for proof, home in known[key]:
-            strays.setdefault(proof.module, (proof, home, []))[2].append(rank)
-    if not strays:
+            misplaced.setdefault(proof.module, (proof, home, []))[2].append(rank)
+    if not misplaced:
         return ""
-    proof, home, ranks = next(iter(strays.values()))
-    others = f"; so did {len(strays) - 1} more modules" if len(strays) > 1 else ""
+    proof, home, ranks = next(iter(misplaced.values()))
+    others = f"; other modules in wrong folders: {len(misplaced) - 1}" if len(misplaced) > 1 else ""
     return (
         f"{WRONG_CODE}: {proof.module} {proof.version} came from {proof.path} on {counted('rank', ranks)}, but stack "
         f"{stack.asked.name} has it in {' or '.join(home.folders)}{others}"
     )
 
 
-def _strays(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tuple[ImportProof, ModuleHome]]:
+def _misplaced(record: RankRecord, homes: tuple[ModuleHome, ...]) -> Iterator[tuple[ImportProof, ModuleHome]]:
     for proof in proofs_of(record):
         home = home_of(proof.module, homes)
         if home is not None and not _within(proof.path, home.folders):

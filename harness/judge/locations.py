@@ -1,4 +1,4 @@
-"""Places where something was seen, and many of them folded into one `where`."""
+"""Locations of observations, and the `where` of a finding that summarises many of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RankLocation(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Earliest and lowest first."""
+        """Sort key: by time, then by coordinates."""
         at = self.at
         when = (int(self.leg == "training"), self.step, self.micro_batch)
         return (*when, at.pp, self.chunk, self.layer or 0, at.dp, at.tp, at.cp)
@@ -32,13 +32,13 @@ class RankLocation(NamedTuple):
 
 
 def where_of(place: Coordinates, **more: Any) -> dict[str, Any]:
-    """`where` of a finding from coordinates and further keys; None values are left out."""
+    """`where` of a finding, from coordinates and further keys; None values are left out."""
     where = {"stage": place.pp, "tp": place.tp, "cp": place.cp, "dp": place.dp, **more}
     return {key: value for key, value in where.items() if value is not None}
 
 
 def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
-    """The first place, and a `where` with it and the extent of the fault."""
+    """The first location, and a `where` that holds it and the extent of the fault."""
     first = min(places, key=lambda place: place.order)
     where = where_of(
         first.at,
@@ -57,8 +57,8 @@ def fold(places: Sequence[RankLocation]) -> tuple[RankLocation, dict[str, Any]]:
     return first, where
 
 
-def reach(where: dict[str, Any]) -> str:
-    """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty when there is only one place."""
+def extent(where: dict[str, Any]) -> str:
+    """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty if there is only one place."""
     if where["places"] == 1:
         return ""
     layers = f"; {counted('layer', where['layers'])}" if where["layers"] else ""
@@ -72,6 +72,6 @@ def counted(noun: str, items: Sequence[Any]) -> str:
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:
-    """Comma-separated, the tail cut with a count."""
+    """The first `most` items, separated by commas, and how many more there are."""
     text = ", ".join(str(item) for item in items[:most])
     return text if len(items) <= most else f"{text} and {len(items) - most} more"

@@ -12,7 +12,7 @@ from harness.judge.diagnosis.ordering import led_by_root
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
-from harness.judge.import_check import wrong_code
+from harness.judge.import_check import import_problem
 from harness.judge.required.audit import incomplete
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
@@ -21,16 +21,16 @@ from harness.judge.required.sums import contradiction
 class CellVerdict(NamedTuple):
     outcome: Outcome
     lanes: dict[Lane, LaneVerdict]
-    findings: list[Finding]  # most telling first
-    reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an expired xfail; else empty
-    usable: bool = True  # False: the records are absent, or not to be read
+    findings: list[Finding]  # most informative first
+    reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an xfail that does not apply; else empty
+    usable: bool = True  # False: the records are absent or cannot be trusted
     known: KnownFailure = KnownFailure.NONE
 
 
 def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | None = None) -> CellVerdict:
     """Judge one cell. `today` is an ISO date, for the expiry of xfail entries.
 
-    `reference` is the verdict on the cell's reference when the caller knows it already; else it is judged here.
+    `reference` is the verdict on the cell's control if the caller has it; otherwise the control is judged here.
     """
     result = evidence.result
     if result is not None and result.status == "rejected":
@@ -39,19 +39,19 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | N
         rejection = result.rejection
         assert rejection is not None
         return CellVerdict(Outcome.REJECTED, _skipped(), [], f"{rejection.rule}: {rejection.reason}", usable=False)
-    problem = untrusted(evidence) or wrong_code(evidence.stack, evidence.records)
+    problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records)
     if problem:
         return undecided(problem)
-    no_reference = _reference_problem(evidence, today, reference)
-    findings = _findings(evidence, with_reference=not no_reference)
-    lanes = _lanes(evidence, findings, bool(no_reference))
-    outcome, reason = _outcome(evidence, lanes, no_reference)
+    no_control = _control_problem(evidence, today, reference)
+    findings = _findings(evidence, with_control=not no_control)
+    lanes = _lanes(evidence, findings, bool(no_control))
+    outcome, reason = _outcome(evidence, lanes, no_control)
     problem = _unproven(evidence, lanes, outcome)
     if problem:
         lanes = {lane: LaneVerdict.SKIP if lanes[lane] is LaneVerdict.PASS else lanes[lane] for lane in Lane}
         return CellVerdict(Outcome.ERROR, lanes, findings, problem)
     verdict = CellVerdict(outcome, lanes, findings, reason)
-    return _expected(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
+    return _with_xfail(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
 
 
 def undecided(reason: str) -> CellVerdict:
@@ -60,10 +60,10 @@ def undecided(reason: str) -> CellVerdict:
 
 
 def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: Outcome) -> str:
-    """Evidence that is missing for the verdict; empty if none is, or if it no longer matters.
+    """What makes the evidence too weak for the verdict; empty if nothing does, or if it does not matter.
 
-    Wrong metadata explains what is missing of the legs that follow, so it is a failure whatever else there is. Numbers
-    that contradict each other leave a cell undecided only where no check says what is wrong with them.
+    Wrong metadata explains missing evidence of later legs, so the cell fails whatever else is missing. Numbers that
+    contradict each other leave a cell undecided only if no check says what is wrong with them.
     """
     if lanes[Lane.METADATA] is LaneVerdict.FAIL or outcome is Outcome.ERROR:
         return ""
@@ -78,41 +78,41 @@ def _skipped() -> dict[Lane, LaneVerdict]:
     return dict.fromkeys(Lane, LaneVerdict.SKIP)
 
 
-def _reference_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:
-    """Why there is no reference to compare with; empty when there is one or the cell is the reference."""
+def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:
+    """Why there is no control to compare with; empty if there is one or the cell is the control."""
     if evidence.cell.reference is None:
         return ""
     if evidence.reference is None:
-        return f"reference cell {evidence.cell.reference} is not in the run"
+        return f"its control, cell {evidence.cell.reference}, is not in the run"
     verdict = known or judge_cell(evidence.reference, today=today)
     if verdict.outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS) or _only_slow(verdict):
         return ""
     outcome = verdict.outcome.value
-    return f"reference cell {evidence.cell.reference} did not pass ({outcome}), so numerics cannot be compared"
+    return f"its control, cell {evidence.cell.reference}, did not pass ({outcome}), so numerics cannot be compared"
 
 
 def _only_slow(verdict: CellVerdict) -> bool:
-    """Its numbers are right, whatever its times."""
+    """Whether only the throughput lane failed, so that the numbers are right."""
     numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
     return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
 
 
-def _findings(evidence: CellEvidence, *, with_reference: bool) -> list[Finding]:
+def _findings(evidence: CellEvidence, *, with_control: bool) -> list[Finding]:
     findings: list[Finding] = []
     for check in CHECKS:
-        if with_reference or not check.needs_reference:
+        if with_control or not check.needs_reference:
             findings += check.findings(evidence)
     return with_known(evidence, led_by_root(findings))
 
 
-def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) -> dict[Lane, LaneVerdict]:
+def _lanes(evidence: CellEvidence, findings: list[Finding], no_control: bool) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
-    through = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
-    whole = evidence.cause is None and not no_reference
+    metadata = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
+    numerics = evidence.cause is None and not no_control
     timings = any(record.timings for record in evidence.records.values())
     timed = evidence.cause is None and (timings or against_history(evidence) is not None)
     lanes = _skipped()
-    for lane, complete in ((Lane.METADATA, through), (Lane.NUMERICS, whole), (Lane.THROUGHPUT, timed)):
+    for lane, complete in ((Lane.METADATA, metadata), (Lane.NUMERICS, numerics), (Lane.THROUGHPUT, timed)):
         if lane in failed:
             lanes[lane] = LaneVerdict.FAIL
         elif complete:
@@ -120,19 +120,19 @@ def _lanes(evidence: CellEvidence, findings: list[Finding], no_reference: bool) 
     return lanes
 
 
-def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_reference: str) -> tuple[Outcome, str]:
+def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_control: str) -> tuple[Outcome, str]:
     result, cause = evidence.result, evidence.cause
     infrastructure = (result is not None and result.status == "error") or (cause is not None and not cause.blames_code)
     if lanes[Lane.METADATA] is LaneVerdict.FAIL:
         return Outcome.FAIL, ""
     if infrastructure:
-        # What the ranks had computed by then is no proof: a dying machine can compute anything.
+        # Numbers from before an infrastructure failure prove nothing: a failing machine can compute anything.
         reason = result.reason if result is not None and result.reason else ""
         return Outcome.ERROR, "; ".join(part for part in (reason, cause.message if cause else "") if part)
     if lanes[Lane.NUMERICS] is LaneVerdict.FAIL:
         return Outcome.FAIL, ""
-    if no_reference:
-        return Outcome.ERROR, no_reference
+    if no_control:
+        return Outcome.ERROR, no_control
     if result is not None and result.status != "completed":
         return Outcome.ERROR, f"every rank completed, but the attempt is {result.status}: {result.reason}"
     if lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL:
@@ -142,7 +142,7 @@ def _outcome(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], no_referenc
     return Outcome.PASS, ""
 
 
-def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
+def _with_xfail(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
     """Apply the matrix's xfail entry. ISO dates compare as text."""
     known = f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason
     if verdict.outcome is Outcome.FAIL:
@@ -150,9 +150,9 @@ def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
             return verdict._replace(
                 known=KnownFailure.EXPIRED, reason=f"the xfail entry expired on {xfail.expires}: {known}"
             )
-        other = _elsewhere(xfail, verdict)
-        if other:
-            reason = f"fails, but not as the xfail entry states: {other}; expected: {known}"
+        difference = _difference(xfail, verdict)
+        if difference:
+            reason = f"fails, but not as the xfail entry states: {difference}; expected: {known}"
             return verdict._replace(known=KnownFailure.ELSEWHERE, reason=reason)
         return verdict._replace(outcome=Outcome.XFAIL, known=KnownFailure.EXPECTED, reason=known)
     if verdict.outcome is Outcome.PASS:
@@ -162,7 +162,7 @@ def _expected(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
     return verdict
 
 
-def _elsewhere(xfail: XFail, verdict: CellVerdict) -> str:
+def _difference(xfail: XFail, verdict: CellVerdict) -> str:
     """How the failure differs from the expected one; empty if it does not."""
     failed = [lane.value for lane in Lane if verdict.lanes[lane] is LaneVerdict.FAIL]
     if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:

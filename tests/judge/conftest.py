@@ -23,8 +23,8 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
-    """Compares a text with a whole golden file. HARNESS_UPDATE_GOLDENS=1 rewrites the file and still fails the test, so
-    that every rewrite is reviewed."""
+    """Compare a text with a whole golden file. HARNESS_UPDATE_GOLDENS=1 rewrites the file and fails the test, so that
+    every rewrite is reviewed."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name
@@ -55,7 +55,7 @@ def _crash(evidence: CellEvidence) -> None:
 
 
 def broken_run() -> tuple[RunPlan, dict[str, CellEvidence]]:
-    """Clean, missing metadata, wrong normalisation, crash, expected failure, no records, rejected early and late."""
+    """A run of cells: clean, no metadata, wrong normalisation, crash, xfail, no records, rejected early and late."""
     configs = [
         config_of("reference", tp=2, pp=4),
         config_of("sft", tp=2, pp=4),

@@ -23,7 +23,7 @@ def share(tokens: int, expert: int) -> ExpertShare:
 def with_routers(
     data_path: str = "reference", *, aux_loss: str = "aux_loss", masked: bool = False, **layout: int
 ) -> CellEvidence:
-    """A cell with experts whose ranks all recorded their routers rightly, each tp x cp rank its part."""
+    """A cell with experts whose ranks recorded their routers correctly, each tp x cp rank its part."""
     moe = MoeConfig(aux_loss=aux_loss, padding_mask=masked)
     config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, moe=moe))
     evidence = evidence_for(config)
@@ -36,7 +36,7 @@ def with_routers(
 
 
 def _seen(evidence: CellEvidence, layer: int, number: int, rows: tuple[object, ...]) -> RouterSeen:
-    """The parts of all ranks are alike, so sums over `parts` ranks give the whole."""
+    """The router record of one rank; all ranks have equal parts, so a whole is a part times their number."""
     config = evidence.cell.config
     moe, parts = config.model.moe, evidence.layout.tp * evidence.layout.cp
     assert moe is not None
@@ -67,7 +67,7 @@ def _times(row: ExpertShare, parts: int) -> ExpertShare:
 
 
 def with_predictions(data_path: str = "reference", depths: int = 1, **layout: int) -> CellEvidence:
-    """A cell with prediction heads, and its reference, that recorded what the plan says with loss 2 per token."""
+    """A cell with prediction heads, and its control, that recorded the plan's tokens with loss 2 each."""
     config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, mtp=MtpConfig(layers=depths)))
     evidence = evidence_for(config)
     assert evidence.reference is not None

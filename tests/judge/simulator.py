@@ -1,6 +1,6 @@
-"""Perfect rank records made from a cell's configuration: the truth for metadata, invented but consistent numbers.
+"""Perfect rank records made from a cell's configuration: true metadata, and invented but consistent numbers.
 
-Every layout of one group gets numbers that add up to the same whole, as a correct framework's would.
+The numbers of every layout of a group add up to the same sums, as a correct framework's do.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def planned(config: CellConfig, reference: str | None, xfail: XFail | None = Non
 
 
 def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence:
-    """Clean evidence of a cell and its reference, free to be broken."""
+    """Clean evidence of a cell and its control, for a test to break."""
     return run_of([config], xfail)[1][cell_name(config)]
 
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
-    """A finished run of the cells beside their reference."""
+    """A finished run of the cells and their control."""
     reference = planned(config_of("unpacked", canaries=configs[0].canaries), None)
     cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
     found = {cell.id: found_of(cell) for cell in cells}
@@ -117,7 +117,7 @@ def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPl
 
 
 def found_of(cell: PlannedCell) -> CellFound:
-    """What a run directory holds of a cell that ended well."""
+    """What a run directory holds of a cell that completed."""
     return CellFound(records=records_of(cell), result=result_of(cell), config=cell.config)
 
 
@@ -127,7 +127,7 @@ def refound(evidence: CellEvidence) -> CellFound:
 
 
 def all_evidence(plan: RunPlan, found: Mapping[str, CellFound]) -> dict[str, CellEvidence]:
-    """Evidence of every cell by its id, references first; all at once, unlike in a real run."""
+    """Evidence of every cell by its id, controls first; all at once, unlike in a real run."""
     return {item.cell.id: item for item in evidence_in_turn(plan, found.__getitem__)}
 
 
@@ -181,7 +181,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
 
 
 def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[WorkloadSeen]:
-    """What the data paths that count the work of a step report: step 0 in two legs."""
+    """The workloads that data paths count: those of step 0 in two legs."""
     if config.data_path not in ("reference", "scheduler"):
         return []
     work = workload(config.micro_batches(step), place.dp)
@@ -232,7 +232,7 @@ def _params(record: RankRecord, truth: PackedParams | None) -> int | None:
 
 
 def forms_of(truth: PackedParams) -> dict[str, TensorForm]:
-    """One tensor for q and kv; padded offsets are a tensor of their own only where they differ."""
+    """Forms with one tensor for q and kv, and another for padded offsets only if they differ."""
     forms = {}
     equal = truth.cu_seqlens_q_padded == truth.cu_seqlens_q
     for name, same in (
@@ -248,7 +248,7 @@ def forms_of(truth: PackedParams) -> dict[str, TensorForm]:
 
 
 def log_probs_of(batch: MicroBatch) -> TensorSeen:
-    """What a data path that unpacks log-probabilities rightly leaves."""
+    """What is recorded of a data path that unpacks log-probabilities correctly."""
     return TensorSeen(shape=[batch.slots], dtype="torch.float32", mismatches=0)
 
 
@@ -280,7 +280,7 @@ def _batches(
 
 
 def _local_tokens(config: CellConfig, place: Coordinates, batch: MicroBatch) -> list[tuple[int, int]]:
-    """(document, position) of the real tokens this cp rank holds."""
+    """(document, position) of the real tokens that this cp rank holds."""
     owners = batch.slot_owners()
     slots = [slot for row in batch.local_slots(config.layout.cp, place.cp) for slot in row]
     return [owners[slot] for slot in slots if owners[slot][0] != PAD]
@@ -288,7 +288,7 @@ def _local_tokens(config: CellConfig, place: Coordinates, batch: MicroBatch) -> 
 
 @lru_cache(maxsize=100_000)
 def _number(*key: int) -> float:
-    """Between 0 and 1, smooth nowhere, the same for the same key."""
+    """A pseudorandom number between 0 and 1, the same for the same key."""
     value = math.sin(sum((index + 1) * 12.9898 * (part + 1) for index, part in enumerate(key))) * 43758.5453
     return value - math.floor(value)
 
@@ -417,7 +417,7 @@ def at(evidence: CellEvidence, **where: int) -> list[RankRecord]:
 
 
 def drop_params(record: RankRecord) -> None:
-    """As if the rank had got no packed params, in either leg."""
+    """Remove the packed params of one rank from both legs."""
     for batch in record.batches:
         batch.params = None
     for layer in (*record.layers, *record.recomputed):
@@ -438,7 +438,7 @@ def alter_params(record: RankRecord, change: Callable[[SeenParams], None], **whe
 
 
 def _without_unused(record: RankRecord) -> None:
-    """As the recorder writes it: every entry of the table once, and none that nothing refers to."""
+    """Keep each distinct entry of the table once and drop unused ones, as the recorder does."""
     table = record.packed_params
     distinct: list[SeenParams] = []
     legs = [batch for leg in record.legs for batch in leg.batches]
@@ -458,7 +458,7 @@ def judge(evidence: CellEvidence) -> CellVerdict:
 
 
 def the_only_finding(evidence: CellEvidence, check: str) -> Finding:
-    """The finding of `check`; fails when another check finds an error, or when the outcome is not FAIL."""
+    """The finding of `check`; fails if another check finds an error or the outcome is not FAIL."""
     verdict = judge(evidence)
     errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
     assert [finding.check for finding in errors] == [check], [finding.message for finding in errors]

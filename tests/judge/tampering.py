@@ -1,10 +1,10 @@
-"""Changes every field of every file of a finished run, one at a time, and says which changes still pass.
+"""Changes every field of every file of a finished run, one at a time, and returns which changes still pass.
 
-The run lies on disk and is read by the readers of `harness report`. Of fields that a file holds many times (the loss of
-every document, say) as many are changed as are asked for, spread over the files of a cell.
+The run is on disk and is read as by `harness report`. Of fields that a file holds many times (such as the loss of every
+document), as many are changed as asked for, spread over the files of a cell.
 
-A change that passes is filed under the fields that differ after it, so that a record's environment that is another
-rank's counts as a change of the process number, and one that leaves all values equal counts as none.
+A change that passes is filed under the fields that it alters: replacing a record's environment by another rank's counts
+as a change of the process number, and one that leaves all values equal counts as none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
 
 TODAY = "2026-01-01"
-LONE = "lone"  # instead of "record", of a reference whose gradients no cell may be compared with
+LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
 Path_ = tuple[Any, ...]
@@ -42,20 +42,20 @@ class Change(NamedTuple):
     pattern: str  # e.g. record.steps.*.documents.*.loss_sum
     path: Path_
     kind: str  # drop | empty | negate | nan | infinity | zero | fill | neighbour
-    text: str  # of the changed file
-    differs: frozenset[str]  # patterns of what is not as before
+    text: str  # the whole file after the change
+    differs: frozenset[str]  # patterns of the values that it alters
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What passed although it was changed, and how much was tried."""
+    """The changes that passed, and how many were tried."""
 
-    passed: dict[str, set[str]]  # pattern of what differs -> kinds of change
+    passed: dict[str, set[str]]  # pattern of an altered value -> kinds of change
     tried: dict[str, int]  # pattern -> changes
 
 
 def tamper(run: RunDir, *, each: int = 1) -> Passed:
-    """`each`: how many places of every pattern are changed in every file."""
+    """Change every field of a run and judge it each time. `each`: places changed per pattern and file."""
     with tempfile.TemporaryDirectory() as folder:
         return _tamper(_Judge(run, Path(folder)), run, each)
 
@@ -78,9 +78,9 @@ def _tamper(judge: _Judge, run: RunDir, each: int) -> Passed:
 
 
 class _Judge:
-    """Judges a run again after one of its files was changed: the cell of the file, and what is held against it.
+    """Judges a run again after a change of one file: the file's cell, and the cells that are compared with it.
 
-    `folder` gets the run without the records of its ranks: a changed one is read there, without all the others.
+    `folder` gets the run without rank records, so that a changed record can be read there alone.
     """
 
     def __init__(self, run: RunDir, folder: Path) -> None:
@@ -143,7 +143,7 @@ class _Judge:
 
 
 def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Change]:
-    """Of all files of the run that verdicts are made from: `each` places of every pattern, spread over the files.
+    """Changes of `each` places of every pattern, spread over all files of the run that verdicts depend on.
 
     `lone`: cells whose gradients are compared with no other cell's.
     """
@@ -157,9 +157,9 @@ def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Chan
 
 
 def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
-    """Of files of one kind, of which each has the next one beside it, and one of another part of the layout."""
+    """Changes of files of one kind; values are also taken from the next file and from one half the files away."""
     values = [json.loads(file.read_text(encoding="utf-8")) for file, _ in files]
-    places: dict[tuple[str, bool], list[tuple[int, Path_]]] = {}  # fields that are there, and that are not
+    places: dict[tuple[str, bool], list[tuple[int, Path_]]] = {}  # fields with a value, and fields without
     for number, (_, name) in enumerate(files):
         for path in _paths(values[number], ()):
             there = _at(values[number], path) not in (None, [])
@@ -173,7 +173,7 @@ def _changes(files: list[tuple[Path, str]], each: int) -> Iterator[Change]:
 
 
 def _paths(value: Any, path: Path_) -> Iterator[Path_]:
-    """Every field and item below a value, itself excepted."""
+    """Every field and item below a value, without the value itself."""
     if isinstance(value, dict):
         items: Iterable[tuple[Any, Any]] = () if value == _NAN else value.items()
     else:
@@ -184,7 +184,7 @@ def _paths(value: Any, path: Path_) -> Iterator[Path_]:
 
 
 def _pattern(name: str, path: Path_) -> str:
-    """Indices, documents and names of data become *."""
+    """A path as text, in which indices, documents and names that are data become *."""
     parts = [name]
     for number, key in enumerate(path):
         data = isinstance(key, int) or key.lstrip("-").isdigit() or key.startswith(RECORDED)
@@ -199,7 +199,7 @@ def _at(value: Any, path: Path_) -> Any:
 
 
 def _changed(file: Path, name: str, whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Change]:
-    """Every change of one place; a value that equals the one before is none."""
+    """Every change of one place; replacing a value by an equal one is not a change."""
     holder, key, pattern = _at(whole, path[:-1]), path[-1], _pattern(name, path)
     before = holder[key]
     for kind, value in list(_values(whole, beside, path)):
@@ -220,7 +220,7 @@ def _changed(file: Path, name: str, whole: Any, beside: Sequence[Any], path: Pat
 
 
 def _differing(one: Any, other: Any, path: Path_) -> Iterator[Path_]:
-    """The innermost places at which two values differ; of lists and mappings with other members the place itself."""
+    """The innermost places at which two values differ; for lists and mappings with other keys, the place itself."""
     alike = type(one) is type(other) and isinstance(one, (dict, list)) and len(one) == len(other)
     if alike and isinstance(one, dict) and one.keys() == other.keys():
         for key in one:
@@ -250,7 +250,7 @@ def _values(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[tuple[st
 
 
 def _neighbours(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Any]:
-    """What lies beside the place in the file, and at the same place in the files of other ranks."""
+    """The value before the place in the file, and those at the same place in the files of other ranks."""
     holder, key = _at(whole, path[:-1]), path[-1]
     if isinstance(holder, list) and len(holder) > 1:
         yield holder[key - 1]
@@ -263,19 +263,19 @@ def _neighbours(whole: Any, beside: Sequence[Any], path: Path_) -> Iterator[Any]
 
 
 def known(pattern: str) -> str:
-    """The entry of the list that a pattern falls under, whether it is there or not; all of `record` holds of `lone`."""
+    """The key of NOT_EVIDENCE for a pattern, present or not; entries of `record` apply to `lone` too."""
     record = f"record{pattern.removeprefix(LONE)}"
     return record if pattern.startswith(LONE) and record in NOT_EVIDENCE else pattern
 
 
 def unlisted(found: Passed) -> str:
-    """Patterns of changes that pass and are not listed, with the kinds of change; empty when there are none."""
+    """Patterns of changes that pass and are not listed, with the kinds of change; empty if there are none."""
     passed = {pattern: sorted(kinds) for pattern, kinds in found.passed.items() if known(pattern) not in NOT_EVIDENCE}
     return json.dumps(passed, indent=1) if passed else ""
 
 
 def write_run(root: Path, plan: RunPlan, evidence: Mapping[str, CellEvidence]) -> RunDir:
-    """A simulated run as a real one leaves it."""
+    """Write a simulated run to disk as a real one does."""
     run = RunDir(root)
     write_json(run.plan, sealed(plan))
     for name, item in evidence.items():

@@ -1,4 +1,4 @@
-"""Code from elsewhere than the stack asked for: the cell is undecided, and both paths are named."""
+"""A module from outside its stack makes the cell an ERROR, and both paths are named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.core.run.records import ImportProof
 from harness.core.run.run_plan import XFail
 from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.import_check import home_of, wrong_code
+from harness.judge.import_check import home_of, import_problem
 from tests.judge.simulator import config_of, drop_params, evidence_for, judge
 
 ENVIRONMENT, WORKTREE = "/cache/environments/e", "/cache/checkouts/lm"
@@ -34,11 +34,11 @@ def ran_with(*proofs: ImportProof, stack: ReadyStack | None = STACK, xfail: XFai
     return evidence
 
 
-def test_modules_from_where_the_stack_asks_leave_the_verdict_as_it_is() -> None:
+def test_modules_in_the_folders_of_the_stack_do_not_change_the_verdict() -> None:
     assert judge(ran_with(CORE, TORCH)).outcome is Outcome.PASS
 
 
-def test_a_module_from_elsewhere_is_an_error_that_names_both_paths_and_the_ranks() -> None:
+def test_a_module_from_another_folder_is_an_error_that_names_both_paths_and_the_ranks() -> None:
     verdict = judge(ran_with(CORE, TORCH, STRAY))
     assert verdict.outcome is Outcome.ERROR
     assert verdict.reason == (
@@ -48,13 +48,13 @@ def test_a_module_from_elsewhere_is_an_error_that_names_both_paths_and_the_ranks
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 
-def test_a_module_that_only_one_rank_took_from_elsewhere_counts() -> None:
+def test_one_rank_with_a_module_from_another_folder_is_enough() -> None:
     evidence = ran_with(CORE, TORCH)
     evidence.records[1].imports.append(STRAY)
     assert "on rank 1, but" in judge(evidence).reason
 
 
-def test_a_module_beside_the_one_that_stands_for_it_is_judged_too() -> None:
+def test_submodules_recorded_by_name_are_judged_too() -> None:
     evidence = ran_with(CORE, TORCH)
     evidence.records[1].modules = {"megatron.core": "utils transformer/"}
     assert judge(evidence).outcome is Outcome.PASS
@@ -66,38 +66,38 @@ def test_a_module_beside_the_one_that_stands_for_it_is_judged_too() -> None:
     )
 
 
-def test_a_folder_whose_name_only_begins_alike_is_elsewhere() -> None:
+def test_a_folder_whose_name_only_starts_the_same_is_another_folder() -> None:
     stray = replace(TORCH, path=f"{ENVIRONMENT}-old/lib/torch/__init__.py")
     assert "torch 2.15 came from" in judge(ran_with(CORE, stray)).reason
 
 
 @pytest.mark.parametrize("xfail", [None, XFail(pattern="*", reason="known")])
-def test_wrong_code_outranks_a_failed_check_and_an_expected_failure(xfail: XFail | None) -> None:
+def test_an_import_problem_outranks_a_failed_check_and_an_expected_failure(xfail: XFail | None) -> None:
     evidence = ran_with(CORE, TORCH, STRAY, xfail=xfail)
     for record in evidence.records.values():
         drop_params(record)
     assert judge(evidence).outcome is Outcome.ERROR
 
 
-def test_a_rank_that_completed_without_a_proof_proves_nothing() -> None:
+def test_a_completed_rank_without_recorded_imports_is_an_error() -> None:
     evidence = ran_with(CORE)
     evidence.records[1].imports, evidence.records[1].modules = [], {}
-    assert judge(evidence).reason == "wrong code under test: rank 1 completed and proved no import"
+    assert judge(evidence).reason == "wrong code under test: rank 1 completed but recorded no imports"
 
 
-def test_a_rank_that_was_cut_off_before_it_could_prove_anything_is_not_accused() -> None:
+def test_a_rank_that_was_killed_before_it_recorded_imports_is_no_import_problem() -> None:
     evidence = ran_with(CORE)
     evidence.records[1].imports, evidence.records[1].modules, evidence.records[1].ended = [], {}, "killed"
-    assert wrong_code(evidence.stack, evidence.records) == ""
+    assert import_problem(evidence.stack, evidence.records) == ""
 
 
 def test_the_default_stack_may_take_its_modules_from_anywhere() -> None:
     assert judge(ran_with(CORE, TORCH, STRAY, stack=None)).outcome is Outcome.PASS
 
 
-def test_more_strays_are_counted() -> None:
+def test_further_misplaced_modules_are_counted() -> None:
     reason = judge(ran_with(STRAY, replace(TORCH, path="/other/torch.py"))).reason
-    assert reason.endswith("/cache/checkouts/lm; so did 1 more modules")
+    assert reason.endswith("/cache/checkouts/lm; other modules in wrong folders: 1")
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_more_strays_are_counted() -> None:
         ("torch", ENVIRONMENT),
     ],
 )
-def test_the_most_particular_home_counts(module: str, folder: str) -> None:
+def test_the_most_specific_home_counts(module: str, folder: str) -> None:
     home = home_of(module, HOMES)
     assert home is not None
     assert home.folders == (folder,)
 
 
-def test_a_module_that_the_stack_says_nothing_about_has_no_home() -> None:
+def test_a_module_without_a_requirement_has_no_home() -> None:
     assert home_of("torch", HOMES[:1]) is None

@@ -1,4 +1,4 @@
-"""No field of any file can be changed without being noticed, but for those that are listed with a reason."""
+"""Every change of a field in any file is detected, except in the fields listed with a reason."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ def test_a_rejection_found_at_run_time() -> None:
     assert set(verdict.lanes.values()) == {LaneVerdict.SKIP}
 
 
-def test_a_cell_that_left_nothing_is_undecided() -> None:
+def test_a_cell_without_records_or_result_is_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.records, evidence.result = {}, None
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert verdict.reason == "no rank records: it has not run, or its agent died"
+    assert verdict.reason == "no rank records: the cell has not run, or its agent died"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_built_is_undecided() -> None:
     assert (verdict.outcome, verdict.lanes[Lane.METADATA]) == (Outcome.ERROR, LaneVerdict.PASS)
 
 
-def test_a_deadline_with_nobody_waiting_is_undecided() -> None:
+def test_a_deadline_with_no_rank_in_a_collective_is_undecided() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         cut_off(record, "running")
@@ -133,7 +133,7 @@ def test_a_failed_attempt_whose_ranks_all_completed_is_undecided() -> None:
     assert "exit code 1 after the end" in verdict.reason
 
 
-def test_whole_records_without_a_result_file_are_undecided() -> None:
+def test_complete_records_without_a_result_file_are_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.result = None
     verdict = judge(evidence)
@@ -145,10 +145,10 @@ def test_whole_records_without_a_result_file_are_undecided() -> None:
     ("field", "value", "words"),
     [
         ("schema_version", 2, "schema_version 2, this harness reads 1"),
-        ("cell", "other", "of cell other"),
+        ("cell", "other", "it belongs to cell other"),
         ("rank", 5, "rank 5 does not fit a layout of 2 ranks"),
         ("place", Coordinates(tp=0, cp=0, dp=0, pp=0), "the layout puts it at stage 0, tp 1"),
-        ("packed_params", [], "packed params that it does not hold"),
+        ("packed_params", [], "it refers to packed params 0, but holds only 0"),
         ("steps", [], "says completed but holds steps []"),
     ],
 )
@@ -263,7 +263,7 @@ def test_the_caller_may_know_the_verdict_on_the_reference() -> None:
     assert verdict.outcome is Outcome.ERROR
 
 
-def test_a_wrong_gradient_leads_the_losses_that_it_moves() -> None:
+def test_a_wrong_gradient_comes_before_the_losses_that_it_changes() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     for record in evidence.records.values():
         record.steps[0].grad_norm = 4.0
@@ -278,11 +278,11 @@ def test_a_wrong_gradient_leads_the_losses_that_it_moves() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda record: record.stand_ins.clear(), "rank 1: stand_ins: 0 are installed on cpu"),
+        (lambda record: record.stand_ins.clear(), "rank 1: stand_ins: 0 CPU stubs on cpu"),
         (lambda record: record.stand_ins.pop(), "rank 1: stand_ins are not those of rank 0"),
         (
             lambda record: record.stand_ins.append(record.stand_ins[0]),
-            "rank 1: stand_ins: one has no name, or is there",
+            "rank 1: stand_ins: a CPU stub has no name, or is listed twice",
         ),
         (
             lambda record: record.environment.update(NCCL_ALGO="Tree"),
@@ -303,15 +303,15 @@ def test_ranks_of_a_cell_run_with_the_same_stand_ins_and_variables(
 def test_variables_and_stand_ins_may_differ_between_hosts() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     evidence.records[1].environment |= {"host": "node-2", "NCCL_SOCKET_IFNAME": "eth1"}
-    evidence.records[1].stand_ins.pop()  # the agent there has imported a module less
+    evidence.records[1].stand_ins.pop()  # the agent there has imported one module less
     assert judge(evidence).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize(("field", "value"), [("stack", []), ("flight", ["all_reduce"]), ("still_s", 3.0)])
-def test_a_completed_rank_leaves_nothing_of_a_hang(field: str, value: object) -> None:
+def test_a_completed_rank_has_no_signs_of_a_hang(field: str, value: object) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     assert evidence.result is not None
     setattr(evidence.result.ranks[1], field, value)
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "rank 1 left what only a rank that hangs leaves" in verdict.reason
+    assert "rank 1 has signs of a hang" in verdict.reason

@@ -15,7 +15,7 @@ TIMING = TimingConfig(documents=(4, 16, 64, 256), unpacked=True)
 
 
 def timed(seconds: Mapping[Load, float], *, jitter: float = 0.1, rounds: int = 7, **layout: int) -> CellEvidence:
-    """Every rank needs about so long for each load, every round a little differently."""
+    """Evidence in which every rank takes about `seconds` for each load, with jitter from round to round."""
     names = {name for name, _ in seconds}
     timing = TimingConfig(
         documents=TIMING.documents if names & {"rotary", "step"} else (),

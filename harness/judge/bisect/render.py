@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.text.escaping import one_line
-from harness.judge.bisect.result import Bisection, Change, short
+from harness.judge.bisect.result import Bisection, Change, PointKind, short
 
 _FINDINGS, _SKIPPED = 5, 5
 _REASON = 300  # characters
@@ -18,7 +18,7 @@ def render_text(found: Bisection) -> str:
 def _lines(found: Bisection) -> Iterator[str]:
     yield found.title
     if found.found is None:
-        yield "  the others cannot be judged; it could be any of"
+        yield "  skipped points leave these candidates:"
         for change in found.candidates:
             yield f"    {short(change.name, found.kind)} {change.subject}".rstrip()
     else:
@@ -38,7 +38,7 @@ def _lines(found: Bisection) -> Iterator[str]:
         yield f"    and {len(found.skipped) - _SKIPPED} more, see result.json"
     yield f"  reproduce: {found.reproduce}"
     if found.nested is not None:
-        yield "inside what it pins:"
+        yield "inside the dependency that it updates:"
         yield from (f"  {line}" for line in _lines(found.nested))
 
 
@@ -46,7 +46,7 @@ def _change(change: Change, found: Bisection) -> Iterator[str]:
     if change.author:
         yield f"  {change.author}, {change.date}"
     for parent in change.parents:
-        what = "parent" if found.kind == "commit" else "the release before,"
+        what = "parent" if found.kind is PointKind.COMMIT else "previous release"
         yield f"  {what} {short(parent.name, found.kind)} is {parent.state}"
 
 

@@ -1,13 +1,12 @@
 """The result of a bisection: the content of result.json, from which all texts about it are rendered. Pure.
 
-Its words: a *point* is a commit or a release; it is good when every chosen cell passed, bad when one failed, and
-skipped otherwise.
+A *point* is a commit or a release. It is good if every chosen cell passed, bad if one failed, and skipped otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
 from harness.core.str_enum import StrEnum
@@ -15,7 +14,7 @@ from harness.judge.report.model import Report
 
 SCHEMA_VERSION = 1
 IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; no evidence about the results of the code
-FINDINGS = 20  # kept of a cell
+FINDINGS = 20  # kept per cell
 _PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
 
 
@@ -44,9 +43,7 @@ class JudgedCell:
     id: str  # in its run; its name there ends in the name of the point's stack
     name: str  # the same at every point, e.g. "tp2-pp4-cp1-sft"
     outcome: Outcome
-    findings: tuple[
-        Finding, ...
-    ] = ()  # most informative first: lane, check, message, where (the place), measured, bound
+    findings: tuple[Finding, ...] = ()  # most informative first
     reason: str = ""  # of ERROR and REJECTED
 
 
@@ -61,7 +58,7 @@ class Point:
     run: str  # run directory that shows it
     reason: str = ""  # of skipped: why it could not be judged
     kept: bool = False  # whether an earlier bisection judged it
-    seconds: float = 0.0  # of its round, by the points of the round; 0 when kept
+    seconds: float = 0.0  # duration of its round over the number of points judged in it; 0 if kept
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -71,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """A point just before another: a parent commit, or the release before."""
+    """A point just before another: a parent commit, or the previous release."""
 
     name: str
     state: str  # a PointState; or "implied good", "implied bad": by a later point that was judged
@@ -90,7 +87,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """One end of the history that was searched."""
+    """One end of the searched history."""
 
     asked: str  # as --good or --bad named it
     name: str  # full hash, or version
@@ -107,18 +104,18 @@ class Bisection:
     good: End
     bad: End
     found: Change | None
-    candidates: tuple[Change, ...]  # oldest first; those that the change can be, `found` alone when it is known
+    candidates: tuple[Change, ...]  # the points that may be the change, oldest first; only `found` if it is known
     cells: tuple[str, ...]  # names of the chosen cells, without their stack
-    findings: tuple[Finding, ...]  # evidence: of the found point, with `fixed` of the last bad point before it
+    findings: tuple[Finding, ...]  # of the found point, or, if `fixed`, of the last bad point before it
     evidence: Point | None  # the point that has these findings
     points: tuple[Point, ...]  # all that were judged, in the order of the history
     matrix: str  # the matrix file as the user named it
-    reproduce_matrix: str  # that matrix with its stacks at the bad point of `evidence`
+    reproduce_matrix: str  # the same with its stacks at the bad point of `evidence`
     contrast_matrix: str  # the same at the good point beside it
     reproduce: str  # the command that runs the failed cells of reproduce_matrix
     command: str  # the command of the bisection itself
-    notes: tuple[str, ...] = field(default=())  # what the reader should know, a sentence each
-    nested: Bisection | None = None  # the change inside the dependency that the found point only moved
+    notes: tuple[str, ...] = ()  # what the reader should know, a sentence each
+    nested: Bisection | None = None  # the search in the dependency whose version the found point only updates
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -127,7 +124,7 @@ class Bisection:
 
     @property
     def title(self) -> str:
-        """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Subject"; "fixed in release 0.18.0 of megatron-core"."""
+        """E.g. "first bad commit of megatron-lm: 1a2b3c4d5e6f Title", "first good release of megatron-core: 0.18.0"."""
         what = f"first {PointState.GOOD if self.find is Find.FIXED else PointState.BAD} {self.kind} of {self.project}"
         if self.found is None:
             return f"{what}: one of {len(self.candidates)}"
@@ -135,12 +132,12 @@ class Bisection:
 
 
 def short(name: str, kind: PointKind) -> str:
-    """A name as people write it: a hash abbreviated."""
+    """A name for display: hashes are abbreviated."""
     return name[:12] if kind is PointKind.COMMIT else name
 
 
 def judged(report: Report, cell: str, name: str) -> JudgedCell:
-    """A cell of a run's report as a bisection takes it: code that does not import fails nothing."""
+    """A cell of a run's report, for a bisection: a cell whose code does not import is REJECTED, not FAIL."""
     found = next((one for one in report.cells if one.id == cell), None)
     if found is None:
         reason = next(one.reason for one in report.rejected if one.id == cell)
@@ -165,7 +162,7 @@ def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
 def git_exit_code(report: Report, planned: Collection[str]) -> int:
     """Exit code for `git bisect run`: good, bad or skipped. `planned`: ids of the cells that were to run.
 
-    References do not count: what fails with them cannot be judged.
+    Controls that the harness added do not count: if one fails, its cells cannot be judged.
     """
     ids = [cell.id for cell in report.cells if cell.role == "cell"]
     ids += [cell.id for cell in report.rejected if cell.id in planned]

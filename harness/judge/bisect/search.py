@@ -1,7 +1,7 @@
 """Chooses which points of a history to judge next, and interprets their verdicts. Pure: names in, names out.
 
-A history is searched for the one point at which its *old* state became its *new* one: that point and all that come
-after it are new. Points that cannot be judged are `UNKNOWN`, and are never taken for either.
+The search is for the one point at which the *old* state became the *new* one: that point and all its descendants are
+new. Points that cannot be judged are `UNKNOWN` and count as neither.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 OLD, NEW, UNKNOWN = "old", "new", "unknown"
-_AWAY = 4  # how much nearer to the middle a point must be to be worth judging near one that is unknown
+_DISTANCE_WEIGHT = 4  # distance from the nearest unknown point against nearness to the middle
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Points that can be the changing one, each after its parents; the last is the new end.
+    """The points that may be the change, each after its parents; the last is the new end.
 
-    Everything that a point outside reaches is old. `parents` may name points outside.
+    `parents` may name points outside; these and all their ancestors are old.
     """
 
     points: tuple[str, ...]
@@ -26,7 +26,7 @@ class History:
 
 @dataclass(frozen=True)
 class Judge:
-    """Not decided yet: judge these points."""
+    """Not decided yet: judge these points next."""
 
     points: tuple[str, ...]
 
@@ -40,16 +40,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Undecided:
-    """It is one of these points, oldest first: those among them that are not known to be new cannot be judged."""
+    """The first new point is one of these, oldest first; those not known to be new cannot be judged."""
 
     points: tuple[str, ...]
 
 
 def next_step(history: History, verdicts: Mapping[str, str], count: int = 1) -> Judge | Found | Undecided:
-    """What follows from the verdicts (OLD, NEW or UNKNOWN by name). `count`: how many points to judge side by side.
+    """The next step, from the verdicts so far: name -> OLD, NEW or UNKNOWN. `count`: how many points to judge at once.
 
-    The new end must be NEW. Verdicts that contradict one another (the state changed more than once) leave a point that
-    is NEW and nothing in it that is known to be so before.
+    The new end must be NEW. If verdicts contradict each other (the state changed more than once), the search narrows to
+    one of the changes.
     """
     index = {name: place for place, name in enumerate(history.points)}
     within = _reached(history, index)
@@ -66,7 +66,7 @@ def next_step(history: History, verdicts: Mapping[str, str], count: int = 1) -> 
 
 
 def _reached(history: History, index: Mapping[str, int]) -> dict[str, int]:
-    """For each point the set of points that it reaches, itself included, as bits."""
+    """Point -> the point itself and its ancestors in the history, as a bit set."""
     within: dict[str, int] = {}
     for name in history.points:
         bits = 1 << index[name]
@@ -77,7 +77,7 @@ def _reached(history: History, index: Mapping[str, int]) -> dict[str, int]:
 
 
 def _candidates(index: Mapping[str, int], within: Mapping[str, int], verdicts: Mapping[str, str]) -> int:
-    """Points that every new point reaches and no old one; where verdicts contradict, those of one new point."""
+    """Points (a bit set) that all NEW points reach and no OLD one; if verdicts contradict, those of one NEW point."""
     old = 0
     for name, verdict in verdicts.items():
         old |= within[name] if verdict == OLD and name in index else 0
@@ -99,18 +99,17 @@ def _spread(
 
         def worth(name: str, middle: float = middle) -> tuple[float, float]:
             off = abs(reach[name] - middle)
-            return min(size - off, _AWAY * distance[name] + size / 2), -off
+            return min(size - off, _DISTANCE_WEIGHT * distance[name] + size / 2), -off
 
         chosen.append(max((name for name in open_ if name not in chosen), key=worth))
     return tuple(chosen)
 
 
 def simplified(history: History, content: Mapping[str, str]) -> tuple[History, dict[str, str]]:
-    """The history of some paths only, and by which point each other one is represented.
+    """The history of some paths only, as `git log -- PATH` simplifies it; and each point's representative in it.
 
-    `content`: what the paths hold at each point and at the parents outside. A point that holds what one of its parents
-    holds is represented by it, and what its other parents did to the paths is of no account. Points that are
-    represented by one outside are old.
+    `content`: what the paths hold at each point and at the parents outside. A point with the content of one of its
+    parents is represented by that parent, and its other parents are ignored. A point represented by one outside is old.
     """
     inside = set(history.points)
     stands_for: dict[str, str] = {}

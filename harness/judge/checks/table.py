@@ -43,7 +43,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 class Check(NamedTuple):
     """One row, the only declaration of a check's name and lane.
 
-    `function` returns the findings of one cell. `needs_reference`: it compares with the reference cell.
+    `function` returns the findings of one cell. `needs_reference`: it compares with the control.
     """
 
     name: str

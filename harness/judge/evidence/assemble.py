@@ -1,4 +1,4 @@
-"""Values of the whole put together from the ranks' shares: sums in float64, ranks in order."""
+"""Assembles values of the whole model from the ranks' shares: sums in float64, ranks in order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.judge.stats.distance import add
 class ParameterGradient:
     fingerprint: Fingerprint
     stage: int
-    shards: tuple[Fingerprint, ...] = ()  # by tp rank, of a parameter that is split over tp
-    parts: tuple[Fingerprint, ...] = ()  # of a whole one, see records.ParameterSeen
+    shards: tuple[Fingerprint, ...] = ()  # by tp rank, if the parameter is sharded over tp
+    parts: tuple[Fingerprint, ...] = ()  # if it is not, see records.ParameterSeen
 
     def part(self, start: int, count: int) -> Fingerprint:
         """Fingerprint of consecutive parts together."""
@@ -26,14 +26,13 @@ class ParameterGradient:
 def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]) -> dict[str, ParameterGradient]:
     """Parameter -> gradient fingerprint of the whole tensor, in the order the ranks list them.
 
-    Sharded parameters add up over tp; of replicated ones, and of the copies on cp, dp and (tied embeddings) other
-    stages, the first counts: `replica_gradients` checks that copies agree. Experts may be on other cp and dp ranks
-    than the first.
+    Shards add up over tp. Of replicated parameters, and of the copies on cp, dp and (tied embeddings) other stages, the
+    first counts: `replica_gradients` checks that copies agree. The first rank of an expert need not be cp 0, dp 0.
     """
     whole: dict[str, ParameterGradient] = {}
-    homes: dict[str, tuple[int, int, int]] = {}
+    owners: dict[str, tuple[int, int, int]] = {}
     for place, parameters in ranks:
-        home = (place.pp, place.cp, place.dp)
+        owner = (place.pp, place.cp, place.dp)
         for seen in parameters:
             known = whole.get(seen.name)
             shards = (seen.gradient,) if seen.sharded else ()
@@ -41,8 +40,8 @@ def whole_gradients(ranks: Iterable[tuple[Coordinates, Sequence[ParameterSeen]]]
                 whole[seen.name] = ParameterGradient(
                     fingerprint=seen.gradient, stage=place.pp, shards=shards, parts=tuple(seen.parts)
                 )
-                homes[seen.name] = home
-            elif seen.sharded and homes[seen.name] == home:
+                owners[seen.name] = owner
+            elif seen.sharded and owners[seen.name] == owner:
                 whole[seen.name] = ParameterGradient(
                     fingerprint=add(known.fingerprint, seen.gradient), stage=known.stage, shards=known.shards + shards
                 )

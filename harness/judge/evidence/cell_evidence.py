@@ -1,4 +1,4 @@
-"""All that is known about one cell, and the values of the whole put together from the ranks' shares.
+"""The evidence of one cell, with values of the whole model assembled from the ranks' shares.
 
 Sums are Python floats (float64). Nothing here trusts a rank about what it should have received: the truth is
 recomputed from the cell's configuration.
@@ -39,18 +39,18 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
-    """Where a document sits in a cell's step."""
+class DocumentPosition:
+    """Where a document is packed in one step of a cell."""
 
     dp: int
     micro_batch: int
-    first: bool  # first in its stream: nothing can leak into it
+    first: bool  # no document precedes it in its row, so nothing can leak into it
     truncated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParamsSeen:
-    """Packed params, and all places that saw just these for one micro-batch that is packed."""
+    """Packed params, and all locations that saw exactly these for one packed micro-batch."""
 
     params: SeenParams
     device: str | None
@@ -66,16 +66,16 @@ class CellEvidence:
     result: CellResult | None
     reference: CellEvidence | None
     tolerances: Tolerances  # of step 0
-    later: Tolerances  # not from noise that was measured in step 0
-    noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # that the cell measured: a reference
-    base: CellEvidence | None = None  # the same cell in the stack that it took turns with
+    later: Tolerances  # of later steps, without the noise floors, which are of step 0
+    noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # measured by this cell; only controls do
+    base: CellEvidence | None = None  # the same cell in the base stack, timed in turns with this one
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
     before: Baseline | None = None  # times of earlier runs; None: not asked for
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
-    attempt: int = 1  # number of the attempt that the records and the result are of
+    attempt: int = 1  # number of the attempt that left the records and the result
     config: CellConfig | None = None  # as config.json has it: what the ranks ran
     damaged: Sequence[str] = ()  # what is wrong with the attempt's files
 
@@ -84,7 +84,7 @@ class CellEvidence:
         return self.cell.config.layout
 
     def bound(self, name: str, step: int) -> Bound:
-        """A bound of the numerics lane at a step. Weights have moved after step 0, so no later bound is tighter."""
+        """A bound of the numerics lane at a step; weights move after step 0, so later bounds are never tighter."""
         at_start: Bound = getattr(self.tolerances, name)
         return at_start if step == 0 else looser(at_start, getattr(self.later, name))
 
@@ -94,7 +94,7 @@ class CellEvidence:
 
     @property
     def same_rows(self) -> bool:
-        """Whether gradients, and the weights they update, may be compared with the reference."""
+        """Whether gradients, and the weights they update, may be compared with the control."""
         return self.reference is not None and same_rows(self.cell.config, self.reference.cell.config)
 
     @property
@@ -110,27 +110,27 @@ class CellEvidence:
         ]
 
     def _truth(self, batch: MicroBatch) -> Truth:
-        if self._padded_alone:
+        if self._offsets_padded:
             batch = replace(batch, style=replace(batch.style, real_lengths=False))
         return Truth(batch=batch, params=batch.params())
 
     @cached_property
-    def _padded_alone(self) -> bool:
-        """If the data path may give padded offsets only and no rank gave others, those are the truth for all."""
+    def _offsets_padded(self) -> bool:
+        """Whether cu_seqlens are the padded offsets: the data path may give only these, and no rank gave both."""
         if not self.cell.config.style.padded_only:
             return False
         return all(seen.params is None or seen.params.cu_seqlens_q_padded is None for seen in self.observations)
 
     def truth(self, step: int, dp: int, micro_batch: int) -> Truth | None:
-        """None for a micro-batch that the plan does not have."""
+        """The truth for one micro-batch; None if the plan does not have it."""
         if step not in self.steps or not 0 <= micro_batch < len(self.plan[step][dp]):
             return None
         return self.plan[step][dp][micro_batch]
 
     @cached_property
-    def homes(self) -> list[dict[int, Home]]:
-        """Per step: document -> its home."""
-        homes: list[dict[int, Home]] = []
+    def homes(self) -> list[dict[int, DocumentPosition]]:
+        """Per step: document -> its position."""
+        homes: list[dict[int, DocumentPosition]] = []
         for step in self.plan:
             found = {}
             for dp, replica in enumerate(step):
@@ -139,7 +139,7 @@ class CellEvidence:
                     for item in truth.batch.placed:
                         document = item.document
                         cut = document.original_length > document.length
-                        found[document.index] = Home(
+                        found[document.index] = DocumentPosition(
                             dp=dp, micro_batch=number, first=item.start in starts, truncated=cut
                         )
             homes.append(found)
@@ -147,7 +147,7 @@ class CellEvidence:
 
     @cached_property
     def scans(self) -> dict[int, Scan]:
-        """Rank -> the numbers that it computed."""
+        """Rank -> scan of the numbers that it computed."""
         return {rank: scan(self.records[rank]) for rank in sorted(self.records)}
 
     @cached_property
@@ -156,12 +156,12 @@ class CellEvidence:
 
     @cached_property
     def cause(self) -> Cause | None:
-        """Why the cell did not complete; None when every rank did."""
+        """Why the cell did not complete; None if every rank did."""
         return cause_of(self.endings, self.result, self.job.state)
 
     @cached_property
     def failure_class(self) -> FailureClass | None:
-        """The class of what went wrong; None when every rank completed."""
+        """The class of the failure; None if every rank completed."""
         if self.cause is None:
             return None
         job, logs, endings = self.job, self.logs, tuple(self.endings)
@@ -170,12 +170,12 @@ class CellEvidence:
 
     @cached_property
     def observations(self) -> list[Observation]:
-        """Every place at which packed params were looked for."""
+        """The packed params, or their absence, at every location that the ranks recorded."""
         return observations_of(self.records.values())
 
     @cached_property
     def params_seen(self) -> list[ParamsSeen]:
-        """The distinct packed params that the observations hold, by the micro-batch they were seen for."""
+        """The distinct packed params of the observations, micro-batch by micro-batch."""
         groups: dict[tuple[int, int], ParamsSeen] = {}
         for observation in self.observations:
             place, params = observation.place, observation.params
@@ -191,7 +191,7 @@ class CellEvidence:
         return list(groups.values())
 
     def step_records(self, step: int, **where: int) -> Iterator[tuple[RankRecord, StepSeen]]:
-        """(record, step) of the ranks whose coordinates are `where` and that finished the step, in rank order."""
+        """(record, step) of the ranks with the coordinates `where` that finished the step, in rank order."""
         for rank in sorted(self.records):
             record = self.records[rank]
             if all(getattr(record.place, name) == value for name, value in where.items()):
@@ -201,7 +201,7 @@ class CellEvidence:
 
     @cached_property
     def legs(self) -> dict[str, LegEvidence]:
-        """Canary legs that every rank came through, by name."""
+        """Canary legs that every rank finished, by name."""
         return legs_seen(self.cell.config, self.legs_planned, self.records)
 
     @cached_property
@@ -215,7 +215,7 @@ class CellEvidence:
 
     @cached_property
     def finished_steps(self) -> list[int]:
-        """Steps that every rank of the last stage finished: their sums over ranks are whole."""
+        """Steps that every rank of the last stage finished, so that sums over ranks are complete."""
         per_stage = self.layout.world_size // self.layout.pp
         last = self.last_stage
         return [step for step in self.steps if sum(1 for _ in self.step_records(step, pp=last)) == per_stage]
@@ -227,7 +227,7 @@ class CellEvidence:
 
     @property
     def fingerprinted(self) -> bool:
-        """Whether gradients and activations of step 0 are all there."""
+        """Whether gradients and activations of step 0 are complete."""
         return self.cell.config.fingerprints and self.first_step_whole
 
     @cached_property
@@ -247,7 +247,7 @@ class CellEvidence:
 
     @cached_property
     def document_tokens(self) -> dict[int, dict[int, float]]:
-        """Document -> position -> loss, step 0."""
+        """Document -> token position -> loss, step 0."""
         losses: dict[int, dict[int, float]] = {}
         for _, seen in self.step_records(0, pp=self.last_stage, tp=0):
             for token in seen.tokens:
@@ -256,7 +256,7 @@ class CellEvidence:
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
-        """Parameter -> gradient of the whole tensor in step 0."""
+        """Parameter -> gradient of the whole tensor, step 0."""
         return whole_gradients((record.place, record.parameters) for record in self._in_order())
 
     @cached_property
@@ -271,7 +271,7 @@ class CellEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class CellFound:
-    """The files of a cell's newest attempt, read; the fields are those of CellEvidence."""
+    """Contents of the files of a cell's newest attempt; the fields are those of CellEvidence."""
 
     records: dict[int, RankRecord] = field(default_factory=dict)
     result: CellResult | None = None
@@ -285,31 +285,31 @@ class CellFound:
 
 
 def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterator[CellEvidence]:
-    """Evidence of every planned cell, linked to its reference; references come first, and `find` is asked cell by cell.
+    """Evidence of every planned cell, linked to its control; controls come first. `find` is called cell by cell.
 
-    Only references are kept: a run of a thousand cells of 64 ranks does not fit into memory.
+    Only controls are kept: a run of a thousand cells of 64 ranks does not fit into memory.
     """
     known = {cell.id: cell for cell in plan.expansion.cells}
     needed = {cell.reference for cell in known.values()}
-    references: dict[str, CellEvidence] = {}
+    controls: dict[str, CellEvidence] = {}
     for cell in plan.expansion.controls_first:
-        evidence = _evidence(plan, cell, find, references.get(cell.reference or ""))
+        evidence = _evidence(plan, cell, find, controls.get(cell.reference or ""))
         if cell.base in known:
             evidence.base = _evidence(plan, known[cell.base], find, None)
         if cell.id in needed:
-            references[cell.id] = evidence
+            controls[cell.id] = evidence
         yield evidence
 
 
 def _evidence(
-    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], reference: CellEvidence | None
+    plan: RunPlan, cell: PlannedCell, find: Callable[[str], CellFound], control: CellEvidence | None
 ) -> CellEvidence:
     found = find(cell.id)
     own = noise_floors(found.records)
     return CellEvidence(
         cell=cell,
-        reference=reference,
-        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, reference.noise if reference else own),
+        reference=control,
+        tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
         later=tolerances_for(cell.config.dtype, plan.tolerances),
         noise=own,
         stack=plan.stacks.get(cell.config.stack),

@@ -12,17 +12,13 @@ from harness.core.run.records import CellResult, Failure, Progress, RankEnding, 
 from harness.core.run.states import LegName, Phase
 
 LEGS: tuple[LegName, ...] = get_args(LegName)
-TRAINED: tuple[LegName, ...] = (
-    "training",
-    *LEG_NAMES,
-    "timing",
-)  # legs that use the model, once the metadata leg is through
+TRAINED: tuple[LegName, ...] = ("training", *LEG_NAMES, "timing")  # legs that use the model, after the metadata leg
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process broke by itself. Others (SIGKILL, SIGTERM) come from outside.
+# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process itself crashed. Others (SIGKILL, SIGTERM) come from outside.
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
 SIGTERM = 15
-STALL_S = 2.0  # without progress, at least, before a rank counts as stalled
-STALL_SHARE = 0.2  # likewise, of the time that the attempt took
+STALL_S = 2.0  # a rank without progress for less than this is not stalled,
+STALL_SHARE = 0.2  # nor for less than this share of the attempt's duration
 
 
 Ended = Literal["completed", "raised", "crashed", "deadline", "killed", "missing"]
@@ -35,15 +31,15 @@ class Ending:
     ended: Ended
     progress: Progress
     failure: Failure | None = None
-    hang: str | None = None  # collective the rank waited in when it hit the deadline
+    hang: str | None = None  # collective in which the rank waited at the deadline
     exit_code: int | None = None
-    stack: tuple[str, ...] | None = None  # of the dump at the deadline, innermost last; None: there is no dump
+    stack: tuple[str, ...] | None = None  # frames dumped at the deadline, innermost last; None: there is no dump
     flight: tuple[str, ...] = ()  # collectives that NCCL's flight recorder had not seen complete
-    stalled: bool = False  # it reported no progress for a good part of the attempt before the deadline
+    stalled: bool = False  # it reported no progress for a while before the deadline: STALL_S, STALL_SHARE
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """Sorts ranks by how far they came."""
+        """Sort key: how far the rank came."""
         progress = self.progress
         leg = LEGS.index(progress.leg) if progress.leg in LEGS else 0
         phase = PHASES.index(progress.phase) if progress.phase in PHASES else 0
@@ -82,7 +78,7 @@ def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellRe
 
 
 def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
-    """The ending in the record. If it still says `running`, the process was cut off, and its parent knows how."""
+    """The ending in the record; if that still says `running`, the process died, and its parent saw how."""
     if record is not None and record.ended in ("completed", "raised", "deadline"):
         return record.ended
     if record is not None and process is not None and process.ended in ("raised", "deadline"):
@@ -93,15 +89,15 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
 
 
 def _stalled(process: RankEnding | None, took: float) -> bool:
-    """A rank that is only slow still reports progress from time to time; `took`: seconds that the attempt lasted."""
+    """Whether the rank had stopped; one that is only slow reports progress at times. `took`: the attempt's seconds."""
     return process is not None and process.still_s is not None and process.still_s >= max(STALL_S, STALL_SHARE * took)
 
 
 def _died_by_itself(exit_code: int | None) -> bool:
-    """A crash signal, or an exit with an error code; other signals come from outside."""
+    """Whether it was a crash signal, or an exit with an error code; other signals come from outside."""
     return exit_code is not None and (signal_of(exit_code) in CRASH_SIGNALS or 0 < exit_code < 128)
 
 
 def signal_of(exit_code: int) -> int:
-    """Signal number of a process that died of one (negative or 128 + n), else 0."""
+    """The signal that ended a process (exit code negative or 128 + n), else 0."""
     return -exit_code if exit_code < 0 else max(exit_code - 128, 0)

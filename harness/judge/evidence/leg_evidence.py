@@ -1,4 +1,4 @@
-"""The records of all ranks of one canary leg, combined, with the plan of the leg."""
+"""One canary leg: the records of all ranks, combined, and the plan of the leg."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from harness.judge.locations import where_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Where a document sits in a leg."""
+class LegPosition:
+    """Where a document is packed in a leg."""
 
     dp: int
     micro_batch: int
     number: int  # among the documents of its micro-batch, from 0
+
+    def __str__(self) -> str:
+        return f"number {self.number} in micro-batch {self.micro_batch} of replica {self.dp}"
 
     def where(self, leg: str, last_stage: int) -> dict[str, int | str]:
         """`where` of a finding about the document's loss."""
@@ -30,7 +33,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class LegEvidence:
-    """A leg that every rank came through."""
+    """A leg that every rank finished."""
 
     leg: Leg
     config: CellConfig
@@ -42,10 +45,10 @@ class LegEvidence:
         return self.leg.micro_batches(self.config)
 
     @cached_property
-    def seats(self) -> dict[int, Seat]:
-        """Document -> where it sits, in the order of the packing."""
+    def positions(self) -> dict[int, LegPosition]:
+        """Document -> its position, in the order of the packing."""
         return {
-            item.document.index: Seat(dp=dp, micro_batch=number, number=place)
+            item.document.index: LegPosition(dp=dp, micro_batch=number, number=place)
             for dp, replica in enumerate(self.plan)
             for number, batch in enumerate(replica)
             for place, item in enumerate(batch.placed)
@@ -53,7 +56,7 @@ class LegEvidence:
 
     @cached_property
     def losses(self) -> dict[int, DocumentLoss]:
-        """Document -> loss summed over the context ranks, in rank order."""
+        """Document -> loss summed over the cp ranks, in rank order."""
         sums: dict[int, DocumentLoss] = {}
         for _, seen in self._with_losses():
             for document, part in seen.documents.items():
@@ -63,12 +66,12 @@ class LegEvidence:
 
     @property
     def token_count(self) -> int:
-        """Labels that the loss masks of all replicas count."""
+        """Number of labels that count in the loss, over all replicas."""
         return sum(seen.token_count for _, seen in self._with_losses())
 
     @cached_property
     def gradients(self) -> dict[str, ParameterGradient]:
-        """Parameter -> gradient of the whole tensor, of a leg with a backward."""
+        """Parameter -> gradient of the whole tensor; only of legs with a backward."""
         return whole_gradients((at, seen.parameters) for at, seen in self._in_order())
 
     @cached_property
@@ -78,7 +81,7 @@ class LegEvidence:
 
     @cached_property
     def input_gradients(self) -> dict[int, dict[int, Fingerprint]]:
-        """Layer, or the number after the last for the output -> document -> fingerprint of its input's gradient."""
+        """Layer (the number after the last: the output block) -> document -> fingerprint of its input's gradient."""
         ranks = ((at, seen.input_gradients) for at, seen in self._in_order())
         return whole_activations(ranks, sp=self.config.layout.sp)
 
@@ -95,7 +98,7 @@ class LegEvidence:
 
 
 def legs_seen(config: CellConfig, legs: Sequence[Leg], records: Mapping[int, RankRecord]) -> dict[str, LegEvidence]:
-    """Leg name -> evidence, of the legs that all ranks of the layout came through."""
+    """Leg name -> evidence, of the legs that all ranks of the layout finished."""
     found: dict[str, LegEvidence] = {}
     for leg in legs:
         seen = {rank: item for rank, record in records.items() for item in record.legs if item.leg == leg.name}

@@ -1,9 +1,9 @@
-"""Routers of a cell put together from the ranks' shares, and the auxiliary loss by the harness's own arithmetic.
+"""Routers of a cell, assembled from the ranks' shares, and the harness's own computation of the auxiliary loss.
 
 For E experts, k of them per token, n_i tokens and score sum p_i of expert i among T tokens, the loss of one set of
 tokens is coefficient * E / (k T^2) * sum_i n_i p_i (Switch Transformer, arXiv 2101.03961; megatron.core.transformer.moe
 .moe_utils.switch_load_balancing_loss_func). `aux_loss` takes all tokens of a micro-batch; `seq_aux_loss` takes each row
-for itself, with T their mean length, and averages over the rows.
+separately, with T their mean length, and averages over the rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RouterWhole:
     real: list[ExpertShare]  # per row
     padding: list[ExpertShare]
     aux_loss: float | None = None
-    aux_weighted: float | None = None  # as it acts on gradients: the schedule's scale and the reduction included
+    aux_weighted: float | None = None  # its effect on gradients: includes the schedule's scale and the reduction
 
 
 def routers(evidence: CellEvidence) -> list[RouterWhole]:
-    """In order of layer, replica and micro-batch."""
+    """Every router, in order of layer, replica and micro-batch."""
     whole: dict[tuple[int, int, int], RouterWhole] = {}
     for _, record in sorted(evidence.records.items()):
         factor = (record.aux_scale or 0.0) * _reduction(evidence)
@@ -43,7 +43,7 @@ def routers(evidence: CellEvidence) -> list[RouterWhole]:
                 known = whole[key] = RouterWhole(
                     layer=layer, stage=record.place.pp, dp=dp, micro_batch=micro_batch, real=[], padding=[]
                 )
-            known.real, known.padding = _added(known.real, seen.real), _added(known.padding, seen.padding)
+            known.real, known.padding = _added_rows(known.real, seen.real), _added_rows(known.padding, seen.padding)
             if seen.aux_loss is not None and seen.aux_weighted is not None:
                 known.aux_loss = (known.aux_loss or 0.0) + seen.aux_loss
                 known.aux_weighted = (known.aux_weighted or 0.0) + seen.aux_weighted * factor
@@ -62,11 +62,12 @@ def loss_tokens(evidence: CellEvidence) -> int:
     return sum(truth.batch.loss_tokens for replica in evidence.plan[0] for truth in replica)
 
 
-def _added(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> list[ExpertShare]:
-    return [both(a, b) for a, b in zip(left, right)] if left else list(right)
+def _added_rows(left: Sequence[ExpertShare], right: Sequence[ExpertShare]) -> list[ExpertShare]:
+    return [added(a, b) for a, b in zip(left, right)] if left else list(right)
 
 
-def both(left: ExpertShare, right: ExpertShare) -> ExpertShare:
+def added(left: ExpertShare, right: ExpertShare) -> ExpertShare:
+    """The share of two groups of tokens together."""
     return ExpertShare(
         tokens=left.tokens + right.tokens,
         counts=[a + b for a, b in zip(left.counts, right.counts)],
@@ -75,8 +76,8 @@ def both(left: ExpertShare, right: ExpertShare) -> ExpertShare:
 
 
 def counted_rows(router: RouterWhole, masked: bool) -> list[ExpertShare]:
-    """Per row the tokens that count in statistics: without padding where the release can leave it out."""
-    return router.real if masked else _added(router.real, router.padding)
+    """Per row the tokens in the statistics; `masked`: without padding, in releases that can leave it out."""
+    return router.real if masked else _added_rows(router.real, router.padding)
 
 
 def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | None = None) -> float:
@@ -84,7 +85,7 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
     if (kind or moe.aux_loss) == "aux_loss":
         total = rows[0]
         for row in rows[1:]:
-            total = both(total, row)
+            total = added(total, row)
         rows = [total]
     tokens = sum(row.tokens for row in rows) / len(rows)
     if not tokens:
@@ -96,7 +97,7 @@ def own_aux_loss(moe: MoeConfig, rows: Sequence[ExpertShare], *, kind: str | Non
 def own_weight(evidence: CellEvidence, rows: Sequence[ExpertShare]) -> float:
     """The factor of a micro-batch's auxiliary loss in gradients.
 
-    Per token: the share of its tokens, in units of the tokens that count in the loss; else one of all micro-batches.
+    With calculate_per_token_loss its tokens over all loss tokens of the step, else 1 over the number of micro-batches.
     """
     if evidence.cell.config.options.calculate_per_token_loss:
         return sum(row.tokens for row in rows) / max(loss_tokens(evidence), 1)

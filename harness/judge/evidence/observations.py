@@ -1,4 +1,4 @@
-"""Every place of the ranks of a cell at which packed params were looked for."""
+"""The packed params that each rank of a cell saw, location by location."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.judge.locations import RankLocation
 
 
 class Observation(NamedTuple):
-    """Packed params as one rank saw them at one place; None when it saw none."""
+    """Packed params as one rank saw them at one location; None if it saw none."""
 
     place: RankLocation
     params: SeenParams | None
@@ -18,9 +18,9 @@ class Observation(NamedTuple):
 
 
 def observations_of(records: Iterable[RankRecord]) -> list[Observation]:
-    """The metadata leg, then the training leg, of every record.
+    """Observations of the metadata leg, then of the training leg, of every record.
 
-    Equal params on one kind of device are one object, since ranks hold the same few many times over.
+    Equal params on devices of one name are one object, since many ranks hold the same few.
     """
     known: dict[tuple[Any, ...], list[SeenParams]] = {}
     return [observation for record in records for observation in _observations(record, known)]
@@ -40,10 +40,10 @@ def _observations(record: RankRecord, known: dict[tuple[Any, ...], list[SeenPara
 
 
 def _interned(params: SeenParams, device: str | None, known: dict[tuple[Any, ...], list[SeenParams]]) -> SeenParams:
-    """The first of equal params."""
-    alike = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
-    for other in alike:
+    """The equal params seen first, or these if they are new."""
+    similar = known.setdefault((device, tuple(params.cu_seqlens_q or ()), params.max_seqlen_q), [])
+    for other in similar:
         if other == params:
             return other
-    alike.append(params)
+    similar.append(params)
     return params

@@ -20,8 +20,8 @@ VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wrong:
-    """One field that is not what it must be."""
+class FieldProblem:
+    """One field with a wrong value or form."""
 
     field: str
     measured: Any
@@ -29,21 +29,21 @@ class Wrong:
     tensor: str = ""  # of form problems: the cu_seqlens field
 
 
-def value_problems(seen: SeenParams, truth: PackedParams) -> list[Wrong]:
-    """Fields with a value other than the truth. A garbage max_seqlen passes a not-None test, so values are compared.
+def value_problems(seen: SeenParams, truth: PackedParams) -> list[FieldProblem]:
+    """Fields whose value differs from the truth. A garbage max_seqlen is not None, so values are compared.
 
-    Padded offsets that the data path need not supply may also be given, equal to the plain ones: attention then
-    reads the same.
+    Padded offsets that the data path need not supply may be given if they equal the plain ones: attention then reads
+    the same values.
     """
     problems = []
     for name in VALUE_FIELDS:
         measured, expected = getattr(seen, name), _plain(getattr(truth, name))
         form = seen.forms.get(name)
         if measured == expected or (form is not None and form.device == "meta"):
-            continue  # a tensor on the meta device has no values: a problem of its form
+            continue  # a tensor on the meta device has no values: a form problem
         if expected is None and measured == list(getattr(truth, name.removesuffix("_padded"))):
             continue
-        problems.append(Wrong(field=name, measured=measured, expected=expected))
+        problems.append(FieldProblem(field=name, measured=measured, expected=expected))
     return problems
 
 
@@ -51,13 +51,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def problems_of(item: ParamsSeen) -> list[Wrong]:
-    """Fields with a value other than the truth."""
+def problems_of(item: ParamsSeen) -> list[FieldProblem]:
+    """Fields whose value differs from the truth."""
     return value_problems(item.params, item.expected)
 
 
-def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[Wrong]:
-    """Type, rank and device of the tensors, Python type and format: what kernels refuse or silently misread.
+def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> list[FieldProblem]:
+    """Wrong dtypes, shapes, devices, Python types and formats, which kernels refuse or silently misread.
 
     `device` is the model's ("cuda:0"), None if not recorded.
     """
@@ -70,17 +70,17 @@ def form_problems(seen: SeenParams, style: PackingStyle, device: str | None) -> 
     if seen.max_seqlen_q is not None and not (style.longest_as_tensor and seen.max_seqlen_type == "Tensor"):
         wanted.append(("max_seqlen_type", "", seen.max_seqlen_type, "int"))
     return [
-        Wrong(field=field, tensor=name, measured=found, expected=right)
+        FieldProblem(field=field, tensor=name, measured=found, expected=right)
         for field, name, found, right in wanted
         if found != right
     ]
 
 
 def copied_padding(seen: SeenParams) -> bool:
-    """Whether padded offsets equal the plain ones without being the same tensors, and nothing states what that means.
+    """Whether padded offsets equal the plain ones but are other tensors, and pad_between_seqs is not set.
 
-    Transformer Engine (DotProductAttention.forward, pad_between_seqs=None) then takes it that there is padding between
-    documents and leaves its fast path; issue 3487 there.
+    Transformer Engine (DotProductAttention.forward) then assumes padding between documents and leaves its fast path
+    (issue 3487 there).
     """
     pairs = [(name, name.removesuffix("_padded")) for name in PADDED]
     equal = all(getattr(seen, padded) is not None and getattr(seen, padded) == getattr(seen, q) for padded, q in pairs)
@@ -93,7 +93,7 @@ def _same(seen: SeenParams, one: str, other: str) -> bool:
 
 
 def pairing(real: list[int], padded: list[int]) -> list[str]:
-    """Contradictions between real and padded offsets: count of segments, and more real tokens than slots."""
+    """Contradictions between real and padded offsets: numbers of segments, segments with more tokens than slots."""
     if len(real) != len(padded):
         return [f"there are {len(real) - 1} real segments and {len(padded) - 1} padded ones"]
     sizes = [(b - a, d - c) for (a, b), (c, d) in zip(itertools.pairwise(real), itertools.pairwise(padded))]
@@ -102,7 +102,7 @@ def pairing(real: list[int], padded: list[int]) -> list[str]:
 
 
 def ghosts(offsets: list[int], expected: list[int]) -> int:
-    """How many empty segments there are beyond those of the plan, when nothing else is wrong; else 0."""
+    """Number of empty segments beyond those of the plan if nothing else is wrong, else 0."""
     segments, planned = _without_empty(offsets), _without_empty(expected)
     return len(offsets) - len(expected) if segments == planned and len(offsets) > len(expected) else 0
 
@@ -112,23 +112,23 @@ def _without_empty(offsets: list[int]) -> list[int]:
 
 
 def structure(offsets: list[int], *, length: int, multiple: int) -> list[str]:
-    """Problems of offsets by themselves: start, order, end (physical length in tokens), alignment."""
+    """Defects of offsets in themselves: start, order, end (physical length in tokens), alignment."""
     if not offsets:
         return ["it is empty"]
-    said = []
+    problems = []
     if offsets[0] != 0:
-        said.append(f"it starts at {offsets[0]}, not 0")
+        problems.append(f"it starts at {offsets[0]}, not 0")
     if any(after < before for before, after in itertools.pairwise(offsets)):
-        said.append("it decreases")
+        problems.append("it decreases")
     if offsets[-1] != length:
-        said.append(f"it ends at {offsets[-1]}, not at the physical length {length}")
+        problems.append(f"it ends at {offsets[-1]}, not at the physical length {length}")
     if any((after - before) % multiple for before, after in itertools.pairwise(offsets)):
-        said.append(f"a segment is not a multiple of {multiple} tokens")
-    return said
+        problems.append(f"a segment is not a multiple of {multiple} tokens")
+    return problems
 
 
 def missing_class(evidence: CellEvidence, places: list[RankLocation]) -> str:
-    """Class of packed params or offsets that are not there, after the chunks, stages or ranks that lack them."""
+    """Fault class of absent packed params or offsets, by the chunks, stages or ranks that lack them."""
     last = evidence.last_stage
     stages = {place.at.pp for place in places}
     if {place.leg for place in places} == {"training"}:

@@ -1,4 +1,4 @@
-"""The samples of a cell's timing leg, put together from the ranks."""
+"""The times of a cell, combined over its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKED: Load = ("packed", 0)
 
 
 def times_of(evidence: CellEvidence) -> Times:
-    """Load -> round -> seconds: a round takes as long as its slowest rank. Loads in ascending order of documents."""
+    """Load -> round -> seconds of the slowest rank; loads sorted by name and number of documents."""
     times: Times = {}
     for record in evidence.records.values():
         for seen in record.timings:
@@ -26,14 +26,14 @@ def times_of(evidence: CellEvidence) -> Times:
 
 
 def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
-    """The ratio over the rounds that both have."""
+    """The paired ratio of two loads over the rounds that both have; None if there are none."""
     over, under = times.get(load, {}), times.get(base, {})
     rounds = sorted(over.keys() & under.keys())
     return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
 
 
 def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
-    """Times of this cell and of its base, of the rounds in which both took their turn."""
+    """Times of this cell and of its base, of the rounds that both ran in turns."""
     if evidence.base is None:
         return [], []
     ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))
@@ -42,7 +42,7 @@ def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
 
 
 def busy_step(evidence: CellEvidence) -> float | None:
-    """Median over the steps after the first, which warms up, of what the slowest rank computed, in seconds."""
+    """Median busy time of a step's slowest rank, in seconds; without the first step, which warms up."""
     times = []
     for step in list(evidence.steps)[1:]:
         seen = [item.busy_s for _, item in evidence.step_records(step)]
@@ -52,7 +52,7 @@ def busy_step(evidence: CellEvidence) -> float | None:
 
 
 def packed_pass(evidence: CellEvidence) -> float | None:
-    """Median over the rounds of the timing leg of a pass over the step's documents as the data path packs them."""
+    """Median time of the timing leg's pass over the documents as the data path packs them, in seconds."""
     rounds = times_of(evidence).get(PACKED, {})
     return statistics.median(rounds.values()) if rounds else None
 
@@ -63,15 +63,15 @@ def on_gpu(evidence: CellEvidence) -> bool:
 
 
 def compared_seconds(evidence: CellEvidence) -> float | None:
-    """The time that is compared between runs: on a CPU what a training step computed, on a GPU the timing leg's pass.
+    """The time compared between runs, in seconds: on a CPU a training step's busy time, on a GPU the timing leg's pass.
 
-    A training step on a GPU has the host's clock alone: it also waits for the file system, and reads tensors back.
+    A training step on a GPU is timed by the host alone, which also waits for the file system and reads tensors back.
     """
     return packed_pass(evidence) if on_gpu(evidence) else busy_step(evidence)
 
 
 def samples_before(evidence: CellEvidence) -> list[Sample]:
-    """Earlier green runs on the hardware of this one, the newest first."""
+    """Earlier green runs on this cell's hardware, the newest first."""
     if evidence.before is None:
         return []
     facts = [record.environment for record in evidence.records.values()]
@@ -81,7 +81,7 @@ def samples_before(evidence: CellEvidence) -> list[Sample]:
 
 
 def against_history(evidence: CellEvidence) -> Comparison | None:
-    """None where nothing was timed, the matrix does not ask, or there are too few earlier runs."""
+    """The comparison with earlier runs; None if nothing was timed, none is asked for, or there are too few runs."""
     seconds = compared_seconds(evidence)
     return None if seconds is None else compare(seconds, samples_before(evidence))
 

@@ -11,9 +11,7 @@ from harness.judge.required.expected import Expected
 
 _SUBJECTS = (facts, legs, model, timing)
 _MOST_NAMED = 3
-
-
-_OTHER_ROWS = "gradients and steps after the first are not compared with the reference, which has other rows"
+_OTHER_ROWS = "gradients and steps after the first are not compared with the control, which has other rows"
 
 
 def weight_of(evidence: CellEvidence) -> Weight:
@@ -34,9 +32,9 @@ def weight_of(evidence: CellEvidence) -> Weight:
 
 
 def incomplete(evidence: CellEvidence) -> str:
-    """Missing, duplicate, contradictory or impossible evidence of a cell in which every rank completed.
+    """What is missing, duplicate, contradictory or impossible in the evidence of a cell whose ranks all completed.
 
-    Empty for any other cell: there only the existing records are judged.
+    Empty for any other cell, which is judged by the records that exist.
     """
     if any(ending.ended != "completed" for ending in evidence.endings):
         return ""
@@ -50,7 +48,7 @@ def incomplete(evidence: CellEvidence) -> str:
 def _problems(evidence: CellEvidence) -> Iterator[str]:
     expected = Expected(evidence)
     if evidence.result is None:
-        yield "result.json is missing: how the attempt ended is not known"
+        yield "result.json is missing, so how the attempt ended is unknown"
     elif evidence.result.status == "completed":
         yield from (f"result.json: {problem}" for problem in facts.result_problems(expected, evidence.result))
     partial = False
@@ -59,7 +57,7 @@ def _problems(evidence: CellEvidence) -> Iterator[str]:
             for problem in subject.problems(expected, record):
                 partial = True
                 yield f"record of rank {rank}: {problem}"
-        yield from (f"record of rank {rank}: {odd.what} {odd.why}" for odd in evidence.scans[rank].impossible)
+        yield from (f"record of rank {rank}: {bad.what} {bad.why}" for bad in evidence.scans[rank].impossible)
     if not partial:
         yield from facts.disagreements(expected, evidence.records)
         yield from model.disagreements(expected, evidence.records)

@@ -8,13 +8,14 @@ from harness.core.cell.canary_legs import Leg
 from harness.core.cell.layout import Coordinates
 from harness.core.packing.arithmetic import MicroBatch
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import attention_layers
 
 BatchKey = tuple[int, int]  # chunk, micro-batch
 LayerKey = tuple[int, int, int, int]  # step, chunk, micro-batch, layer
 
 
 class Expected:
-    """Derived from the configuration of one cell; `stage` is a pipeline stage, layers are numbered from 1."""
+    """What ranks must record, from the configuration of one cell. `stage`: pipeline stage; layers count from 1."""
 
     def __init__(self, evidence: CellEvidence) -> None:
         self.evidence, self.config = evidence, evidence.cell.config
@@ -31,19 +32,12 @@ class Expected:
     def is_last(self, place: Coordinates) -> bool:
         return place.pp == self.layout.pp - 1
 
-    def speaks(self, place: Coordinates) -> bool:
+    def records_outputs(self, place: Coordinates) -> bool:
         """Whether the rank records layer outputs: without sequence parallel all tp ranks hold the same tokens."""
         return place.tp == 0 or self.layout.sp
 
-    def chunk_layers(self, stage: int, chunk: int) -> list[int]:
-        """Attention layers of a model chunk; prediction layers follow the last layer of the model."""
-        layers = list(self.layout.layers(self.model.layers, stage, chunk))
-        if self.model.mtp and stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1:
-            layers += range(self.model.layers + 1, self.model.layers + 1 + self.model.mtp.layers)
-        return layers
-
     def layers(self, stage: int) -> list[int]:
-        """Layers of the decoder on a stage, without prediction layers, ascending."""
+        """Decoder layers of a stage, without prediction layers, ascending."""
         chunks = range(self.layout.vpp)
         return sorted(layer for chunk in chunks for layer in self.layout.layers(self.model.layers, stage, chunk))
 
@@ -52,7 +46,7 @@ class Expected:
         return ([0] if stage == 0 else []) + self.layers(stage)
 
     def inputs(self, stage: int) -> list[int]:
-        """Layers with a fingerprint of the input's gradient; the number after the last is the output block."""
+        """Layers with a fingerprint of the input's gradient; the number after the last layer is the output block."""
         last = stage == self.layout.pp - 1
         return self.layers(stage) + ([self.model.layers + 1] if last else [])
 
@@ -60,7 +54,7 @@ class Expected:
         """Layers with a router."""
         if self.model.moe is None:
             return []
-        return [layer for chunk in range(self.layout.vpp) for layer in self.chunk_layers(stage, chunk)]
+        return [layer for chunk in range(self.layout.vpp) for layer in attention_layers(self.config, stage, chunk)]
 
     def _batch_keys(self, dp: int) -> list[BatchKey]:
         """Micro-batches of the metadata leg, in the order in which they are fetched."""
@@ -75,15 +69,15 @@ class Expected:
             for step, replicas in enumerate(self.evidence.plan)
             for number in range(len(replicas[dp]))
             for chunk in range(self.layout.vpp)
-            for layer in self.chunk_layers(stage, chunk)
+            for layer in attention_layers(self.config, stage, chunk)
         )
 
     def recomputed_keys(self, stage: int, dp: int) -> frozenset[LayerKey]:
-        """Attention layers that backward computes once more."""
+        """Attention layers that backward recomputes."""
         return frozenset() if self.config.recompute == "none" else self.layer_keys(stage, dp)
 
     def _shapes(self, dp: int) -> list[list[int]]:
-        """[rows, local slots] of the micro-batches of step 0."""
+        """[rows, slots per cp rank] of the micro-batches of step 0."""
         return [self._shape(truth.batch) for truth in self.evidence.plan[0][dp]]
 
     def _shape(self, batch: MicroBatch) -> list[int]:
@@ -91,20 +85,14 @@ class Expected:
         return [rows, batch.slots // rows // self.layout.cp]
 
     def _leg_batches(self, name: str, dp: int) -> tuple[list[BatchKey], list[list[int]]]:
-        """Micro-batches of a leg without the model, and their shapes."""
+        """Micro-batches, and their shapes, of a leg that does not run the model."""
         leg = next(item for item in self.legs if item.name == name)
         batches = leg.micro_batches(self.config)[dp]
         return self._keys(len(batches)), [self._shape(batch) for batch in batches]
 
-    def fields(self, stage: int, chunk: int) -> tuple[str, ...]:
-        """Fields of a batch that the model chunk uses."""
-        last = stage == self.layout.pp - 1 and chunk == self.layout.vpp - 1
-        embeds = (stage == 0 and chunk == 0) or (last and self.model.mtp is not None)
-        return (("tokens", "position_ids") if embeds else ()) + (("labels", "loss_mask") if last else ())
-
     @property
     def workloads(self) -> list[tuple[str, int]]:
-        """(leg, step) in the order in which data paths that count make the iterators of chunk 0."""
+        """(leg, step) in the order in which data paths that count their work build the iterators of chunk 0."""
         if not self.config.path.counts_work:
             return []
         return [("metadata", 0), *(("training", step) for step in self.evidence.steps)]

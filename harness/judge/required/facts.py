@@ -1,4 +1,4 @@
-"""Required facts of a rank: modules, versions, device; and how it ended according to the harness."""
+"""Required facts of a rank: modules, versions, device; and that the supervisor's result agrees with its record."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ENVIRONMENT = (
     "dtype",
     "memory_limit_bytes",
 )
-ALIKE = ("backend", "attention", "dtype")  # on all ranks of a cell
+ALIKE = ("backend", "attention", "dtype")  # the same on all ranks of a cell
 _BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo")}
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
     yield from _environment(expected, record.environment)
-    yield from _stand_ins(record)
+    yield from _cpu_stubs(record)
     yield from _imports(record)
     forbidden = expected.config.forbidden
     if (record.refusal is not None) != bool(forbidden):
-        yield f"refusal is {'missing' if forbidden else 'there, though nothing forbidden was asked'}"
+        yield f"refusal is {'missing' if forbidden else 'present, though the cell has no forbidden combination'}"
     if record.refusal is not None and not (record.refusal.validator and record.refusal.wanted):
-        yield "refusal names no validator, or no message that was wanted"
+        yield "refusal names no validator, or no expected message"
     if record.refusal is not None and (record.refusal.type is None) != (record.refusal.message is None):
         yield "refusal has a message without a type, or a type without a message"
     for name in ("peak_memory_bytes", "peak_reserved_bytes"):
@@ -54,41 +54,44 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
     kind = facts["torch_device"].partition(":")[0]
     asked = expected.config.device
     if facts["backend"] not in _BACKENDS.get(kind, ()) or (facts["device"] == "cpu") != (kind == "cpu"):
-        yield f"environment: {facts['device']!r}, {facts['torch_device']!r} and {facts['backend']!r} do not fit"
+        yield (
+            f"environment: device {facts['device']!r}, torch_device {facts['torch_device']!r} and backend "
+            f"{facts['backend']!r} contradict each other"
+        )
     if asked != "auto" and asked != kind:
         yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {asked}"
     if facts["dtype"] != expected.config.dtype:
         yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
 
 
-def _stand_ins(record: RankRecord) -> Iterator[str]:
-    """Only ranks on the CPU have stubs for CUDA calls, and none can train there without them."""
+def _cpu_stubs(record: RankRecord) -> Iterator[str]:
+    """Ranks on the CPU, and only these, need stubs for CUDA calls to train."""
     names, on_cpu = record.stand_ins, record.environment.get("torch_device", "").startswith("cpu")
     if bool(names) != on_cpu:
-        yield f"stand_ins: {len(names)} are installed on {record.environment.get('torch_device')}"
+        yield f"stand_ins: {len(names)} CPU stubs on {record.environment.get('torch_device')}"
     if not all(names) or len(set(names)) != len(names):
-        yield "stand_ins: one has no name, or is there twice"
+        yield "stand_ins: a CPU stub has no name, or is listed twice"
 
 
 def _imports(record: RankRecord) -> Iterator[str]:
     names = [proof.module for proof in record.imports]
     if len(set(names)) != len(names):
-        yield "imports: a module is there twice"
+        yield "imports: a module is listed twice"
     for name in NEEDED:
         if name not in names:
-            yield f"imports: {name} is not among them, so it is not known which code ran"
+            yield f"imports: {name} is missing, so which code ran is unknown"
     for proof in record.imports:
         if not proof.version or not proof.path.startswith("/"):
             yield f"imports: {proof.module} has version {proof.version!r} and path {proof.path!r}"
     for head, below in record.modules.items():
         if not below.split():
-            yield f"modules: none below {head}"
+            yield f"modules: {head} has no submodules"
     if "megatron.core" not in record.modules:
-        yield "modules: none of megatron.core"
+        yield "modules: megatron.core is missing"
 
 
 def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iterator[str]:
-    """All ranks of a cell, and its reference in the same stack, ran the same code in the same place."""
+    """Differences in code or environment between the ranks of a cell, and from its control in the same stack."""
     ranks = sorted(records)
     first = records[ranks[0]]
     proofs = {proof.module: proof for proof in first.imports}
@@ -103,19 +106,22 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                 )
         yield from _of_one_agent(record, hosts)
         if record.warmup_rounds != first.warmup_rounds:
-            yield f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} another"
+            yield (
+                f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} "
+                f"{first.warmup_rounds}"
+            )
         yield from _same_code(record.imports, proofs, f"record of rank {rank}", f"rank {ranks[0]}")
-    reference = expected.evidence.reference
-    if reference is not None and reference.cell.config.stack == expected.config.stack:
-        for record in reference.records.values():
+    control = expected.evidence.reference
+    if control is not None and control.cell.config.stack == expected.config.stack:
+        for record in control.records.values():
             heads = [proof for proof in record.imports if proof.module in HEADS]
-            yield from _same_code(heads, proofs, "record of the reference", "the cell")
+            yield from _same_code(heads, proofs, "record of the control", "the cell")
 
 
 def _of_one_agent(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[str]:
-    """Ranks on one host are children of one agent: the same stand-ins, and variables that choose kernels and networks.
+    """Ranks on one host are forked by one agent: same CPU stubs, same variables that choose kernels and networks.
 
-    Agents of other nodes may have imported fewer modules. `hosts` holds the first rank on each; it is added to.
+    Agents of other nodes may have imported fewer modules. `hosts`: host -> record of its first rank, filled in here.
     """
     other = hosts.setdefault(record.environment["host"], record)
     if record.stand_ins != other.stand_ins:
@@ -140,7 +146,7 @@ def _same_code(imports: list[ImportProof], others: Mapping[str, ImportProof], wh
 
 
 def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
-    """Contradictions of the supervisor to records that all say completed."""
+    """Where the supervisor's result contradicts records that all say completed."""
     world = expected.layout.world_size
     if sorted(ending.rank for ending in result.ranks) != list(range(world)):
         yield f"endings of {len(result.ranks)} of {world} ranks"
@@ -150,7 +156,7 @@ def result_problems(expected: Expected, result: CellResult) -> Iterator[str]:
             how = f"{ending.ended} with exit code {ending.exit_code}{hang}"
             yield f"rank {ending.rank} {how}, though its record says completed"
         if (ending.stack, ending.flight, ending.still_s) != (None, [], None):
-            yield f"rank {ending.rank} left what only a rank that hangs leaves, though its record says completed"
+            yield f"rank {ending.rank} has signs of a hang (stack, flight, still_s), though its record says completed"
     for name in ("reason", "rejection", "first_failure_rank"):
         if getattr(result, name) not in ("", None):
-            yield f"completed, with {name} {getattr(result, name)!r}"
+            yield f"status is completed, but {name} is {getattr(result, name)!r}"

@@ -1,6 +1,6 @@
-"""Files, attempt, result and records are those of this cell and of one attempt. Nothing else is asked before.
+"""Checks that files, attempt, result and records are those of this cell and of one attempt, before anything else.
 
-What is wrong here makes the evidence another cell's, or such that checks cannot read it; so no check runs.
+After a problem here no check runs: the evidence is of something else, or checks cannot read it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from harness.core.serialization import to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
-_LONGEST_S = 366 * 86400.0  # of anything that one attempt timed
+_LONGEST_S = 366 * 86400.0  # of any time in one attempt
 _MOST_BYTES = 2**60  # of one rank's memory
 STATUSES = ("completed", "failed", "rejected", "error")
 
 
 def untrusted(evidence: CellEvidence) -> str:
-    """Why the evidence cannot be judged at all, naming file, rank and field; empty when it can."""
+    """Why the evidence cannot be judged at all, with file, rank and field; empty if it can."""
     return next(_problems(evidence), "")
 
 
@@ -28,7 +28,7 @@ def _problems(evidence: CellEvidence) -> Iterator[str]:
     if result is not None:
         yield from (f"result.json: {problem}" for problem in _result(evidence, result))
     if not evidence.records:
-        why = result.reason if result else "it has not run, or its agent died"
+        why = result.reason if result else "the cell has not run, or its agent died"
         yield f"no rank records: {why or 'no reason given'}"
     yield from _config(evidence)
     for rank in sorted(evidence.records):
@@ -38,10 +38,10 @@ def _problems(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _config(evidence: CellEvidence) -> Iterator[str]:
-    """config.json is what the ranks ran, plan.json what they were to run."""
+    """config.json (what the ranks ran) must equal plan.json (what they were to run)."""
     config, planned = evidence.config, evidence.cell.config
     if config is None:
-        yield "config.json is missing: it is not known what the ranks ran"
+        yield "config.json is missing, so what the ranks ran is unknown"
     elif config != planned:
         ran, asked = to_jsonable(config), to_jsonable(planned)
         name = next(name for name in asked if ran[name] != asked[name])
@@ -49,16 +49,16 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
 
 
 def rejection_problem(evidence: CellEvidence) -> str:
-    """Why a `rejected` result is contradictory; empty if it is not. A cell that ran was not rejected."""
+    """What contradicts the status `rejected`; empty if nothing does. A cell that ran was not rejected."""
     result = evidence.result
     assert result is not None
     if evidence.damaged:
         return evidence.damaged[0]
     problem = next(_result(evidence, result), "")
     if not problem and evidence.records:
-        problem = f"it says rejected, but there are records of {len(evidence.records)} ranks"
+        problem = f"status is rejected, but {len(evidence.records)} ranks left records"
     if not problem and (result.rejection is None or not result.rejection.rule or not result.rejection.reason):
-        problem = "it says rejected and names no rule with a reason"
+        problem = "status is rejected, but no rule with a reason is named"
     return f"result.json: {problem}" if problem else ""
 
 
@@ -66,14 +66,14 @@ def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
     if result.schema_version != SCHEMA_VERSION:
         yield f"schema_version {result.schema_version}, this harness reads {SCHEMA_VERSION}"
     if result.cell != evidence.cell.id:
-        yield f"it is of cell {result.cell}"
+        yield f"it belongs to cell {result.cell}"
     if result.attempt != evidence.attempt:
-        yield f"it is of attempt {result.attempt}, in the folder of attempt {evidence.attempt}"
+        yield f"it belongs to attempt {result.attempt}, but is in the folder of attempt {evidence.attempt}"
     if result.status not in STATUSES:
-        yield f"status {result.status!r}, not one of {', '.join(STATUSES)}"
+        yield f"status is {result.status!r}, not one of {', '.join(STATUSES)}"
     ranks = [ending.rank for ending in result.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(evidence.layout.world_size)):
-        yield f"it has endings of ranks {ranks} of {evidence.layout.world_size}"
+        yield f"it has endings of ranks {ranks}, the layout has {evidence.layout.world_size} ranks"
     if not 0 <= result.started <= result.finished <= _LATEST:
         yield f"it started at {result.started!r} and finished at {result.finished!r}"
     if not 0 <= result.steps_s <= _LONGEST_S:
@@ -85,13 +85,13 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
     if record.schema_version != SCHEMA_VERSION:
         yield f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
     if record.cell != evidence.cell.id:
-        yield f"it is of cell {record.cell}"
+        yield f"it belongs to cell {record.cell}"
     if record.rank != rank or not 0 <= rank < layout.world_size:
         yield f"rank {record.rank} does not fit a layout of {layout.world_size} ranks"
     if record.place != layout.coordinates(rank):
         yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
     if record.ended == "completed" and record.failure is not None:
-        yield f"it says completed and holds a failure, {record.failure.type}"
+        yield f"it says completed but holds a failure, {record.failure.type}"
     yield from _indices(evidence, record)
     completed = record.ended == "completed"
     found = [seen.step for seen in record.steps]
@@ -107,7 +107,7 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
 
 
 def _impossible(record: RankRecord) -> Iterator[str]:
-    """Times and sizes that no machine has: reports show them, of failed ranks too."""
+    """Impossible times and sizes; reports show these values, of failed ranks too."""
     times = [("setup_s", record.setup_s)]
     times += [(f"steps: step {seen.step}: time_s", seen.time_s) for seen in record.steps]
     times += [(f"steps: step {seen.step}: busy_s", seen.busy_s) for seen in record.steps]
@@ -121,27 +121,30 @@ def _impossible(record: RankRecord) -> Iterator[str]:
 
 
 def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
-    """Numbers that checks look things up by."""
+    """Indices and names that checks look up, and that are out of range."""
     batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
     held = len(record.packed_params)
     used = {batch.params for batch in batches} | {layer.params for layer in (*record.layers, *record.recomputed)}
     for number in used - {None}:
         if number is not None and not 0 <= number < held:
-            yield f"it refers to packed params that it does not hold: number {number} of {held}"
+            yield f"it refers to packed params {number}, but holds only {held}"
     count = len(evidence.plan[0][record.place.dp])
     keys = [(batch.chunk, batch.micro_batch) for batch in record.batches]
     if len(set(keys)) != len(keys):
-        yield "batches: a micro-batch is there twice"
+        yield "batches: a micro-batch is listed twice"
     for chunk, number in keys:
         if not (0 <= chunk < evidence.layout.vpp and 0 <= number < count):
-            yield f"batches: chunk {chunk}, micro-batch {number} is none of {evidence.layout.vpp} x {count}"
+            yield (
+                f"batches: there is no chunk {chunk}, micro-batch {number}: chunks {evidence.layout.vpp}, "
+                f"micro-batches {count}"
+            )
     yield from (problem for batch in batches for problem in _first(batch))
     for work in record.workloads:
         if work.step not in evidence.steps:
             yield f"workloads: there is no step {work.step}"
     heads = {proof.module for proof in record.imports}
-    if strange := sorted(record.modules.keys() - heads):
-        yield f"modules: below {strange[0]}, which imports does not have"
+    if unknown := sorted(record.modules.keys() - heads):
+        yield f"modules: {unknown[0]} is not in imports"
     model = evidence.cell.config.model
     for router in record.routers:
         rows = (len(router.real), len(router.padding))
@@ -151,10 +154,10 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 
 
 def _first(batch: BatchSeen) -> Iterator[str]:
-    """What `first` must be for a check to name it."""
+    """Problems of `mismatches` and `first`, which checks report."""
     for name in ("tokens", "labels", "loss_mask", "position_ids", "log_probs"):
         seen = getattr(batch, name)
         if seen is not None and (seen.mismatches < 0 or (seen.first is not None and len(seen.first) != 4)):
             yield f"batches: {name} of micro-batch {batch.micro_batch} has {seen.mismatches} mismatches, {seen.first}"
         if seen is not None and seen.first is not None and not seen.mismatches:
-            yield f"batches: {name} of micro-batch {batch.micro_batch} names a mismatch and counts none"
+            yield f"batches: {name} of micro-batch {batch.micro_batch} names a mismatch but counts none"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
+from harness.judge.evidence.chunks import fields_used
 from harness.judge.required.expected import BatchKey, Expected
 
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
@@ -17,16 +18,16 @@ _OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
-    """Problems of one completed rank. The metadata lane has passed: batches and packed params are the plan's."""
+    """Problems of one completed rank. The metadata lane has passed, so batches and packed params are the plan's."""
     at, steps = record.place, len(expected.evidence.steps)
     end = Progress(leg="end", step=steps, micro_batch=0, phase="done")
     if record.progress != end:
-        yield f"progress: it completed, and last said {record.progress.leg} leg, step {record.progress.step}"
+        yield f"progress: the rank completed, but last was in {record.progress.leg} leg, step {record.progress.step}"
     if len(record.micro_batches) != steps:
         yield f"micro_batches: {len(record.micro_batches)} counts for {steps} steps"
     work = [(seen.leg, seen.step) for seen in record.workloads]
     if work != expected.workloads:
-        yield f"workloads: of {work}, not of {expected.workloads}"
+        yield f"workloads: recorded for {work}, expected for {expected.workloads}"
     yield from _keys("batches", ((b.chunk, b.micro_batch) for b in record.batches), expected.batch_keys(at.dp))
     yield from _batches(expected, record, record.batches, expected.shapes(at.dp), "batches")
     layers = ((s.step, s.chunk, s.micro_batch, s.layer) for s in record.layers)
@@ -41,7 +42,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[int, ...]]) -> Iterator[str]:
-    """Every key once."""
+    """Problems unless every planned key is there exactly once."""
     counts = Counter(found)
     wanted = frozenset(right)
     if counts.keys() == wanted and counts.total() == len(wanted):
@@ -49,10 +50,10 @@ def _keys(name: str, found: Iterable[tuple[int, ...]], right: Collection[tuple[i
     for what, keys in (
         ("missing", wanted - counts.keys()),
         ("not planned", counts.keys() - wanted),
-        ("there twice", {key for key, count in counts.items() if count > 1}),
+        ("listed twice", {key for key, count in counts.items() if count > 1}),
     ):
         if keys:
-            yield f"{name}: {len(keys)} {what}, such as {min(keys)} of {len(wanted)}"
+            yield f"{name}: {len(keys)} {what}, such as {min(keys)}; {len(wanted)} are planned"
 
 
 def _batches(
@@ -63,7 +64,7 @@ def _batches(
         if not 0 <= batch.micro_batch < len(shapes):
             continue  # `_keys` names it
         where = f"{name}: chunk {batch.chunk}, micro-batch {batch.micro_batch}"
-        used = expected.fields(record.place.pp, batch.chunk)
+        used = fields_used(expected.config, record.place.pp, batch.chunk)
         for field, dtypes in _DTYPES.items():
             seen: TensorSeen | None = getattr(batch, field)
             if seen is None:
@@ -74,7 +75,7 @@ def _batches(
         if batch.log_probs is not None and not batch.log_probs.mismatches:
             yield from _tensor(f"{where}: log_probs", batch.log_probs, slots, _LOG_PROBS)
         if (batch.log_probs is not None) != (returned and "labels" in used):
-            yield f"{where}: log_probs are {'there' if batch.log_probs else 'missing'}"
+            yield f"{where}: log_probs are {'present' if batch.log_probs else 'missing'}"
         if (batch.params is not None) != expected.config.style.packed:
             yield f"{where} has {'no ' if batch.params is None else ''}packed params"
 
@@ -84,7 +85,7 @@ def _slots(shape: Sequence[int]) -> int:
 
 
 def _tensor(where: str, seen: TensorSeen, shape: Sequence[int], dtypes: Sequence[str]) -> Iterator[str]:
-    """A tensor with the right content has the right shape too."""
+    """A tensor with the right content must have the right shape and dtype too."""
     if seen.shape != list(shape):
         yield f"{where} has shape {seen.shape} and no mismatch; the plan has {list(shape)}"
     if seen.dtype not in dtypes:
@@ -92,22 +93,22 @@ def _tensor(where: str, seen: TensorSeen, shape: Sequence[int], dtypes: Sequence
 
 
 def _params(record: RankRecord) -> Iterator[str]:
-    """Packed params are referred to, distinct, and say of every tensor what it is."""
+    """Packed params must be used and distinct, and state the form of every tensor."""
     batches = [*record.batches, *(batch for leg in record.legs for batch in leg.batches)]
     used = {batch.params for batch in batches} | {layer.params for layer in (*record.layers, *record.recomputed)}
     for number, params in enumerate(record.packed_params):
         if number not in used:
-            yield f"packed_params: number {number} is referred to by nothing"
+            yield f"packed_params: number {number} is not used"
         yield from (f"packed_params: number {number}: {problem}" for problem in _forms(params))
     if any(one == other for n, one in enumerate(record.packed_params) for other in record.packed_params[:n]):
-        yield "packed_params: the same values are there twice"
+        yield "packed_params: the same values are listed twice"
 
 
 def _forms(params: SeenParams) -> Iterator[str]:
-    there = [name for name in _OFFSETS if getattr(params, name) is not None]
+    present = [name for name in _OFFSETS if getattr(params, name) is not None]
     on_meta = [name for name, form in params.forms.items() if form.device == "meta"]
-    if set(params.forms) != {*there, *on_meta}:
-        yield f"forms of {sorted(params.forms)}, offsets {there}"
+    if set(params.forms) != {*present, *on_meta}:
+        yield f"forms are of {sorted(params.forms)}, offsets are {present}"
     for name, form in params.forms.items():
         first = form.same_as
         if first is not None and (first not in params.forms or getattr(params, first) != getattr(params, name)):
@@ -126,7 +127,7 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
     elif seen.grad_norm < 0:
         yield f"steps: step {step}: grad_norm is {seen.grad_norm!r}"
     if (seen.documents or seen.tokens) and not (last and record.place.tp == 0):
-        yield f"steps: step {step}: it has losses of documents, which tp rank 0 of the last stage records"
+        yield f"steps: step {step}: it has losses of documents, which only tp rank 0 of the last stage records"
     if seen.tokens and step:
         yield f"steps: step {step}: it has losses of tokens, which only step 0 records"
     plan = expected.evidence.plan[step][record.place.dp]
@@ -139,7 +140,7 @@ def _step(expected: Expected, record: RankRecord, seen: StepSeen) -> Iterator[st
 def _document_names(where: str, documents: Iterable[int], known: Iterable[int]) -> Iterator[str]:
     foreign = set(documents) - set(known) - {PAD}
     if foreign:
-        yield f"{where}: document {min(foreign)} is not in it"
+        yield f"{where}: there is no document {min(foreign)}"
 
 
 def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
@@ -148,12 +149,12 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
         keys, shapes = expected.leg_batches(leg.name, at.dp)
         yield from _leg_batches(expected, record, seen, keys, shapes)
     elif seen.batches:
-        yield "it runs the model and holds batches"
+        yield "it runs the model but holds batches"
     losses = leg.model and expected.is_last(at)
     if not losses and (seen.loss_sum or seen.token_count):
         yield f"loss_sum {seen.loss_sum!r}, token_count {seen.token_count} where no loss is computed"
     if (seen.documents or seen.tokens) and not (losses and at.tp == 0):
-        yield "it has losses of documents, which tp rank 0 of the last stage records"
+        yield "it has losses of documents, which only tp rank 0 of the last stage records"
     if seen.tokens:
         yield "it has losses of tokens, which only step 0 records"
     if losses:

@@ -13,13 +13,13 @@ from harness.judge.diagnosis.boundaries import layer_of
 from harness.judge.required.expected import Expected
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_ROUNDING = 1e-3  # of a sum of softmax scores, in fp32 over thousands of tokens
+_ROUNDING = 1e-3  # relative, of a sum of softmax scores in fp32 over thousands of tokens
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     """Problems of one completed rank."""
     at, fingerprints = record.place, expected.config.fingerprints
-    outputs = expected.outputs(at.pp) if fingerprints and expected.speaks(at) else []
+    outputs = expected.outputs(at.pp) if fingerprints and expected.records_outputs(at) else []
     yield from _layers("activations", record.activations, outputs)
     yield from _same_documents("activations", record.activations, record.activations)
     yield from _parameters(expected, at, "parameters", record.parameters, fingerprints)
@@ -31,27 +31,27 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Iterator[str]:
     at = record.place
-    speaks = leg.backward and expected.speaks(at)
-    yield from _layers("activations", seen.activations, expected.outputs(at.pp) if speaks else [])
+    records = leg.backward and expected.records_outputs(at)
+    yield from _layers("activations", seen.activations, expected.outputs(at.pp) if records else [])
     yield from _layers(
-        "input_gradients", seen.input_gradients, expected.inputs(at.pp) if speaks and leg.rewrites else []
+        "input_gradients", seen.input_gradients, expected.inputs(at.pp) if records and leg.rewrites else []
     )
     right = record.activations or seen.activations
     yield from _same_documents("activations", seen.activations, right)
     yield from _same_documents("input_gradients", seen.input_gradients, right)
     yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
     if leg.backward and expected.config.fingerprints and _names(seen.parameters) != _names(record.parameters):
-        yield "parameters: they are not those of step 0"
+        yield "parameters: not those of step 0"
 
 
 def _layers(name: str, seen: Sequence[ActivationSeen], right: Sequence[int]) -> Iterator[str]:
     found = [item.layer for item in seen]
     if found != list(right):
-        yield f"{name}: of layers {found}, not {list(right)}"
+        yield f"{name}: recorded for layers {found}, expected for {list(right)}"
 
 
 def _same_documents(name: str, seen: Sequence[ActivationSeen], right: Sequence[ActivationSeen]) -> Iterator[str]:
-    """Every layer of a rank sees the same tokens, and a leg with a backward those of step 0."""
+    """Every layer of a rank sees the same documents, and a leg with a backward those of step 0."""
     for item in seen:
         if item.documents.keys() != right[0].documents.keys():
             found, held = sorted(item.documents), sorted(right[0].documents)
@@ -66,17 +66,17 @@ def _parameters(
     expected: Expected, at: Coordinates, name: str, seen: Sequence[ParameterSeen], wanted: bool
 ) -> Iterator[str]:
     if bool(seen) != wanted:
-        yield f"{name}: {len(seen)} are there, {'some' if wanted else 'none'} must be"
+        yield f"{name}: {len(seen)} recorded, {'some' if wanted else 'none'} expected"
         return
     if not seen:
         return
     twice = [item for item, count in Counter(one.name for one in seen).items() if count > 1]
     if twice:
-        yield f"{name}: {twice[0]} is there twice"
+        yield f"{name}: {twice[0]} is listed twice"
     held = {layer for item in seen if (layer := layer_of(item.name))}
     right = set(expected.layers(at.pp))
     if held != right:
-        yield f"{name}: of layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
+        yield f"{name}: recorded for layers {sorted(held)}, stage {at.pp} has {sorted(right)}"
     if at.pp == 0 and not any(item.name.startswith("embedding.") for item in seen):
         yield f"{name}: the first stage has no embedding"
     if expected.is_last(at) and not any(item.name.startswith(("output_layer.", "embedding.")) for item in seen):
@@ -84,13 +84,13 @@ def _parameters(
     layout = expected.layout
     for item in seen:
         if item.sharded and layout.tp == 1:
-            yield f"{name}: {item.name} is sharded over tp, which is 1"
+            yield f"{name}: {item.name} is sharded over tp, but tp is 1"
         if item.parts and layout.world_size > 1:
             yield f"{name}: {item.name} has parts, which only a single rank records"
 
 
 def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
-    """Every rank of a stage holds the same parameters, and all ranks together those of the reference."""
+    """Every rank of a stage holds the same parameters, and all ranks together those of the control."""
     first: dict[int, tuple[int, list[tuple[str, bool]]]] = {}
     for rank in sorted(records):
         record = records[rank]
@@ -98,23 +98,23 @@ def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterato
         other, right = first.setdefault(record.place.pp, (rank, names))
         if names != right:
             odd = sorted({*names} ^ {*right}) or names
-            yield f"record of rank {rank}: parameters: {odd[0][0]} is not as on rank {other} of its stage"
-    yield from _against_reference(expected, records)
+            yield f"record of rank {rank}: parameters: {odd[0][0]} differs from rank {other} of its stage"
+    yield from _against_control(expected, records)
 
 
-def _against_reference(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
-    reference = expected.evidence.reference
-    if reference is None or not (expected.config.fingerprints and reference.cell.config.fingerprints):
+def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
+    control = expected.evidence.reference
+    if control is None or not (expected.config.fingerprints and control.cell.config.fingerprints):
         return
     held = {item.name for record in records.values() for item in record.parameters}
-    right = {item.name for record in reference.records.values() for item in record.parameters}
+    right = {item.name for record in control.records.values() for item in record.parameters}
     if expected.model.tied:  # later stages hold a copy of the embedding under the output layer's name
         held = {name for name in held if not name.startswith("output_layer.")}
         right = {name for name in right if not name.startswith("output_layer.")}
     if held != right:
         name = min(held ^ right)
-        side = "no rank holds" if name in right else "the reference does not hold"
-        yield f"parameters: {side} {name}; {len(held)} are there, the reference has {len(right)}"
+        side = "no rank holds" if name in right else "the control does not hold"
+        yield f"parameters: {side} {name}; the cell has {len(held)}, the control {len(right)}"
 
 
 def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
     found = sorted((seen.layer, seen.micro_batch) for seen in record.routers)
     if found != sorted(right):
         odd = sorted({*found} ^ {*right})
-        yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is there twice'}"
+        yield f"routers: {len(found)} (layer, micro-batch) pairs, not {len(right)}; {odd[:1] or 'one is listed twice'}"
     balanced = moe is not None and moe.balanced
     if (record.aux_scale is not None) != balanced:
         yield f"aux_scale is {record.aux_scale!r}, {'with' if balanced else 'without'} an auxiliary loss"
@@ -139,7 +139,7 @@ def _routers(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _adds_up(share: ExpertShare, topk: int) -> bool:
-    """Every token goes to `topk` experts, and its scores add up to 1."""
+    """Whether every token goes to `topk` experts, and its scores add up to 1."""
     possible = share.tokens >= 0 and min(share.counts) >= 0 and min(share.scores) >= 0
     scores = abs(sum(share.scores) - share.tokens) <= _ROUNDING * max(share.tokens, 1)
     return possible and sum(share.counts) == topk * share.tokens and scores

@@ -1,8 +1,8 @@
 """Fields that no verdict depends on, each with the reason. A change of any other field is detected.
 
-A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a reference whose
-gradients no cell may be compared with, since auxiliary losses depend on which rows it has. tests/judge/tampering.py
-changes every field of every file, one at a time, and finds exactly these to pass, in simulated or in real runs.
+A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a control whose
+gradients no cell is compared with, since auxiliary losses depend on its rows. tests/judge/tampering.py changes every
+field of every file, one at a time, in simulated or real runs; exactly these changes go undetected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.environment.python": _TEXT,
     "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
     "record.stand_ins.*": "counted; ranks on the CPU must have some, and all ranks of a cell the same",
-    "record.modules.*": "lie beside the module they are below, by its path; that path is judged",
+    "record.modules.*": "names of files beside the top module, whose path is judged",
     "record.packed_params.*.pad_between_seqs": "chooses a kernel; all ranks of a replica must have the same",
     "record.packed_params.*.forms.*.same_as": "a copy is a warning about a slow kernel; it must have the same values",
     "record.batches.*.tokens": _UNUSED,
@@ -40,8 +40,8 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
     "record.legs.*.time_s": _CLOCK,
-    "lone.steps.*.grad_norm": "the reference has other rows: ranks must agree, and it must be finite and not negative",
-    "lone.parameters.*.gradient.projections.*": "nothing to compare it with; the norm must allow it",
+    "lone.steps.*.grad_norm": "the control has other rows: ranks must agree, and it must be finite and not negative",
+    "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
 }

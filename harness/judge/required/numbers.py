@@ -1,6 +1,6 @@
-"""Every number that a rank computed: how many there are, and which are not finite or not possible. One pass per record.
+"""Scans every number that a rank computed, in one pass per record: how many, and which are not finite or impossible.
 
-Sums first: a sum of finite numbers is finite unless it overflows, so each number is looked at only where a sum is not.
+Where a sum is finite its terms are too, so single losses and scores are tested only where their sum is not finite.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from harness.core.run.record_limits import PROJECTIONS
 from harness.core.run.records import ActivationSeen, DocumentLoss, Fingerprint, ParameterSeen, RankRecord
 
 # A projection on a standard normal vector is normally distributed with the norm as its standard deviation: one value in
-# 10^23 is further off than this.
-FARTHEST = 10.0
+# 10^23 is farther off than this.
+_MOST_DEVIATIONS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd:
-    """A number that is not finite, or one that no computation gives."""
+class BadNumber:
+    """A number that is not finite, or that no computation gives."""
 
     what: str  # e.g. "the gradient of output_layer.weight"
     value: float
     where: dict[str, Any]
     order: tuple[int, ...]  # of computation: leg, kind, layer or step
-    why: str = ""  # it is impossible, and why; empty: it is not finite
+    why: str = ""  # why it is impossible; empty: it is not finite
 
 
 @dataclass(kw_only=True)
 class Scan:
-    """Problems of one record."""
+    """How many numbers a record holds, and the bad ones."""
 
     numbers: int = 0
-    odd: list[Odd] = field(default_factory=list)
+    bad: list[BadNumber] = field(default_factory=list)
 
     @property
-    def not_finite(self) -> list[Odd]:
-        return [item for item in self.odd if not item.why]
+    def not_finite(self) -> list[BadNumber]:
+        return [item for item in self.bad if not item.why]
 
     @property
-    def impossible(self) -> list[Odd]:
-        return [item for item in self.odd if item.why]
+    def impossible(self) -> list[BadNumber]:
+        return [item for item in self.bad if item.why]
 
     def add(self, value: float, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-        """One number."""
+        """Count one number, and keep it if it is not finite."""
         self.numbers += 1
         if not math.isfinite(value):
-            self.odd.append(Odd(what=what, value=value, where=where, order=order))
+            self.bad.append(BadNumber(what=what, value=value, where=where, order=order))
 
 
 def scan(record: RankRecord) -> Scan:
-    """All legs of a record, in the order in which a rank computes them."""
+    """Scan all legs of a record, in the order in which a rank computes them."""
     found = Scan()
     at: dict[str, Any] = {"stage": record.place.pp, "rank": record.rank}
     _outputs(found, record.activations, "the activation of document {} after layer {}", at | {"step": 0}, (0, 0))
@@ -107,21 +107,21 @@ def _total(found: Scan, values: Iterable[Fingerprint]) -> None:
 
 
 def _good(value: Fingerprint) -> bool:
-    """Finite, not negative, with all projections, none of them too large for the norm."""
+    """Whether norm and projections are finite and possible: not negative, all there, none too large for the norm."""
     projections, norm_sq = value.projections, value.norm_sq
     if len(projections) != PROJECTIONS or not 0 <= norm_sq < math.inf:
         return False
     one, other = projections
-    most = FARTHEST * FARTHEST * norm_sq
+    most = _MOST_DEVIATIONS * _MOST_DEVIATIONS * norm_sq
     return one * one <= most and other * other <= most
 
 
 def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
-    """Describe problems of a fingerprint."""
+    """Record what is wrong with a fingerprint."""
     numbers = (value.norm_sq, *value.projections)
     bad = next((number for number in numbers if not math.isfinite(number)), None)
     if bad is not None:
-        found.odd.append(Odd(what=what, value=bad, where=where, order=order))
+        found.bad.append(BadNumber(what=what, value=bad, where=where, order=order))
         return
     why = f"has {len(value.projections)} projections, not {PROJECTIONS}"
     if value.norm_sq < 0:
@@ -129,7 +129,7 @@ def _fingerprint(found: Scan, value: Fingerprint, what: str, where: dict[str, An
     elif len(value.projections) == PROJECTIONS:
         far = max(value.projections, key=abs)
         why = f"has a projection of {far:.9g}, which a tensor with norm {math.sqrt(value.norm_sq):.9g} cannot have"
-    found.odd.append(Odd(what=what, value=value.norm_sq, where=where, order=order, why=why))
+    found.bad.append(BadNumber(what=what, value=value.norm_sq, where=where, order=order, why=why))
 
 
 def _documents(
@@ -139,23 +139,25 @@ def _documents(
     for document, loss in documents.items():
         if not math.isfinite(loss.loss_sum):
             place = where | {"document": document}
-            found.odd.append(Odd(what=what.format(document), value=loss.loss_sum, where=place, order=order))
+            found.bad.append(BadNumber(what=what.format(document), value=loss.loss_sum, where=place, order=order))
         elif loss.tokens < 0:
             why = f"is over {loss.tokens} tokens"
             place = where | {"document": document}
-            found.odd.append(Odd(what=what.format(document), value=loss.tokens, where=place, order=order, why=why))
+            found.bad.append(
+                BadNumber(what=what.format(document), value=loss.tokens, where=place, order=order, why=why)
+            )
 
 
 def _losses(found: Scan, losses: Sequence[float], what: str, where: dict[str, Any], order: tuple[int, ...]) -> None:
     found.numbers += len(losses)
     if not math.isfinite(sum(losses)):
-        found.odd += [
-            Odd(what=what, value=loss, where=where, order=order) for loss in losses if not math.isfinite(loss)
+        found.bad += [
+            BadNumber(what=what, value=loss, where=where, order=order) for loss in losses if not math.isfinite(loss)
         ]
 
 
 def _routers(found: Scan, record: RankRecord, at: dict[str, Any]) -> None:
-    """Routers and prediction heads of step 0, and the scale of auxiliary losses."""
+    """Scan routers and prediction heads of step 0, and the scale of auxiliary losses."""
     where = at | {"step": 0}
     if record.aux_scale is not None:
         found.add(record.aux_scale, "the scale of auxiliary losses", where, (0, 1))

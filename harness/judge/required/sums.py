@@ -1,7 +1,7 @@
-"""Numbers that the harness computed twice, or that all ranks hold alike. Asked when every check passed.
+"""Checks that numbers agree which the harness computed twice, or which ranks share, once every check has passed.
 
-A real record cannot disagree with itself here whatever the code under test did, so a difference means that something
-was changed, or that the harness is wrong.
+Whatever the code under test did, a real record cannot contradict itself here. A difference means that a file was
+changed, or that the harness is wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.core.packing.arithmetic import PAD
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
@@ -16,12 +17,12 @@ from harness.core.run.records import DocumentLoss, Fingerprint, RankRecord, Step
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import add
 
-FP32_SUM = 1e-4  # of a sum that was taken in fp32 over the tokens of a micro-batch
-EXACT = 1e-6  # of one that was taken in float64
+FP32_SUM = 1e-4  # relative bound for a sum in fp32 over the tokens of a micro-batch
+EXACT = 1e-6  # relative bound for a sum in float64
 
 
 def contradiction(evidence: CellEvidence) -> str:
-    """The first that is found; empty when there is none."""
+    """The first contradiction; empty if there is none."""
     return next(_contradictions(evidence), "")
 
 
@@ -34,7 +35,7 @@ def _contradictions(evidence: CellEvidence) -> Iterator[str]:
 
 
 def _steps(evidence: CellEvidence) -> Iterator[str]:
-    """The loss of a step is the sum of its documents' losses."""
+    """The loss of a step is the sum of its documents' losses; every token has one loss."""
     for step, documents in evidence.document_losses.items():
         whole = sum(loss.loss_sum for loss in documents.values())
         for record, seen in evidence.step_records(step, pp=evidence.last_stage):
@@ -75,7 +76,7 @@ def _record(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 
 
 def _tokens(evidence: CellEvidence, step: StepSeen) -> Iterator[str]:
-    """Losses of tokens are those of the documents, token by token."""
+    """The losses of a document's tokens add up to its loss."""
     sums: dict[int, DocumentLoss] = {}
     lengths = {item.index: item.length for item in evidence.cell.config.documents_of(0)}
     for token in step.tokens:
@@ -112,8 +113,8 @@ def _legs(evidence: CellEvidence) -> Iterator[str]:
             at = evidence.layout.coordinates(rank)
             if not leg.leg.model or at.pp != evidence.last_stage:
                 continue
-            speaker = leg.seen[evidence.layout.rank(type(at)(tp=0, cp=at.cp, dp=at.dp, pp=at.pp))]
-            owned = [loss for document, loss in speaker.documents.items() if document != PAD]
+            recorder = leg.seen[evidence.layout.rank(replace(at, tp=0))]  # only tp 0 records documents
+            owned = [loss for document, loss in recorder.documents.items() if document != PAD]
             tokens, whole = sum(loss.tokens for loss in owned), sum(loss.loss_sum for loss in owned)
             if tokens != seen.token_count or not _near(seen.loss_sum, whole, FP32_SUM):
                 yield (

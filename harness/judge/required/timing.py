@@ -26,7 +26,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     timing = expected.config.timing
     if not timing.asked:
         if record.timings or record.untimed or record.warmup_rounds or record.gpu_states:
-            yield "timings: nothing was to be timed"
+            yield "timings: present, though the cell is not timed"
         return
     kind = record.environment.get("torch_device", "cpu").partition(":")[0]
     if record.warmup_rounds != timing.warmup_on(kind):
@@ -35,7 +35,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
 
 
 def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[str, int]]:
-    """(load, documents) that a rank times; the rotary function runs on rank 0 alone."""
+    """(load, documents) that a rank times; only rank 0 times the rotary function."""
     names = ["rotary", "rotary_other"] if first else []
     loads = {(name, count) for name in [*names, "step"] for count in timing.documents}
     others = {name for name, asked in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if asked}
@@ -45,7 +45,7 @@ def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[st
 
 
 def _rounds(record: RankRecord, timing: TimingConfig, loads: set[tuple[str, int]]) -> Iterator[str]:
-    """Every load in every round; of interleaved turns only those before the other stack ended."""
+    """Problems unless every load ran in every round; turns may end early, with the other stack."""
     rounds: dict[tuple[str, int], list[int]] = {}
     for seen in record.timings:
         rounds.setdefault((seen.load, seen.documents), []).append(seen.round)
@@ -53,7 +53,7 @@ def _rounds(record: RankRecord, timing: TimingConfig, loads: set[tuple[str, int]
             yield f"timings: {seen.load} took {seen.seconds!r} s in round {seen.round}"
     cut = {(_TURN, 0)} if _TURN in record.untimed else set()
     if not loads - cut <= rounds.keys() <= loads:
-        yield f"timings: of {sorted(rounds)}, not of {sorted(loads)}"
+        yield f"timings: recorded for {sorted(rounds)}, expected for {sorted(loads)}"
     for load, found in rounds.items():
         right = list(range(len(found) if load in cut else timing.rounds))
         if sorted(found) != right:

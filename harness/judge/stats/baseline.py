@@ -1,6 +1,6 @@
-"""Times of earlier green runs, and whether a new one is slower: by more than a bound and beyond their noise. Pure.
+"""Compares a time with those of earlier green runs: slower is by more than a bound and beyond their noise. Pure.
 
-Median and median absolute deviation (MAD) of a handful of runs: neither is moved by a run that was disturbed.
+By median and median absolute deviation (MAD), which one disturbed run does not move.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from harness.core.tolerances import LEAST_RUNS
 
-# Runs -> robust deviations above the median that normal noise reaches with a chance of 1e-4 (while also being the
-# largest of all), by 1.6 million draws each: the spread of a handful of runs is a poor estimate.
+# Number of runs -> robust deviations above the median that normal noise reaches with a probability of 1e-4 while being
+# the largest value, from 1.6 million draws each. Large for few runs, whose spread is a poor estimate.
 _LEAST_Z = (
     (5, 101.0),
     (6, 30.5),
@@ -31,7 +31,7 @@ _SIGMA = 1.4826  # MAD x this estimates the standard deviation of a normal distr
 
 
 def least_z(runs: int) -> float:
-    """Robust deviations that are beyond the noise of so many runs."""
+    """The number of robust deviations that noise does not exceed, given so many runs."""
     return next(z for least, z in reversed(_LEAST_Z) if runs >= least)
 
 
@@ -49,30 +49,30 @@ class Sample:
 class Baseline:
     """Earlier runs of one cell: the same configuration in the same stack of the matrix."""
 
-    runs: int  # at most so many count, the newest
+    runs: int  # only so many of the newest samples count
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # by hardware, the newest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A time over the median of earlier ones. Deviations are of logarithms, since noise of times is a factor."""
+    """A time compared with earlier ones. Deviations are of logarithms, since noise of times is multiplicative."""
 
-    ratio: float
-    low: float  # over the slowest of them,
-    high: float  # over the fastest
+    ratio: float  # over the median of the samples
+    low: float  # over the slowest sample
+    high: float  # over the fastest sample
     z: float  # robust deviations above the median
-    least_z: float  # that count
+    least_z: float  # z beyond which it is not noise
     median: float  # seconds, of the samples
     mad: float  # of the samples, relative
     samples: tuple[Sample, ...]
 
     def slower(self, bound: float) -> bool:
-        """Slower in size (the bound), beyond the noise, and than every one of the samples."""
+        """Whether it is slower by more than the bound, beyond the noise, and slower than every sample."""
         return self.ratio > bound and self.z > self.least_z and self.low > 1
 
 
 def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
-    """None where there are too few samples."""
+    """The comparison; None if there are too few samples."""
     if len(samples) < LEAST_RUNS:
         return None
     values = [sample.seconds for sample in samples]
@@ -91,7 +91,7 @@ def compare(seconds: float, samples: Sequence[Sample]) -> Comparison | None:
 
 
 def hardware_text(devices: Iterable[str], processors: Iterable[str]) -> str:
-    """The hardware within which times are compared: GPU models, and processor models in place of "cpu"."""
+    """The hardware on which times are comparable: GPU models, and processor models in place of "cpu"."""
     models = list(processors)
     kinds = [models or [name] if name == "cpu" else [name] for name in devices]
     return " + ".join(dict.fromkeys(name for kind in kinds for name in kind)) or "unknown"

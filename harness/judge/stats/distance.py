@@ -1,4 +1,4 @@
-"""Distances between a measured value and its reference."""
+"""Distances between measured and expected values, and bounds as text and JSON."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from harness.core.run.records import Fingerprint
 from harness.core.tolerances import Bound
 
 
-def distance(measured: float, reference: float, bound: Bound) -> float:
-    """|a - b| / |b|, or |a - b| when the bound is absolute or the reference is zero. NaN when either is.
+def distance(measured: float, expected: float, bound: Bound) -> float:
+    """|a - b| / |b|, or |a - b| if the bound is absolute or b is zero. NaN if either is.
 
-    0 on the side that the bound's direction leaves free.
+    0 on the side that the bound's direction ignores.
     """
-    if (bound.direction == "above" and measured < reference) or (bound.direction == "below" and measured > reference):
+    if (bound.direction == "above" and measured < expected) or (bound.direction == "below" and measured > expected):
         return 0.0
-    difference = abs(measured - reference)
-    return difference if bound.unit == "absolute" or reference == 0 else difference / abs(reference)
+    difference = abs(measured - expected)
+    return difference if bound.unit == "absolute" or expected == 0 else difference / abs(expected)
 
 
-def fingerprint_distance(measured: Fingerprint, reference: Fingerprint, bound: Bound | None = None) -> float:
-    """Estimate of ||a - b|| / ||b||; ||a - b|| when the bound is absolute or the reference zero. NaN when a value is.
+def fingerprint_distance(measured: Fingerprint, expected: Fingerprint, bound: Bound | None = None) -> float:
+    """Estimate of ||a - b|| / ||b||, or of ||a - b|| if the bound is absolute or b is zero. NaN if a value is.
 
     A projection on a standard normal vector r has E[(r.a - r.b)^2] = ||a - b||^2, so the root mean square of the
     differences estimates the norm of the difference; the difference of the norms is a lower bound of it.
     """
-    pairs = list(zip(measured.projections, reference.projections))
+    pairs = list(zip(measured.projections, expected.projections))
     spread = math.sqrt(sum((a - b) ** 2 for a, b in pairs) / len(pairs)) if pairs else 0.0
-    if not (measured.norm_sq >= 0 and reference.norm_sq >= 0):
+    if not (measured.norm_sq >= 0 and expected.norm_sq >= 0):
         return math.nan
-    norm, reference_norm = math.sqrt(measured.norm_sq), math.sqrt(reference.norm_sq)
-    largest = max(spread, abs(norm - reference_norm))
+    norm, expected_norm = math.sqrt(measured.norm_sq), math.sqrt(expected.norm_sq)
+    largest = max(spread, abs(norm - expected_norm))
     absolute = bound is not None and bound.unit == "absolute"
-    return largest if absolute or not reference_norm else largest / reference_norm
+    return largest if absolute or not expected_norm else largest / expected_norm
 
 
 def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:
-    """Fingerprint of two shards together."""
+    """The fingerprint of two shards together."""
     return Fingerprint(
         norm_sq=left.norm_sq + right.norm_sq,
         projections=[a + b for a, b in zip(left.projections, right.projections)],
@@ -49,7 +49,7 @@ def finite(fingerprint: Fingerprint) -> bool:
 
 
 def beyond(measured: float, bound: Bound) -> bool:
-    """Whether a distance breaks its bound; a NaN distance does not (`finiteness` is a separate check)."""
+    """Whether a distance exceeds its bound; a NaN distance does not (`finiteness` is a separate check)."""
     return measured > bound.value
 
 
@@ -65,6 +65,6 @@ def exactly(value: Any, origin: str) -> dict[str, Any]:
 
 
 def bound_text(bound: Bound) -> str:
-    side = "" if bound.direction == "either" else f", {bound.direction} the reference only"
+    side = "" if bound.direction == "either" else f", {bound.direction} the expected value only"
     unit = "times" if bound.unit == "factor" else bound.unit
     return f"{bound.value:.3g} {unit}{side} ({bound.origin})"

@@ -1,8 +1,8 @@
-"""The noise floor of a dtype: how far a reference cell differs from itself under changes that must not matter.
+"""The noise floor of a dtype: how far a control differs from itself under changes that must not matter. Pure.
 
-The reference runs step 0 again with its documents in another order, and with every weight moved by one machine epsilon
-of the compute dtype (tolerance by perturbation: TTrace, arXiv 2506.09280). What a layout may differ by is a multiple of
-the largest difference that this makes (core/tolerances.py). Pure.
+The control runs step 0 again with its documents in another order, and with every weight moved by one machine epsilon
+of the compute dtype (tolerance by perturbation: TTrace, arXiv 2506.09280). Bounds are a multiple of the largest
+difference that this makes (core/tolerances.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _RELATIVE = Bound(value=0.0)
 
 
 def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
-    """Name of a bound -> the largest difference over the noise legs; empty when the cell ran none.
+    """Name of a bound -> the largest difference over the noise legs; empty if the cell ran none.
 
-    Legs without a finite difference are passed over: `finiteness` has what is wrong there.
+    Differences that are not finite are left out: `finiteness` reports them.
     """
     if len(records) != 1:
         return {}
@@ -56,13 +56,13 @@ def _differences(record: RankRecord, leg: LegSeen) -> Iterator[tuple[str, float]
         value = distance(measured, expected, _RELATIVE)
         yield "document_loss", value
         yield "repeated_document", value
-    yield "step_loss", _of_sum(losses)
+    yield "step_loss", _sum_difference(losses)
     found_gradients = {seen.name: seen.gradient for seen in leg.parameters}
     pairs = [(found_gradients[seen.name], seen.gradient) for seen in record.parameters if seen.name in found_gradients]
     for gradient, own in pairs:
         yield "parameter_gradient", fingerprint_distance(gradient, own)
     # The norm is the root of a sum, so it differs by half as much as the sum.
-    yield "grad_norm", _of_sum([(gradient.norm_sq, own.norm_sq) for gradient, own in pairs]) / 2
+    yield "grad_norm", _sum_difference([(gradient.norm_sq, own.norm_sq) for gradient, own in pairs]) / 2
     outputs = {seen.layer: seen.documents for seen in leg.activations}
     for activation in record.activations:
         for document, fingerprint in activation.documents.items():
@@ -71,10 +71,10 @@ def _differences(record: RankRecord, leg: LegSeen) -> Iterator[tuple[str, float]
                 yield "activation", fingerprint_distance(found, fingerprint)
 
 
-def _of_sum(terms: Sequence[tuple[float, float]]) -> float:
-    """Relative difference of a sum of (measured, reference) terms, as if their differences had random signs.
+def _sum_difference(terms: Sequence[tuple[float, float]]) -> float:
+    """Relative difference of a sum of (measured, expected) terms, as if the terms' differences had random signs.
 
-    One number alone may differ by next to nothing by chance, so the sum's own difference counts only when it is larger.
+    A single sum may differ by almost nothing by chance, so its own difference counts only if it is larger than that.
     """
     total = abs(math.fsum(right for _, right in terms))
     if not total:

@@ -1,8 +1,8 @@
 """Paired ratios of times: median, confidence interval, and whether they are beyond a bound.
 
-Times are never compared on their own. What is compared ran next to each other, round by round, and the ratio of each
-round is one sample. The interval is the one of the sign test: between order statistics of the samples, exact for any
-distribution of independent noise, and insensitive to outliers. Ratios are dimensionless.
+Times are compared only in pairs that ran right after each other: the ratio of each round is one sample. The interval is
+that of the sign test: between order statistics of the samples, exact for any distribution of independent noise, and
+insensitive to outliers. Ratios are dimensionless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEVEL = 0.01  # one-sided: the chance that an end of the interval is beyond the 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRatio:
-    """`low` and `high` each miss the true median with a chance of at most LEVEL; 0 and infinity: too few rounds."""
+    """`low` and `high` each miss the true median with probability <= LEVEL; 0 and infinity: too few rounds."""
 
     median: float
     low: float
@@ -25,12 +25,12 @@ class PairedRatio:
     rounds: int
 
     def times(self, factor: float) -> PairedRatio:
-        """The same of times that are each divided by their own amount of work."""
+        """The ratio of times per unit of work; `factor` is the base's amount of work over that of the times."""
         low, high = self.low * factor, self.high * factor
         return replace(self, median=self.median * factor, low=low, high=high)
 
     def above(self, bound: float) -> bool:
-        """Beyond the bound in size and significantly so: the whole interval lies above it."""
+        """Whether the whole interval is above the bound, so that the ratio is above it significantly."""
         return self.low > bound
 
     def verdict(self, bound: float) -> str:
@@ -41,7 +41,7 @@ class PairedRatio:
 
 
 def paired_ratio(times: Sequence[float], base: Sequence[float], *, level: float = LEVEL) -> PairedRatio | None:
-    """Ratio of times to the base's of the same rounds; None without a round in which both are positive and finite."""
+    """Ratio of times to the base's, round by round; None if both are positive and finite in no round."""
     ratios = sorted(one / other for one, other in zip(times, base) if _usable(one) and _usable(other))
     if not ratios:
         return None
@@ -59,9 +59,9 @@ def _usable(seconds: float) -> bool:
 
 
 def _outside(rounds: int, level: float) -> int:
-    """The largest k for which the k-th smallest of `rounds` samples exceeds the median with a chance <= level.
+    """The largest k for which the k-th smallest of `rounds` samples exceeds the median with probability <= level.
 
-    That is the chance of fewer than k heads in `rounds` throws of a coin; 0 when even one is too many.
+    That is the probability of fewer than k heads in `rounds` throws of a coin. 0 if there is no such k.
     """
     chance, k = 0.0, 0
     while k <= rounds:
@@ -73,5 +73,5 @@ def _outside(rounds: int, level: float) -> int:
 
 
 def ratio_text(ratio: PairedRatio) -> str:
-    """3.1 times (2.9 to 3.4 in 7 rounds)."""
+    """E.g. '3.1 times (2.9 to 3.4 in 7 rounds)'."""
     return f"{ratio.median:.3g} times ({ratio.low:.3g} to {ratio.high:.3g} in {ratio.rounds} rounds)"

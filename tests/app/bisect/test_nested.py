@@ -50,7 +50,7 @@ def test_a_moved_submodule_is_searched_in_turn(bisected: Bisected, tmp_path: Pat
     assert (found.found.name, found.found.subject) == (hashes[1], "Pin guilty")
     assert (found.nested.found.name, found.nested.found.subject) == (known["guilty"], "Commit guilty")
     assert [bisected.project.name(point.name) for point in found.nested.points] == ["base", "note", "guilty"]
-    assert "inside what it pins:" in done.stdout
+    assert "inside the dependency that it updates:" in done.stdout
 
 
 @pytest.mark.long  # short: releases in test_releases.py, a moved pin above

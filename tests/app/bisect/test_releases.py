@@ -27,7 +27,7 @@ def test_sft_over_a_pipeline_is_fixed_in_0_18_0(root: Path, tmp_path: Path) -> N
     ]
     done = harness(*command, cwd=tmp_path, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nfirst good release of megatron-core: 0.18.0\n  the release before, 0.17.1 is bad\n" in done.stdout
+    assert "\nfirst good release of megatron-core: 0.18.0\n  previous release 0.17.1 is bad\n" in done.stdout
     (file,) = tmp_path.glob("reports/bisect-releases-*/result.json")
     found = from_jsonable(Bisection, loads(file.read_text()))
     assert found.evidence is not None

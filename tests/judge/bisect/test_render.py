@@ -14,7 +14,7 @@ def skipped(number: int) -> Point:
     return Point(name=f"{number:040}", state=PointState.SKIPPED, stack="s", cells=(), run="r", reason=reason)
 
 
-def test_points_that_were_skipped_are_told_with_the_reason_a_line_each() -> None:
+def test_skipped_points_are_listed_with_the_reason_one_per_line() -> None:
     lines = render_text(replace(bisection(), points=(skipped(1), skipped(2)))).splitlines()
     at = lines.index("  2 commits judged, 2 skipped")
     assert lines[at + 1 : at + 3] == [
@@ -23,7 +23,7 @@ def test_points_that_were_skipped_are_told_with_the_reason_a_line_each() -> None
     ]
 
 
-def test_of_many_skipped_points_the_first_are_told_and_how_many_more() -> None:
+def test_of_many_skipped_points_the_first_are_listed_and_the_rest_counted() -> None:
     text = render_text(replace(bisection(), points=tuple(map(skipped, range(1, 9)))))
     assert text.count("    skipped ") == 5
     assert "    and 3 more, see result.json" in text

@@ -1,4 +1,4 @@
-"""The search over random histories never names a wrong point, and judges no more than it must."""
+"""The search over random histories never names a wrong point, and judges few points."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def linear(size: int) -> History:
 
 @st.composite
 def histories(draw: st.DrawFn, most: int = 40) -> History:
-    """A graph in which the last point reaches all; parents may be outside."""
+    """A graph in which the last point reaches all others; parents may be outside."""
     size = draw(st.integers(1, most))
     parents: dict[str, tuple[str, ...]] = {}
     for number in range(size):
@@ -55,7 +55,7 @@ def ancestors(parents: Mapping[str, Collection[str]], start: str) -> set[str]:
 def search(
     history: History, guilty: str, unknown: Collection[str] = (), count: int = 1
 ) -> tuple[Found | Undecided, dict[str, str]]:
-    """Until the end, and what was judged on the way, the new end included."""
+    """Search to the end; returns the result and all verdicts, that of the new end included."""
 
     def verdict(name: str) -> str:
         if name in unknown:
@@ -111,8 +111,8 @@ def test_three_at_a_time_quarter_the_line_in_every_round() -> None:
     assert (step, rounds <= math.ceil(math.log(500, 4)) + 1) == (Found("c321"), True)
 
 
-def test_a_block_that_cannot_be_judged_is_left_by_growing_steps() -> None:
-    """As when a hundred commits of the middle do not import."""
+def test_the_search_leaves_a_block_that_cannot_be_judged_by_growing_steps() -> None:
+    """For example, a hundred commits in the middle that do not import."""
     block = {f"c{number}" for number in range(200, 300)}
     for guilty in ("c3", "c150", "c350", "c498"):
         end, verdicts = search(linear(500), guilty, block)
@@ -120,7 +120,7 @@ def test_a_block_that_cannot_be_judged_is_left_by_growing_steps() -> None:
         assert len(block & set(verdicts)) <= 8
 
 
-def test_what_lies_between_points_that_cannot_be_judged_stays_open() -> None:
+def test_a_change_between_points_that_cannot_be_judged_stays_undecided() -> None:
     end, _ = search(linear(10), "c5", {"c4", "c5"})
     assert end == Undecided(("c4", "c5", "c6"))
 
@@ -147,7 +147,7 @@ def test_a_history_that_changed_back_and_forth_still_gives_a_point_that_is_new()
 
 @given(histories(), st.data())
 def test_with_paths_only_points_that_change_them_are_judged(history: History, data: st.DataObject) -> None:
-    """Content as git would make it: a point keeps a parent's, or has some of its own."""
+    """Content as in git: a point keeps a parent's, or has new content."""
     content, changing = {"good": "good"}, []
     for name in history.points:
         inherited = data.draw(st.sampled_from([content[parent] for parent in history.parents[name]] + [name]))

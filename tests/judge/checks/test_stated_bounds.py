@@ -1,4 +1,4 @@
-"""Every finding of the numerics lane says what was measured, what is allowed, and where the bound comes from."""
+"""Every finding of the numerics lane states the measured value, the bound and the origin of the bound."""
 
 from __future__ import annotations
 

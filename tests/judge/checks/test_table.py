@@ -69,7 +69,7 @@ def test_findings_carry_the_name_and_lane_of_their_check() -> None:
 
 
 def test_sample_reports_name_only_checks_that_there_are_in_their_lanes() -> None:
-    """Renderers and goldens show these reports, so that no page shows a check by a name it no longer has."""
+    """Renderers and goldens show these reports, so no page shows a check by an outdated name."""
     lanes = {check.name: check.lane for check in CHECKS}
     reports = (sample_report(), earlier_report(), later_report())
     findings = [finding for report in reports for cell in report.cells for finding in cell.findings]

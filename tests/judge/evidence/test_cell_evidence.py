@@ -28,13 +28,13 @@ def test_shares_of_the_ranks_add_up_to_the_reference(layout: dict[str, int], dat
             assert fingerprint.norm_sq == pytest.approx(right_print.norm_sq, rel=1e-12)
 
 
-def test_a_step_that_one_rank_of_the_last_stage_did_not_finish_is_not_whole() -> None:
+def test_a_step_that_one_rank_of_the_last_stage_did_not_finish_is_not_finished() -> None:
     evidence = evidence_for(config_of("sft", pp=2, cp=2))
     evidence.records[3].steps.pop()
     assert evidence.finished_steps == [0]
 
 
-def test_documents_know_their_home() -> None:
+def test_positions_of_documents() -> None:
     homes = evidence_for(config_of("sft", dp=2)).homes[0]
     assert set(homes) == set(range(8))
     assert {home.dp for home in homes.values()} == {0, 1}
@@ -48,7 +48,7 @@ def test_every_unpacked_document_is_first_in_its_row() -> None:
 
 
 @pytest.mark.parametrize("fingerprints", [True, False])
-def test_gradients_and_activations_that_nobody_asked_for_are_not_missed(fingerprints: bool) -> None:
+def test_gradients_and_activations_are_required_only_with_fingerprints(fingerprints: bool) -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=2))
     assert evidence.reference is not None
     for item in (evidence, evidence.reference):

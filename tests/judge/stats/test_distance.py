@@ -39,7 +39,7 @@ def test_fingerprint_distance_sees_a_scale_that_projections_could_miss() -> None
     assert fingerprint_distance(left, right) == 1.0
 
 
-def test_a_direction_leaves_the_other_side_free() -> None:
+def test_a_direction_ignores_the_other_side() -> None:
     above, below = Bound(value=0.1, direction="above"), Bound(value=0.1, direction="below")
     assert [distance(value, 2.0, above) for value in (3.0, 1.0)] == [0.5, 0.0]
     assert [distance(value, 2.0, below) for value in (3.0, 1.0)] == [0.0, 0.5]

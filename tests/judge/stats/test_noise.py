@@ -19,7 +19,7 @@ ORDER, EPSILON = NOISE_LEGS
 
 
 def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: float = 0.0) -> LegSeen:
-    """A leg that repeats step 0 with losses and gradients larger by a share."""
+    """A leg that repeats step 0 with losses and gradients larger by these fractions."""
     step = copy.deepcopy(record.steps[0])
     for loss in step.documents.values():
         loss.loss_sum *= 1 + losses
@@ -41,7 +41,7 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
 
 
 def bf16_run(**noise: float) -> dict[str, CellEvidence]:
-    """A bf16 run of the reference and one cell, whose reference measured that much noise."""
+    """A bf16 run of a control, which measured that much noise, and one cell."""
     plan, evidence = run_of([config_of("sft", tp=2)])
     cells = tuple(
         replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.reference else (NOISE,)))
@@ -73,9 +73,9 @@ def test_a_floor_says_with_which_attention_and_where_it_was_measured() -> None:
     reference = next(iter(bf16_run(losses=1e-3).values()))
     [record] = reference.records.values()
     record.environment |= {"attention": "torch varlen_attn 2.15.0", "device": "NVIDIA H200"}
-    said = {floor.by for floor in noise_floors(reference.records).values()}
-    assert "weights moved by one machine epsilon; torch varlen_attn 2.15.0 on NVIDIA H200" in said
-    assert all(by.endswith("; torch varlen_attn 2.15.0 on NVIDIA H200") for by in said)
+    kinds = {floor.by for floor in noise_floors(reference.records).values()}
+    assert "weights moved by one machine epsilon; torch varlen_attn 2.15.0 on NVIDIA H200" in kinds
+    assert all(by.endswith("; torch varlen_attn 2.15.0 on NVIDIA H200") for by in kinds)
 
 
 def test_differences_that_cancel_in_a_sum_still_count() -> None:
@@ -124,7 +124,7 @@ def test_a_cell_without_noise_legs_has_the_defaults() -> None:
     assert build_report(plan, evidence.values(), today=TODAY, timing={}).noise == {}
 
 
-def test_the_report_keeps_what_was_measured() -> None:
+def test_the_report_holds_the_measured_floors() -> None:
     evidence = bf16_run(losses=1e-3)
     plan, _ = run_of([config_of("sft", tp=2)])
     report = build_report(plan, evidence.values(), today=TODAY, timing={})

@@ -1,4 +1,4 @@
-"""Statistics of paired times: same distribution, no verdict; a shift beyond the bound, caught."""
+"""Statistics of paired times: equal distributions give no verdict, and a shift beyond the bound is caught."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ratio(times: list[float], base: list[float]) -> PairedRatio:
 
 
 @pytest.mark.parametrize("rounds", [7, 11, 21])
-def test_the_same_distribution_differs_at_most_as_often_as_the_level_says(rounds: int) -> None:
+def test_the_same_distribution_differs_no_more_often_than_the_level(rounds: int) -> None:
     generator, repeats = random.Random(rounds), 4000
     verdicts = [ratio(noisy(generator, rounds), noisy(generator, rounds)).verdict(1.0) for _ in range(repeats)]
     wrong = sum(verdict != "no difference" for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""Canary determinism: step 0 once more gives the same activations, losses and gradients; needs no reference."""
+"""Canary determinism: step 0, run again, gives the same activations, losses and gradients; needs no control."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 from harness.core.run.records import Fingerprint
 from harness.core.tolerances import Bound
-from harness.judge.checks.canaries.shared import moved, same_kernels
+from harness.judge.checks.canaries.shared import changed_losses, exact_on_cpu
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.stats.distance import beyond, bound_text, finite, stated
-from harness.judge.stats.distance import fingerprint_distance as apart
+from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
 
 _Difference = tuple[str, dict[str, Any], float, Bound]
 
@@ -29,7 +28,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.DETERMINISM,
-            message=f"{what} is another when step 0 runs again with the same weights and documents, off by {off:.3g} > "
+            message=f"{what} changes when step 0 runs again with the same weights and documents, off by {off:.3g} > "
             f"{bound_text(bound)}; {len(differences)} values differ",
             where=where,
             measured=off,
@@ -39,14 +38,14 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.activation, same_tokens=True)
+    bound = exact_on_cpu(evidence, evidence.tolerances.activation, same_tokens=True)
     found = []
     for rank, record in evidence.records.items():
         again = {item.layer: item.documents for item in leg.seen[rank].activations}
         for seen in record.activations:
             for document, old in seen.documents.items():
                 new = again.get(seen.layer, {}).get(document)
-                off = _apart(new, old, bound)
+                off = _excess(new, old, bound)
                 if off:
                     what = f"the activation of document {document} after layer {seen.layer} on rank {rank}"
                     found.append((seen.layer, what, leg.at_rank(rank, layer=seen.layer, document=document), off))
@@ -55,30 +54,30 @@ def _activations(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Differen
 
 
 def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.document_loss, same_tokens=True)
-    for document, off in moved(evidence, leg, bound).items():
-        where = leg.seats[document].where("determinism", evidence.last_stage) | {"document": document}
+    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss, same_tokens=True)
+    for document, off in changed_losses(evidence, leg, bound).items():
+        where = leg.positions[document].where("determinism", evidence.last_stage) | {"document": document}
         yield f"the loss of document {document}", where, off, bound
 
 
 def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
-    bound = same_kernels(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
+    bound = exact_on_cpu(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
     for rank, record in evidence.records.items():
         again = {item.name: item.gradient for item in leg.seen[rank].parameters}
         for seen in record.parameters:
-            off = _apart(again.get(seen.name), seen.gradient, bound)
+            off = _excess(again.get(seen.name), seen.gradient, bound)
             if off:
                 yield f"the gradient of {seen.name} on rank {rank}", leg.at_rank(rank, parameter=seen.name), off, bound
 
 
-def _apart(new: Fingerprint | None, old: Fingerprint, bound: Bound) -> float:
-    """Distance beyond the bound, else 0; 0 as well for what is not there or not finite, which other checks have.
+def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound) -> float:
+    """The distance if it exceeds the bound, else 0; also 0 for absent or non-finite values, which other checks cover.
 
-    Two fingerprints that differ anywhere are of two tensors, though the estimate of the distance may round to 0.
+    Under an exact bound any difference of the fingerprints counts, though the estimated distance may round to 0.
     """
     if new is None or not finite(new) or not finite(old):
         return 0.0
-    off = apart(new, old)
+    off = fingerprint_distance(new, old)
     if bound.value == 0:
         return off or 5e-324 if new != old else 0.0
     return off if beyond(off, bound) else 0.0

@@ -1,11 +1,11 @@
-"""Canary isolation: other tokens in one document of a micro-batch change no other document's loss; needs no reference.
+"""Canary isolation: other tokens in one document of a micro-batch change no other document's loss; needs no control.
 
-Two legs change one document per micro-batch each, the first and one in the middle, so that the culprit is known.
+Each of two legs changes one document per micro-batch, the first or one in the middle, so that the culprit is known.
 """
 
 from __future__ import annotations
 
-from harness.judge.checks.canaries.shared import change_text, moved, same_kernels
+from harness.judge.checks.canaries.shared import change_text, changed_losses, exact_on_cpu
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -14,36 +14,36 @@ from harness.judge.locations import counted
 from harness.judge.stats.distance import bound_text, exactly, stated
 
 LEGS = ("isolation", "isolation-middle")
-SURE = 4  # tokens from which on a changed document cannot have been given the same tokens by chance
+_LEAST_TOKENS = 4  # a changed document of so many tokens cannot have got the same tokens by chance
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     for name in LEGS:
         leg = evidence.legs.get(name)
-        findings = (_leaked(evidence, leg) or _unmoved(evidence, leg)) if leg else []
+        findings = (_leaked(evidence, leg) or _unchanged(evidence, leg)) if leg else []
         if findings:
             return findings
     return []
 
 
 def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    bound = same_kernels(evidence, evidence.tolerances.document_loss)
-    victims = moved(evidence, leg, bound, spared=leg.leg.changed)
+    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss)
+    victims = changed_losses(evidence, leg, bound, skip=leg.leg.changed)
     if not victims:
         return []
     victim, off = next(iter(victims.items()))
-    seat = leg.seats[victim]
+    position = leg.positions[victim]
     near = [item for item in leg.leg.changed if _together(leg, item, victim)]
     culprit = near[0] if near else min(leg.leg.changed)
-    where = "of its micro-batch" if near else "of another micro-batch"
+    elsewhere = "" if near else ", in another micro-batch,"
     return [
         CheckFinding(
             fault_class=fault_classes.LEAK,
-            message=f"document {culprit} leaks into document {victim}: only the tokens of the former were changed, and "
-            f"of the latter, document {seat.number} {where} (micro-batch {seat.micro_batch} of replica {seat.dp}), "
-            f"{change_text(evidence, leg, victim)}, off by {off:.3g} > {bound_text(bound)}; "
-            f"{len(victims)} of {len(leg.seats) - len(leg.leg.changed)} unchanged documents moved",
-            where=seat.where(leg.leg.name, evidence.last_stage)
+            message=f"document {culprit} leaks into document {victim} ({position}): tokens of document {culprit}"
+            f"{elsewhere} were changed, but {change_text(evidence, leg, victim)}, off by {off:.3g} > "
+            f"{bound_text(bound)}; the loss of {len(victims)} of {len(leg.positions) - len(leg.leg.changed)} documents "
+            "with the same tokens changed",
+            where=position.where(leg.leg.name, evidence.last_stage)
             | {"document": victim, "culprit": culprit, "documents": list(victims)},
             measured=off,
             bound=stated(bound),
@@ -52,18 +52,18 @@ def _leaked(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
 
 
 def _together(leg: LegEvidence, one: int, other: int) -> bool:
-    here, there = leg.seats[one], leg.seats[other]
+    here, there = leg.positions[one], leg.positions[other]
     return (here.dp, here.micro_batch) == (there.dp, there.micro_batch)
 
 
-def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """Changed documents with an unchanged loss: the model did not compute on the input of the data path."""
+def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
+    """Changed documents with an unchanged loss: the model did not compute on the batches of the data path."""
     documents = {item.index: item for item in leg.leg.documents}
-    sure = [name for name in leg.seats if name in leg.leg.changed and documents[name].length >= SURE]
+    changed = [name for name in leg.positions if name in leg.leg.changed and documents[name].length >= _LEAST_TOKENS]
     before = evidence.document_losses.get(0, {})
     stuck = [
         name
-        for name in sure
+        for name in changed
         if not documents[name].masked
         and name in before
         and name in leg.losses
@@ -74,10 +74,10 @@ def _unmoved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.TOKEN_CONTENT,
-            message=f"{counted('document', stuck)} got other tokens, but the loss is bit by bit what it was: the model "
-            "did not get them",
-            where=leg.seats[stuck[0]].where(leg.leg.name, evidence.last_stage) | {"document": stuck[0]},
+            message=f"{counted('document', stuck)} got other tokens, but the loss is the same, bit for bit: the new "
+            "tokens did not reach the model",
+            where=leg.positions[stuck[0]].where(leg.leg.name, evidence.last_stage) | {"document": stuck[0]},
             measured=leg.losses[stuck[0]].loss_sum,
-            bound=exactly("another loss", "other tokens have another loss"),
+            bound=exactly("a different loss", "other tokens have a different loss"),
         )
     ]

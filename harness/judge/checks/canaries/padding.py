@@ -1,8 +1,8 @@
-"""Canary padding: other token ids in the padding change no document's loss and count nowhere; needs no reference."""
+"""Canary padding: other token ids in the padding change no document's loss and count nowhere; needs no control."""
 
 from __future__ import annotations
 
-from harness.judge.checks.canaries.shared import change_text, moved, same_kernels
+from harness.judge.checks.canaries.shared import change_text, changed_losses, exact_on_cpu
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -12,24 +12,23 @@ from harness.judge.stats.distance import bound_text, exactly, stated
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("padding")
-    return (_moved(evidence, leg) or _counted(evidence, leg)) if leg else []
+    return (_changed(evidence, leg) or _counted(evidence, leg)) if leg else []
 
 
-def _moved(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    bound = same_kernels(evidence, evidence.tolerances.document_loss)
-    wrong = moved(evidence, leg, bound)
+def _changed(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
+    bound = exact_on_cpu(evidence, evidence.tolerances.document_loss)
+    wrong = changed_losses(evidence, leg, bound)
     if not wrong:
         return []
     document, off = next(iter(wrong.items()))
-    seat = leg.seats[document]
+    position = leg.positions[document]
     return [
         CheckFinding(
             fault_class=fault_classes.PADDING,
-            message=f"only the token ids of padding slots were changed, and of document {document}, number "
-            f"{seat.number} of micro-batch {seat.micro_batch} (replica {seat.dp}), "
-            f"{change_text(evidence, leg, document)}, off by {off:.3g} > {bound_text(bound)}; {len(wrong)} of "
-            f"{len(leg.seats)} documents moved",
-            where=seat.where("padding", evidence.last_stage) | {"document": document, "documents": list(wrong)},
+            message=f"only the token ids of padding slots were changed, but {change_text(evidence, leg, document)}, "
+            f"off by {off:.3g} > {bound_text(bound)} ({position}); the loss of {len(wrong)} of {len(leg.positions)} "
+            "documents changed",
+            where=position.where("padding", evidence.last_stage) | {"document": document, "documents": list(wrong)},
             measured=off,
             bound=stated(bound),
         )
@@ -43,7 +42,7 @@ def _counted(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.PADDING,
-            message=f"only the token ids of padding slots were changed, and now {leg.token_count} tokens count in the "
+            message=f"only the token ids of padding slots were changed, but now {leg.token_count} tokens count in the "
             f"loss, expected {right}: padding is recognised by its token id",
             where={"stage": evidence.last_stage, "leg": "padding", "step": 0},
             measured=leg.token_count,

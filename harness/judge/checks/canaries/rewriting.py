@@ -1,7 +1,7 @@
-"""Canary rewriting: with every module given a right input and a right gradient, which modules still differ?
+"""Canary rewriting: names the modules that still differ when each gets a right input and a right gradient.
 
-Those are the faulty ones, all of them; what differed in the training leg beside them only inherited the error. Forward
-and backward are distinguished: a module whose forward is right but whose gradients differ is faulty in its backward.
+These are all the faulty ones; any other that differed in the training leg only inherited the error. Forward and
+backward are distinguished: a module whose forward is right but whose gradients differ is faulty in its backward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Documents = Mapping[int, Fingerprint]
 
 @dataclass(kw_only=True)
 class _Module:
-    """Deviations of one module: distances beyond their bounds, worst first within each kind."""
+    """Deviations of one module: distances beyond their bounds, by document, and by parameter in model order."""
 
     number: int  # 0: embedding; layers from 1; one more than the last: final norm, output layer and loss
     forward: dict[int, float] = field(default_factory=dict)  # document -> distance
@@ -50,15 +50,15 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _inherited(evidence: CellEvidence, modules: list[_Module]) -> list[str]:
-    """Layers whose output differed in the training leg, and is right when their input is."""
-    reference, bound = evidence.reference, evidence.tolerances.activation
-    if reference is None or not evidence.first_step_whole:
+    """Layers whose output differed in the training leg but is right when their input is."""
+    control, bound = evidence.reference, evidence.tolerances.activation
+    if control is None or not evidence.first_step_whole:
         return []
     return [
         _name(evidence, module.number)
         for module in modules[:-1]
         if not module.forward
-        and any(beyond(off, bound) for off in activations_off(evidence, reference, module.number).values())
+        and any(beyond(off, bound) for off in activations_off(evidence, control, module.number).values())
     ]
 
 
@@ -108,13 +108,13 @@ def _gradient_off(found: ParameterGradient | None, right: ParameterGradient, bou
     if found is None:
         return math.inf
     if not finite(found.fingerprint):
-        return 0.0  # finiteness has these
+        return 0.0  # `finiteness` covers these
     off = fingerprint_distance(found.fingerprint, right.fingerprint, bound)
     return off if beyond(off, bound) else 0.0
 
 
 def _shared_ratio(evidence: CellEvidence, leg: LegEvidence, right: LegEvidence) -> str | None:
-    """The layout factor that all gradients are off by, if there is one: no fault of a module."""
+    """The layout factor by which all gradients are off, if any; then no module is at fault."""
     names = [name for name in right.gradients if name in leg.gradients]
     pairs = [(leg.gradients[name].fingerprint, right.gradients[name].fingerprint) for name in names]
     screen = max(evidence.tolerances.ratio_screen, evidence.tolerances.parameter_gradient.value)
@@ -141,7 +141,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
         off = first.backward.items()
     what, value = next(iter(off))
     names = [_name(evidence, module.number) for module in modules]
-    rest = f"{listed(inherited)} only inherit it" if inherited else "whatever else differs inherits it"
+    rest = f"{listed(inherited)} only inherited the error" if inherited else "all other differences are inherited"
     given = "right inputs" if direction == "forward" else "right inputs and right gradients of their outputs"
     subject = f"document {what}" if direction == "forward" else f"the gradient of {what}"
     bounds = evidence.tolerances
@@ -153,7 +153,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
     layer = {"layer": first.number} if 0 < first.number <= layers else {}
     return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
-        message=f"faulty in {direction}: {listed(names)}; with {given} these still differ from the reference, "
+        message=f"faulty in {direction}: {listed(names)}; with {given} these still differ from the control, "
         f"{names[0]} in {subject} by {value:.3g} > {bound_text(bound)}; {rest}",
         where={"stage": _stage(evidence, first.number), **layer, "leg": "rewriting", "step": 0, **more}
         | {"direction": direction, "modules": names, "inherited": inherited}
@@ -164,7 +164,7 @@ def _finding(evidence: CellEvidence, direction: str, modules: list[_Module], inh
 
 
 def _reduction(evidence: CellEvidence, modules: list[_Module], ratio: str | None) -> CheckFinding:
-    """The gradients of all modules are wrong though every forward is right: what all share is wrong."""
+    """The finding if all gradients are wrong though every forward is right: what the modules share is wrong."""
     bound = evidence.tolerances.parameter_gradient
     value = next(iter(modules[0].backward.values()))
     return CheckFinding(

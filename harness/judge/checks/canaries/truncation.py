@@ -1,6 +1,6 @@
-"""Canary truncation: documents that are too long keep their head, and labels and masks that fit it; no model runs.
+"""Canary truncation: documents that are too long keep their head, with its labels and masks; no model runs.
 
-Packed params must be those of the documents as they were cut.
+Packed params must be those of the truncated documents.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from harness.core.packing.arithmetic import PackedParams
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
-from harness.judge.checks.metadata.tokens_placed import FIELDS
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import FIELDS
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.evidence.packed_params import Wrong, form_problems, value_problems
+from harness.judge.evidence.packed_params import FieldProblem, form_problems, value_problems
 from harness.judge.stats.distance import exactly
 
 
@@ -35,7 +35,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _params(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """The first field of the packed params, by rank and micro-batch, that is not as the packing of the leg wants it."""
+    """The first field of packed params, by rank and micro-batch, that differs from the leg's packing."""
     style = leg.config.style
     for rank in sorted(leg.seen):
         record = evidence.records[rank]
@@ -56,7 +56,7 @@ def _truth(leg: LegEvidence, rank: int, batch: BatchSeen) -> PackedParams | None
     return planned[batch.micro_batch].params() if 0 <= batch.micro_batch < len(planned) else None
 
 
-def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: Wrong) -> CheckFinding:
+def _params_finding(leg: LegEvidence, rank: int, micro_batch: int, wrong: FieldProblem) -> CheckFinding:
     name = f"{wrong.field} of {wrong.tensor}" if wrong.tensor else wrong.field
     return CheckFinding(
         fault_class=fault_classes.TRUNCATION,

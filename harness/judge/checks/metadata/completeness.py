@@ -1,8 +1,8 @@
-"""Every rank left a record and came through the metadata leg.
+"""Every rank left a record and finished the metadata leg.
 
-A data path that raises or hangs while it only hands out batches is wrong as a data path, so that is a metadata
-finding; `ended` has the legs with the model. Causes that do not blame the code are warnings: verdict.py makes them
-ERROR, not FAIL.
+A data path that raises or hangs while it only returns batches is itself wrong, so that is a metadata finding; `ended`
+covers the legs that run the model. Causes that do not blame the code are warnings: verdict.py makes them ERROR, not
+FAIL.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _replicas(evidence: CellEvidence, step: int) -> str:
-    """The counts of the replicas, when they differ: their gradients are summed, so all must run equally many."""
+    """The count of each replica if they differ; gradients are summed over replicas, so all must run the same number."""
     counts: dict[int, set[int]] = {}
     for record in evidence.records.values():
         for number, found in _counts(record):
@@ -42,10 +42,10 @@ def _replicas(evidence: CellEvidence, step: int) -> str:
                 counts.setdefault(record.place.dp, set()).add(found)
     if len({frozenset(found) for found in counts.values()}) < 2:
         return ""
-    texts = [f"replica {dp} {' or '.join(map(str, sorted(counts[dp])))}" for dp in sorted(counts)]
+    texts = [f"replica {dp}: {' or '.join(map(str, sorted(counts[dp])))}" for dp in sorted(counts)]
     return f"; data-parallel replicas differ: {', '.join(texts)}"
 
 
 def _counts(record: RankRecord) -> list[tuple[int, int]]:
-    """(step, count) as the data path planned, and as the training leg ran."""
+    """(step, count) pairs: those the data path planned, then those the training leg ran."""
     return [*enumerate(record.micro_batches), *((seen.step, seen.micro_batches) for seen in record.steps)]

@@ -12,39 +12,39 @@ from harness.judge.evidence.packed_params import (
     LONGEST,
     OFFSETS,
     PADDED,
-    Wrong,
+    FieldProblem,
     ghosts,
     missing_class,
     pairing,
     problems_of,
     structure,
 )
-from harness.judge.locations import RankLocation, fold, listed, reach
+from harness.judge.locations import RankLocation, extent, fold, listed
 
 GROUPS = (OFFSETS, PADDED, LONGEST)  # one finding per group: q and kv go wrong together
 
 
-class _Seen(NamedTuple):
+class _WrongValue(NamedTuple):
     place: RankLocation
-    problem: Wrong
+    problem: FieldProblem
     truth: Truth
     params: SeenParams
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    wrong: dict[tuple[str, ...], list[_Seen]] = {}
+    wrong: dict[tuple[str, ...], list[_WrongValue]] = {}
     for item in evidence.params_seen:
         problems = problems_of(item)
         for group in GROUPS:
             found = next((problem for problem in problems if problem.field in group), None)
             if found is not None:
                 wrong.setdefault(group, []).extend(
-                    _Seen(place, found, item.truth, item.params) for place in item.places
+                    _WrongValue(place, found, item.truth, item.params) for place in item.places
                 )
     return [_finding(evidence, wrong[group]) for group in GROUPS if group in wrong]
 
 
-def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> CheckFinding:
+def _finding(evidence: CellEvidence, wrong: list[_WrongValue]) -> CheckFinding:
     places = [item.place for item in wrong]
     first, where = fold(places)
     seen = next(item for item in wrong if item.place == first)
@@ -55,7 +55,7 @@ def _finding(evidence: CellEvidence, wrong: list[_Seen]) -> CheckFinding:
     return CheckFinding(
         fault_class=fault_class,
         message=f"{problem.field} is {_shown(problem.measured)}, expected {_shown(problem.expected)}, at {first}"
-        f"{reach(where)}{''.join('; ' + note for note in notes)}",
+        f"{extent(where)}{''.join('; ' + note for note in notes)}",
         where={**where, "field": problem.field},
         measured=problem.measured,
         bound=problem.expected,
@@ -66,7 +66,7 @@ def _shown(value: object) -> str:
     return f"[{listed(value, 16)}]" if isinstance(value, list) else str(value)
 
 
-def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: Wrong) -> int | None:
+def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: FieldProblem) -> int | None:
     """Number of another micro-batch of the step whose plan has the measured offsets."""
     if not isinstance(problem.measured, list):
         return None
@@ -77,8 +77,8 @@ def _other_micro_batch(evidence: CellEvidence, place: RankLocation, problem: Wro
     return None
 
 
-def _notes(evidence: CellEvidence, seen: _Seen) -> list[str]:
-    """What is wrong with the offsets as such, and between real and padded ones."""
+def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
+    """Defects of the offsets themselves, and contradictions between real and padded ones."""
     problem, truth = seen.problem, seen.truth
     if not isinstance(problem.measured, list):
         return []
@@ -95,13 +95,13 @@ def _notes(evidence: CellEvidence, seen: _Seen) -> list[str]:
     return notes
 
 
-def _ghosts(problem: Wrong) -> int:
+def _ghosts(problem: FieldProblem) -> int:
     both = isinstance(problem.measured, list) and isinstance(problem.expected, list)
     return ghosts(problem.measured, problem.expected) if both else 0
 
 
-def _fault_class(seen: _Seen, missing: str) -> str:
-    """`missing` is the class of offsets that are not there."""
+def _fault_class(seen: _WrongValue, missing: str) -> str:
+    """The fault class of a wrong value; `missing` is the one for absent offsets."""
     problem, params = seen.problem, seen.truth.params
     if _ghosts(problem):
         return fault_classes.GHOSTS

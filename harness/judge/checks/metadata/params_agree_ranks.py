@@ -1,7 +1,7 @@
 """The tp x pp x cp ranks of a replica hold the same packed params.
 
-Ranks whose values are not the plan's are findings of `params_agree_plan`, absent ones of `params_present`; what is
-left here are fields that the plan allows in two forms (padded offsets given or not) but not mixed, and formats.
+`params_agree_plan` covers wrong values, and `params_present` absent params. What remains are fields that the plan
+allows in two forms (padded offsets given or not), which ranks must not mix, and formats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence, ParamsSeen
 from harness.judge.evidence.packed_params import form_problems, problems_of
-from harness.judge.locations import RankLocation, fold, listed, reach
+from harness.judge.locations import RankLocation, extent, fold, listed
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -21,17 +21,17 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     for item in evidence.params_seen:
         if not problems_of(item) and not form_problems(item.params, evidence.cell.config.style, item.device):
             groups.setdefault(id(item.truth), []).append(item)
-    odd: list[tuple[RankLocation, list[str]]] = []
+    differing: list[tuple[RankLocation, list[str]]] = []
     for members in groups.values():
-        odd += _odd(members)
-    if not odd:
+        differing += _differing(members)
+    if not differing:
         return []
-    first, where = fold([place for place, _ in odd])
-    fields = next(fields for place, fields in odd if place == first)
+    first, where = fold([place for place, _ in differing])
+    fields = next(fields for place, fields in differing if place == first)
     return [
         CheckFinding(
             fault_class=fault_classes.RANKS_DIFFER,
-            message=f"{listed(fields)} at {first} differs from the other ranks of the replica{reach(where)}",
+            message=f"{listed(fields)} at {first} differs from the other ranks of the replica{extent(where)}",
             where={**where, "field": fields[0]},
             measured=fields,
             bound="equal on all tp x pp x cp ranks",
@@ -39,20 +39,20 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     ]
 
 
-def _odd(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]]:
-    """Places that differ from what most hold (of equally many, what the first holds), and in which fields."""
+def _differing(members: list[ParamsSeen]) -> list[tuple[RankLocation, list[str]]]:
+    """Locations whose params differ from the most frequent ones (in a tie, from the first), and the fields that do."""
     forms: list[tuple[SeenParams, list[RankLocation]]] = []
     for item in members:
-        bare = replace(item.params, forms={})  # tensor identities differ by rank
-        alike = next((places for other, places in forms if other == bare), None)
-        if alike is None:
-            forms.append((bare, list(item.places)))
+        values = replace(item.params, forms={})  # tensor identities differ by rank
+        same = next((places for other, places in forms if other == values), None)
+        if same is None:
+            forms.append((values, list(item.places)))
         else:
-            alike += item.places
+            same += item.places
     usual = max(forms, key=lambda form: len(form[1]))[0]
     return [
-        (place, [name for name in vars(bare) if getattr(bare, name) != getattr(usual, name)])
-        for bare, places in forms
-        if bare is not usual
+        (place, [name for name in vars(values) if getattr(values, name) != getattr(usual, name)])
+        for values, places in forms
+        if values is not usual
         for place in places
     ]

@@ -1,4 +1,4 @@
-"""Packed params have the form that kernels read, and unpacked runs have none.
+"""Packed params have the form that kernels expect, and unpacked runs have no packed params.
 
 Every cu_seqlens tensor is int32, 1-D and on the model's device; max_seqlen is a Python int, the format thd.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.packed_params import Wrong, form_problems
-from harness.judge.locations import RankLocation, fold, reach
+from harness.judge.evidence.packed_params import FieldProblem, form_problems
+from harness.judge.locations import RankLocation, extent, fold
 
 _NAMES = {"max_seqlen_type": "type of max_seqlen"}
 
@@ -17,14 +17,14 @@ _NAMES = {"max_seqlen_type": "type of max_seqlen"}
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not evidence.packed:
         return _unpacked(evidence)
-    wrong: dict[str, list[tuple[RankLocation, Wrong]]] = {}
+    wrong: dict[str, list[tuple[RankLocation, FieldProblem]]] = {}
     for item in evidence.params_seen:
         for problem in form_problems(item.params, evidence.cell.config.style, item.device):
             wrong.setdefault(problem.field, []).extend((place, problem) for place in item.places)
     return [_finding(field, places) for field, places in wrong.items()]
 
 
-def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> CheckFinding:
+def _finding(field: str, wrong: list[tuple[RankLocation, FieldProblem]]) -> CheckFinding:
     first, where = fold([place for place, _ in wrong])
     problem = next(problem for place, problem in wrong if place == first)
     name = f"{field} of {problem.tensor}" if problem.tensor else _NAMES.get(field, field)
@@ -32,7 +32,7 @@ def _finding(field: str, wrong: list[tuple[RankLocation, Wrong]]) -> CheckFindin
     name += f" (and of {', '.join(more)})" if more else ""
     return CheckFinding(
         fault_class=fault_classes.FORM,
-        message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{reach(where)}",
+        message=f"{name} is {problem.measured}, expected {problem.expected}, at {first}{extent(where)}",
         where={**where, "field": field, **({"tensor": problem.tensor} if problem.tensor else {})},
         measured=problem.measured,
         bound=problem.expected,
@@ -47,7 +47,7 @@ def _unpacked(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.PARAMS_UNPACKED,
-            message=f"packed params in an unpacked run at {first}{reach(where)}",
+            message=f"packed params in an unpacked run at {first}{extent(where)}",
             where=where,
             measured="packed params",
             bound="none",

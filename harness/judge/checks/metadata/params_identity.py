@@ -11,7 +11,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.packed_params import copied_padding, problems_of
-from harness.judge.locations import fold, reach
+from harness.judge.locations import extent, fold
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -28,8 +28,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         CheckFinding(
             severity=Severity.WARNING,
             fault_class=fault_classes.NOT_THE_SAME,
-            message=f"cu_seqlens_padded equals cu_seqlens but is another tensor, and pad_between_seqs is not set: "
-            f"Transformer Engine takes a slower kernel, at {first}{reach(where)}",
+            message="cu_seqlens_padded equals cu_seqlens but is another tensor, and pad_between_seqs is not set: "
+            f"Transformer Engine takes a slower kernel, at {first}{extent(where)}",
             where={**where, "field": "cu_seqlens_q_padded"},
             measured="equal, another tensor",
             bound="the same tensor, or pad_between_seqs set",

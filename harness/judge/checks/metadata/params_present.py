@@ -7,9 +7,10 @@ from typing import Literal
 
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import attention_layers
 from harness.judge.evidence.endings import TRAINED, Ending
 from harness.judge.evidence.packed_params import missing_class
-from harness.judge.locations import RankLocation, fold, reach
+from harness.judge.locations import RankLocation, extent, fold
 
 # rank, leg, step, micro-batch, chunk, layer
 _Key = tuple[int, Literal["metadata", "training"], int, int, int, int | None]
@@ -34,7 +35,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=missing_class(evidence, places),
-            message=f"no packed params at {first}{reach(where)}",
+            message=f"no packed params at {first}{extent(where)}",
             where=where,
             measured=None,
             bound="packed params",
@@ -43,12 +44,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _key(place: RankLocation) -> _Key:
-    """A place without its coordinates, which follow from the rank."""
+    """A location without its coordinates, which follow from the rank."""
     return place.rank, place.leg, place.step, place.micro_batch, place.chunk, place.layer
 
 
 def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
-    """Places that a rank which came this far must have recorded."""
+    """Locations that a rank must have recorded, given how far it came."""
     layout, at, rank = evidence.layout, ending.place, ending.rank
     if rank not in evidence.records:
         return
@@ -64,14 +65,5 @@ def _expected(evidence: CellEvidence, ending: Ending) -> Iterator[_Key]:
         # `micro_batch_count` covers micro-batches that were not run.
         for micro_batch in range(min(len(evidence.plan[step][at.dp]), ran[step])):
             for chunk in range(layout.vpp):
-                for layer in _layers(evidence, at.pp, chunk):
+                for layer in attention_layers(evidence.cell.config, at.pp, chunk):
                     yield rank, "training", step, micro_batch, chunk, layer
-
-
-def _layers(evidence: CellEvidence, stage: int, chunk: int) -> list[int]:
-    """Numbers of the chunk's layers; prediction layers follow the last."""
-    model, layout = evidence.cell.config.model, evidence.layout
-    layers = list(layout.layers(model.layers, stage, chunk))
-    if model.mtp and stage == evidence.last_stage and chunk == layout.vpp - 1:
-        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
-    return layers

@@ -1,4 +1,4 @@
-"""The forward that backward recomputes gets the same packed params as the first forward (axis `recompute`).
+"""The recomputed forward gets the same packed params as the first forward (axis `recompute`).
 
 The loss comes from the first forward and the gradients from the second, so a difference here shows in gradients alone.
 """
@@ -9,7 +9,7 @@ from harness.core.run.records import LayerSeen, RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.locations import RankLocation, fold, listed, reach
+from harness.judge.locations import RankLocation, extent, fold, listed
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -21,8 +21,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.RECOMPUTED,
-            message=f"{listed(fields)} of the forward that backward runs again differs from the first forward's, "
-            f"at {first}{reach(where)}",
+            message=f"{listed(fields)} in the recomputed forward differs from the first forward, "
+            f"at {first}{extent(where)}",
             where={**where, "field": fields[0]},
             measured=fields,
             bound="equal in both forwards",
@@ -31,7 +31,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _differences(record: RankRecord) -> list[tuple[RankLocation, list[str]]]:
-    """Places where the two forwards differ, and in which fields."""
+    """Locations where the two forwards differ, and the fields that do."""
     before = {_key(seen): seen.params for seen in record.layers}
     return [
         (

@@ -1,4 +1,4 @@
-"""Upstream refuses the forbidden combination of a `rules` cell, and its message names the rule that is broken."""
+"""Upstream refuses the forbidden combination of a `rules` cell, and its message names the violated rule."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def _problem(refusal: Refusal, forbidden: str) -> str:
     if refusal.type is None:
         return f"{refusal.validator} accepts the forbidden combination {forbidden}"
     if not refusal.clear:
-        said = f"{refusal.type}: {refusal.message}"
-        return f"{refusal.validator} refuses {forbidden} without naming the rule that is broken: {said}"
+        error = f"{refusal.type}: {refusal.message}"
+        return f"{refusal.validator} refuses {forbidden} without naming the violated rule: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Tokens and positions on the first stage, labels and loss mask on the last, each equal to the plan's content."""
+"""Tokens and positions are on the first stage, labels and loss mask on the last, each with the plan's content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.chunks import FIELDS, fields_used
 from harness.judge.evidence.endings import Ending
-from harness.judge.locations import RankLocation, fold, listed, reach
+from harness.judge.locations import RankLocation, extent, fold, listed
 
-FIRST_STAGE = ("tokens", "position_ids")
-LAST_STAGE = ("labels", "loss_mask")
-FIELDS = FIRST_STAGE + LAST_STAGE
-RETURNED = "log_probs"  # of data paths that unpack them: where a value was computed, by slot
+RETURNED = "log_probs"  # of data paths that return unpacked log-probabilities: `first` names slots, not documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     for ending in evidence.endings:
         record = evidence.records.get(ending.rank)
         for batch in record.batches if record else ():
-            _sort(evidence, ending, batch, missing, content, extra)
+            _classify(evidence, ending, batch, missing, content, extra)
         missing += _absent(evidence, ending)
     findings = [
         _content(evidence, field, content)
@@ -47,14 +45,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return findings
 
 
-def _needed(evidence: CellEvidence, stage: int, chunk: int) -> tuple[str, ...]:
-    layout = evidence.layout
-    last = stage == evidence.last_stage and chunk == layout.vpp - 1
-    embeds = (stage == 0 and chunk == 0) or (last and evidence.cell.config.model.mtp is not None)
-    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
-
-
-def _sort(
+def _classify(
     evidence: CellEvidence,
     ending: Ending,
     batch: BatchSeen,
@@ -64,9 +55,10 @@ def _sort(
 ) -> None:
     place = _place(ending, batch.chunk, batch.micro_batch)
     stage, chunks = ending.place.pp, range(evidence.layout.vpp)
-    needed = _needed(evidence, stage, batch.chunk)
-    # Judged by rank, not by chunk: a data path reads once per rank, and what a chunk does not use costs nothing more.
-    useful = {field for chunk in chunks for field in _needed(evidence, stage, chunk)}
+    config = evidence.cell.config
+    needed = fields_used(config, stage, batch.chunk)
+    # By rank, not by chunk: a data path reads once per rank, so a field that a chunk does not use costs nothing extra.
+    useful = {field for chunk in chunks for field in fields_used(config, stage, chunk)}
     for field in FIELDS:
         seen: TensorSeen | None = getattr(batch, field)
         if seen is None:
@@ -84,7 +76,7 @@ def _place(ending: Ending, chunk: int, micro_batch: int) -> RankLocation:
 
 
 def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
-    """Unpacked batches that a completed rank never recorded; `params_present` covers packed ones."""
+    """Fields of unpacked batches that a completed rank never recorded; `params_present` covers packed ones."""
     record = evidence.records.get(ending.rank)
     if record is None or evidence.packed or ending.ended != "completed":
         return []
@@ -94,19 +86,19 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
         for micro_batch in range(len(evidence.plan[0][ending.place.dp]))
         for chunk in range(evidence.layout.vpp)
         if (chunk, micro_batch) not in seen
-        for field in _needed(evidence, ending.place.pp, chunk)
+        for field in fields_used(evidence.cell.config, ending.place.pp, chunk)
     ]
 
 
-def _folded(wrong: list[_Wrong], severity: Severity, verb: str, bound: str) -> CheckFinding:
+def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -> CheckFinding:
     first, where = fold([item.place for item in wrong])
     fields = [field for field in FIELDS if any(item.field == field for item in wrong)]
     return CheckFinding(
         severity=severity,
         fault_class=fault_classes.TOKEN_CONTENT,
-        message=f"{listed(fields)} {verb} at {first}{reach(where)}",
+        message=f"{listed(fields)} {problem} at {first}{extent(where)}",
         where={**where, "field": fields[0]},
-        measured=verb,
+        measured=problem,
         bound=bound,
     )
 
@@ -119,7 +111,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     named = seen.first
     where |= {"field": field} | ({"document": named[0], "token": named[1]} if named else {})
     edges = boundaries.NOTHING
-    if named and field != RETURNED:  # of log-probabilities `named` holds slots
+    if named and field != RETURNED:  # `named` holds slots for log-probabilities
         batch = evidence.plan[0][first.at.dp][first.micro_batch].batch
         edges = boundaries.of_token(batch, evidence.layout, named[0], named[1])
     if named:
@@ -129,7 +121,8 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
         detail = f": its shape is {seen.shape}"
     return CheckFinding(
         fault_class=_fault_class(evidence, first, named),
-        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}{reach(where)}",
+        message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
+        f"{extent(where)}",
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
         measured=named[3] if named else seen.mismatches,
         bound=named[2] if named else 0,

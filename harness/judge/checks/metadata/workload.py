@@ -1,7 +1,7 @@
 """The workload counted by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
 
-The schedule runs the number of micro-batches, and FLOPs are computed from the sums, which no number of model chunks
-may change. Data paths that count nothing have nothing to compare.
+The schedule runs that number of micro-batches, and FLOPs are computed from the sums, which must not depend on the
+number of model chunks. Data paths that do not count their work are not compared.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
 
 def _note(evidence: CellEvidence, step: int, field: str, found: float, expected: float) -> str:
     """A known quantity that equals the wrong number, if any."""
-    packs = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
-    whole = {"tokens": sum(packs), "squares": sum(slots**2 for slots in packs)}.get(field)
+    rows = [truth.batch.slots for replica in evidence.plan[step] for truth in replica]
+    whole = {"tokens": sum(rows), "squares": sum(slots**2 for slots in rows)}.get(field)
     if evidence.packed and found == whole:
         return ", as if every pack were one document"
     name = ratio_name(found / expected, factors_of(evidence, step), _EXACT) if expected else None

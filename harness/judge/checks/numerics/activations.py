@@ -1,4 +1,4 @@
-"""Every layer's output for every document (step 0) equals the reference's; names the first that differs."""
+"""Every layer's output for every document (step 0) equals the control's; names the first that differs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [] if found is None else [_finding(evidence, evidence.reference, found)]
 
 
-def _finding(evidence: CellEvidence, reference: CellEvidence, found: LayerOff) -> CheckFinding:
+def _finding(evidence: CellEvidence, control: CellEvidence, found: LayerOff) -> CheckFinding:
     bound, layout, layers = evidence.tolerances.activation, evidence.layout, evidence.cell.config.model.layers
     layer, wrong, off = found
     document = wrong[0]
-    token = first_token_off(evidence, reference, document)
+    token = first_token_off(evidence, control, document)
     edges = boundaries.of_layer(layout, layers, layer) + token_boundaries(evidence, document, token)
     stage = layout.stage_of_layer(layers, layer) if layer else 0
     value = "not recorded" if math.isinf(off[document]) else f"off by {off[document]:.3g} > {bound_text(bound)}"

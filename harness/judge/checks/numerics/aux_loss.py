@@ -32,7 +32,7 @@ def _values(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -
         off = distance(found, right, bound)
         value = "not recorded" if router.aux_loss is None else f"{found:.9g}"
         message = (
-            f"{moe.aux_loss} of layer {router.layer}, micro-batch {router.micro_batch}: {value}, own arithmetic "
+            f"{moe.aux_loss} of layer {router.layer}, micro-batch {router.micro_batch}: {value}, the harness computes "
             f"{right:.9g}, off by {off:.3g} > {bound_text(bound)}"
         )
         return [
@@ -48,13 +48,13 @@ def _values(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -
 
 
 def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: float) -> str:
-    """The mistake that gives just this value, if there is one."""
+    """The known mistake that gives this value, if any."""
     bound = evidence.tolerances.aux_loss
     rows, every = counted_rows(router, moe.padding_mask), counted_rows(router, False)
     other = {
-        "it is that with padding tokens counted": own_aux_loss(moe, every),
-        f"it is that of its {len(rows)} rows taken for one": own_aux_loss(moe, rows, kind="aux_loss"),
-        f"it is that of its {len(rows)} rows taken for one, with padding tokens counted": own_aux_loss(
+        "that is the value with padding tokens counted": own_aux_loss(moe, every),
+        f"that is the value of its {len(rows)} rows taken for one": own_aux_loss(moe, rows, kind="aux_loss"),
+        f"that is the value of its {len(rows)} rows taken for one, with padding tokens counted": own_aux_loss(
             moe, every, kind="aux_loss"
         ),
     }
@@ -62,7 +62,7 @@ def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: f
 
 
 def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) -> list[CheckFinding]:
-    """Sums over the micro-batches of a layer, since a wrong factor is the same in all."""
+    """Compares sums over the micro-batches of a layer, since a wrong factor is the same in all."""
     bound = evidence.tolerances.aux_loss
     layers: dict[int, tuple[RouterWhole, float, float]] = {}
     for router in wholes:
@@ -80,8 +80,8 @@ def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) 
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.GRADIENT_REDUCTION,
-            message=f"gradients of {moe.aux_loss} in layer {router.layer}: weighted sum {found:.9g}, own arithmetic "
-            f"{right:.9g}, off by {off:.3g} > {bound_text(bound)}; the ratio is {name or f'{ratio:.4g}'}; "
+            message=f"gradients of {moe.aux_loss} in layer {router.layer}: weighted sum {found:.9g}, the harness "
+            f"computes {right:.9g}, off by {off:.3g} > {bound_text(bound)}; the ratio is {name or f'{ratio:.4g}'}; "
             f"{len(wrong)} of {len(layers)} layers differ",
             where=_where(router) | ({"ratio": name} if name else {}),
             measured=off,

@@ -1,4 +1,4 @@
-"""The loss of every document equals the reference's; at step 0 the first token that differs is named."""
+"""The loss of every document equals the control's; at step 0 the first token that differs is named."""
 
 from __future__ import annotations
 
@@ -19,56 +19,57 @@ _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.reference is None:
+    control = evidence.reference
+    if control is None:
         return []
     for step in evidence.finished_steps:
-        if step not in evidence.reference.document_losses:
+        if step not in control.document_losses:
             continue
         if step and not evidence.same_rows:
-            break  # other gradients have moved the weights
+            break  # different gradients have moved the weights
         bound = _bound(evidence, step)
-        off = _off(evidence, evidence.reference, step, bound)
+        off = _off(evidence, control, step, bound)
         wrong = sorted(document for document, value in off.items() if beyond(value, bound))
         if wrong:
-            return [_finding(evidence, evidence.reference, step, wrong, off, bound)]
+            return [_finding(evidence, control, step, wrong, off, bound)]
     return []
 
 
 def _bound(evidence: CellEvidence, step: int) -> Bound:
-    """Weights have moved after step 0, so the looser of the document's and the step's bound holds there."""
+    """The bound at a step: after step 0, when weights have moved, the looser of the document's and the step's."""
     at_step = evidence.bound("document_loss", step)
     return at_step if step == 0 else looser(at_step, evidence.bound("step_loss", step))
 
 
-def _losses(evidence: CellEvidence, reference: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
-    """Document -> (loss sum, the reference's); 0 where there is none."""
-    losses, right = evidence.document_losses[step], reference.document_losses[step]
+def _losses(evidence: CellEvidence, control: CellEvidence, step: int) -> dict[int, tuple[float, float]]:
+    """Document -> (loss sum, the control's loss sum); 0 where there is none."""
+    losses, right = evidence.document_losses[step], control.document_losses[step]
     return {
         document: (losses.get(document, _NONE).loss_sum, right.get(document, _NONE).loss_sum)
         for document in sorted({*losses, *right})
     }
 
 
-def _off(evidence: CellEvidence, reference: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
-    """Document -> distance from the reference; values that are not finite are left to `finiteness`."""
+def _off(evidence: CellEvidence, control: CellEvidence, step: int, bound: Bound) -> dict[int, float]:
+    """Document -> distance from the control; values that are not finite are left to `finiteness`."""
     return {
         document: distance(measured, expected, bound)
-        for document, (measured, expected) in _losses(evidence, reference, step).items()
+        for document, (measured, expected) in _losses(evidence, control, step).items()
         if math.isfinite(measured)
     }
 
 
 def _finding(
-    evidence: CellEvidence, reference: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
+    evidence: CellEvidence, control: CellEvidence, step: int, wrong: list[int], off: dict[int, float], bound: Bound
 ) -> CheckFinding:
     document = wrong[0]
-    found, right = _losses(evidence, reference, step)[document]
+    found, right = _losses(evidence, control, step)[document]
     home = evidence.homes[step].get(document)
     place = f" (micro-batch {home.micro_batch} of replica {home.dp})" if home else ""
-    token = first_token_off(evidence, reference, document) if step == 0 else None
-    ratio = _ratio(evidence, reference, step)
+    token = first_token_off(evidence, control, document) if step == 0 else None
+    ratio = _ratio(evidence, control, step)
     # A factor common to all documents does not point to one token.
-    edges = _boundaries(evidence, reference, document, None if ratio else token) if step == 0 else boundaries.NOTHING
+    edges = _boundaries(evidence, control, document, None if ratio else token) if step == 0 else boundaries.NOTHING
     where = {"stage": evidence.last_stage, "step": step, "document": document, "documents": wrong}
     where |= {"token": token} if token is not None else {}
     if home is not None:
@@ -77,7 +78,7 @@ def _finding(
     named = f"; the ratio is {ratio} on all" if ratio else ""
     return CheckFinding(
         fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else documents_pattern(evidence, wrong, step),
-        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, reference {right:.9g}, off by "
+        message=f"loss sum of document {document}{place} in step {step}: {found:.9g}, control {right:.9g}, off by "
         f"{off[document]:.3g} > {bound_text(bound)}{at}{named}; {len(wrong)} of {len(off)} documents differ"
         f"{edges.text}",
         where=where | ({"ratio": ratio} if ratio else {}) | edges.keys,
@@ -86,18 +87,18 @@ def _finding(
     )
 
 
-def _boundaries(evidence: CellEvidence, reference: CellEvidence, document: int, token: int | None) -> Boundaries:
+def _boundaries(evidence: CellEvidence, control: CellEvidence, document: int, token: int | None) -> Boundaries:
     """Boundaries at the token, and the output layer if no layer before it is off."""
-    through = evidence.fingerprinted and first_layer_off(evidence, reference) is None
-    edges = boundaries.of_output() if through else boundaries.NOTHING
+    layers_right = evidence.fingerprinted and first_layer_off(evidence, control) is None
+    edges = boundaries.of_output() if layers_right else boundaries.NOTHING
     return edges + token_boundaries(evidence, document, token)
 
 
-def _ratio(evidence: CellEvidence, reference: CellEvidence, step: int) -> str | None:
-    """The factor that all documents' losses are off by, if there is one; documents per pack are each document's own."""
+def _ratio(evidence: CellEvidence, control: CellEvidence, step: int) -> str | None:
+    """The factor by which the losses of all documents are off, if any; documents per pack differ between documents."""
     common = factors_of(evidence, step)
     pairs = []
-    for document, (found, right) in _losses(evidence, reference, step).items():
+    for document, (found, right) in _losses(evidence, control, step).items():
         home = evidence.homes[step].get(document)
         if right and math.isfinite(found) and home is not None:
             members = len(evidence.plan[step][home.dp][home.micro_batch].batch.placed) if evidence.packed else 1

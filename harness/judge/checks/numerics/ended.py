@@ -1,4 +1,4 @@
-"""The training leg and the canary legs came to their end on every rank: no exception, no native crash, no hang."""
+"""The legs that run the model ended on every rank without exception, native crash or hang."""
 
 from __future__ import annotations
 

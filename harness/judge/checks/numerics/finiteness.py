@@ -1,4 +1,4 @@
-"""No NaN or infinity in any number that a rank computed, in any leg; later checks leave such values out.
+"""No number that a rank computed, in any leg, is NaN or infinite; later checks leave such values out.
 
 Checked on each rank separately: a sum over ranks, or the copy of another rank, would hide which rank computed it.
 """
@@ -13,7 +13,7 @@ from harness.judge.stats.distance import exactly
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    bad = [(odd, rank) for rank, found in evidence.scans.items() for odd in found.not_finite]
+    bad = [(number, rank) for rank, found in evidence.scans.items() for number in found.not_finite]
     if not bad:
         return []
     first, rank = min(bad, key=lambda item: (item[0].order, item[1]))

@@ -1,7 +1,7 @@
-"""The gradient norm before clipping equals the reference's, on every rank; a telling ratio is named.
+"""The gradient norm before clipping equals the control's on every rank; a recognised ratio is named.
 
-A reference with other rows in its micro-batches has other gradients. Then no bound can be stated between the two, and
-the ranks are compared with each other: the norm is that of all of them together.
+A control with other rows in its micro-batches has other gradients, so no bound applies between the two. Then the ranks
+are compared with each other: each holds the norm over all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if evidence.reference is None:
         return []
     wrong = []
-    other, origin = (evidence.reference, "reference") if evidence.same_rows else (evidence, "the first rank's")
+    other, origin = (evidence.reference, "control") if evidence.same_rows else (evidence, "the first rank's")
     for step, right in grad_norms(other).items():
         seen_any, bound = False, evidence.bound("grad_norm", step)
         for record, seen in evidence.step_records(step):
@@ -60,7 +60,7 @@ def _missing(step: int) -> CheckFinding:
 
 
 def grad_norms(evidence: CellEvidence) -> dict[int, float]:
-    """Step -> gradient norm, as the first rank that recorded it has it."""
+    """Step -> gradient norm of the first rank that recorded one."""
     norms: dict[int, float] = {}
     for step in evidence.finished_steps:
         for _, seen in evidence.step_records(step):

@@ -1,6 +1,6 @@
-"""Multi-token prediction at step 0: the tokens that count per document and depth, and their loss as in the reference.
+"""Multi-token prediction at step 0: the right tokens count per document and depth, and their loss equals the control's.
 
-At depth d a document of n labels has n - d that count, since the last d have no token so far ahead in the document.
+At depth d, n - d of the n labels of a document count: for the last d, the predicted token is beyond the document.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         if wrong:
             return [_tokens_finding(evidence, depth, found, wrong)]
         if evidence.reference is not None:
-            findings = _against(evidence, evidence.reference, depth, found)
+            findings = _against_control(evidence, evidence.reference, depth, found)
             if findings:
                 return findings
     return []
 
 
 def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
-    """Document (or PAD) -> loss over all ranks; tp ranks see the same tokens, and the first speaks for all."""
+    """Document (or PAD) -> loss over all ranks; tp ranks see the same tokens, so only the first counts."""
     whole: dict[int, DocumentLoss] = {}
     for _, record in sorted(evidence.records.items()):
         if record.place.tp:
@@ -49,7 +49,7 @@ def mtp_losses(evidence: CellEvidence, depth: int) -> dict[int, DocumentLoss]:
 
 
 def _tokens(evidence: CellEvidence, depth: int) -> dict[int, int]:
-    """Document -> tokens that must count; PAD: none."""
+    """Document -> number of tokens that must count; 0 for PAD."""
     placed = (item for replica in evidence.plan[0] for truth in replica for item in truth.batch.placed)
     counts = {
         item.document.index: 0 if item.document.masked else max(item.document.length - depth, 0) for item in placed
@@ -62,7 +62,7 @@ def _tokens_finding(
 ) -> CheckFinding:
     document = min(wrong, key=lambda item: (item == PAD, item))
     count, right = found.get(document, _NONE).tokens, wrong[document]
-    kind = "slots of no document" if document == PAD else f"tokens of document {document}"
+    kind = "slots outside documents" if document == PAD else f"tokens of document {document}"
     return CheckFinding(
         fault_class=fault_classes.PREDICTION,
         message=f"{count} {kind} count at prediction depth {depth}, not {right}; {len(wrong)} documents differ",
@@ -72,10 +72,10 @@ def _tokens_finding(
     )
 
 
-def _against(
-    evidence: CellEvidence, reference: CellEvidence, depth: int, found: dict[int, DocumentLoss]
+def _against_control(
+    evidence: CellEvidence, control: CellEvidence, depth: int, found: dict[int, DocumentLoss]
 ) -> list[CheckFinding]:
-    bound, right = evidence.tolerances.document_loss, mtp_losses(reference, depth)
+    bound, right = evidence.tolerances.document_loss, mtp_losses(control, depth)
     off = {
         document: distance(part.loss_sum, right.get(document, _NONE).loss_sum, bound)
         for document, part in found.items()
@@ -85,7 +85,7 @@ def _against(
         return []
     document = wrong[0]
     message = (
-        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, reference "
+        f"loss sum of document {document} at prediction depth {depth}: {found[document].loss_sum:.9g}, control "
         f"{right.get(document, _NONE).loss_sum:.9g}, off by {off[document]:.3g} > {bound_text(bound)}; "
         f"{len(wrong)} of {len(off)} documents differ"
     )

@@ -1,4 +1,4 @@
-"""Every parameter's gradient (step 0, reduced, before clipping) equals the reference's, by fingerprint."""
+"""Every parameter's gradient (step 0, reduced, before clipping) equals the control's, by fingerprint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     measured, expected = evidence.gradients, evidence.reference.gradients
     bound = evidence.tolerances.parameter_gradient
     off: dict[str, float] = {}
-    for name, right in expected.items():  # in model order, as the reference's one rank lists them
+    for name, right in expected.items():  # in model order, as the control's one rank lists them
         found = measured.get(name)
         if found is None:
             off[name] = math.inf
@@ -37,8 +37,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [_finding(evidence, evidence.reference, wrong, off)]
 
 
-def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
-    measured, expected, bound = evidence.gradients, reference.gradients, evidence.tolerances.parameter_gradient
+def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:
+    measured, expected, bound = evidence.gradients, control.gradients, evidence.tolerances.parameter_gradient
     name = wrong[0]
     ratio = _common_ratio(evidence, wrong, measured, expected)
     shards = shards_off(measured[name], expected[name], bound) if name in measured else None
@@ -57,13 +57,13 @@ def _finding(evidence: CellEvidence, reference: CellEvidence, wrong: list[str], 
 
 
 def _unmatched(extra: list[str]) -> CheckFinding:
-    message = f"gradient of {extra[0]}, which the reference does not have" if extra else "no gradients to compare with"
+    message = f"gradient of {extra[0]}, which the control does not have" if extra else "no gradients to compare with"
     return CheckFinding(
         fault_class=fault_classes.UNKNOWN,
         message=message,
         where={"parameter": extra[0], "step": 0} if extra else {"step": 0},
         measured=len(extra),
-        bound=exactly("the parameters of the reference", "the same model"),
+        bound=exactly("the parameters of the control", "the same model"),
     )
 
 
@@ -79,7 +79,7 @@ def _common_ratio(
     measured: Mapping[str, ParameterGradient],
     expected: Mapping[str, ParameterGradient],
 ) -> str | None:
-    """The layout factor that the gradients which differ are off by, if it is one and their direction is right."""
+    """The layout factor by which all differing gradients are off, if they share one and their direction is right."""
     if any(name not in measured for name in wrong):
         return None
     tolerances = evidence.tolerances

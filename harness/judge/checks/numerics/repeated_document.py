@@ -1,4 +1,4 @@
-"""A document that repeats another has the same loss, wherever each sits; needs no reference."""
+"""A document that repeats another has the same loss, wherever each is packed; needs no control."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.GRADIENT_REDUCTION,
             message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
-            f"by {off:.3g} > {bound_text(bound)}; in all {counted('parameter', names)} on {counted('rank', ranks)}",
+            f"by {off:.3g} > {bound_text(bound)}; differing: {counted('parameter', names)} on {counted('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
             measured=off,
             bound=stated(bound),

@@ -1,20 +1,20 @@
-"""How many real tokens went to each expert of each layer (step 0), as in the reference: exact."""
+"""The number of real tokens of every expert of every layer (step 0) equals the control's, exactly."""
 
 from __future__ import annotations
 
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.moe_router import RouterWhole, both, routers
+from harness.judge.evidence.moe_router import RouterWhole, added, routers
 from harness.judge.locations import listed
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    reference = evidence.reference
-    if reference is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
+    control = evidence.reference
+    if control is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
         return []
-    found, right = _per_layer(routers(evidence)), _per_layer(routers(reference))
-    if not evidence.same_rows:  # the last tokens of a document have other ones ahead, if any: prediction layers differ
+    found, right = _per_layer(routers(evidence)), _per_layer(routers(control))
+    if not evidence.same_rows:  # prediction layers differ: in other rows, other tokens follow the end of a document
         right = {layer: item for layer, item in right.items() if layer <= evidence.cell.config.model.layers}
     for layer, (stage, expected) in right.items():
         measured = found.get(layer, (stage, []))[1]
@@ -29,7 +29,7 @@ def _per_layer(wholes: list[RouterWhole]) -> dict[int, tuple[int, list[int]]]:
     for router in wholes:
         share = router.real[0]
         for row in router.real[1:]:
-            share = both(share, row)
+            share = added(share, row)
         _, known = layers.get(router.layer, (0, [0] * len(share.counts)))
         layers[router.layer] = (router.stage, [a + b for a, b in zip(known, share.counts)])
     return layers
@@ -40,7 +40,7 @@ def _finding(layer: int, stage: int, measured: list[int], expected: list[int]) -
     found = listed(measured) if measured else "not recorded"
     return CheckFinding(
         fault_class=fault_classes.ROUTER,
-        message=f"real tokens per expert in layer {layer}: {found}; reference {listed(expected)}",
+        message=f"real tokens per expert in layer {layer}: {found}; control {listed(expected)}",
         where={"stage": stage, "layer": layer, "step": 0, "experts": experts},
         measured=measured,
         bound=expected,

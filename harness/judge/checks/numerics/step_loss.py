@@ -1,4 +1,4 @@
-"""The loss of every step (sum over its unmasked labels, all ranks) equals the reference's."""
+"""The loss of every step (sum over its unmasked labels, all ranks) equals the control's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
     for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
         if step and not evidence.same_rows:
-            break  # other gradients have moved the weights
+            break  # different gradients have moved the weights
         bound = evidence.bound("step_loss", step)
         for rank, found in _recorded(evidence, step):
             if found is None or (math.isfinite(found) and beyond(distance(found, right, bound), bound)):
@@ -33,7 +33,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {ratio}" if ratio else fault_classes.UNKNOWN,
-            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, reference {right:.9g}, off by "
+            message=f"loss sum of step {step} on rank {rank}: {_text(found)}, control {right:.9g}, off by "
             f"{measured:.3g} > {bound_text(bound)}{named}; {len(steps)} of {len(evidence.steps)} steps differ",
             where={"stage": evidence.last_stage, "rank": rank, "step": step} | ({"ratio": ratio} if ratio else {}),
             measured=measured,
@@ -43,7 +43,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _recorded(evidence: CellEvidence, step: int) -> list[tuple[int, float | None]]:
-    """(rank, loss sum) of the last stage's ranks that recorded one; the first with None when none did."""
+    """(rank, loss sum) of the ranks of the last stage that recorded one; if none did, the first rank with None."""
     seen = [(record.rank, item.loss_sum) for record, item in evidence.step_records(step, pp=evidence.last_stage)]
     return [item for item in seen if item[1] is not None] or seen[:1]
 
@@ -53,7 +53,7 @@ def _text(value: float | None) -> str:
 
 
 def step_losses(evidence: CellEvidence) -> dict[int, float]:
-    """Step -> loss sum, as the first rank of the last stage has it; not recorded ones left out."""
+    """Step -> loss sum of the first rank of the last stage that recorded one; other steps are left out."""
     losses: dict[int, float] = {}
     for step in evidence.finished_steps:
         for _, seen in evidence.step_records(step, pp=evidence.last_stage):

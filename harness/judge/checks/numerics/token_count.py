@@ -1,4 +1,4 @@
-"""Exact: the tokens that count in the loss, per step and document, also of canary legs. They are its denominator."""
+"""Exact: the tokens that count in the loss, its denominator, per step and document, in canary legs too."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 
 def _leg(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
-    """Documents of a canary leg; tokens that no document owns are the canary's own affair."""
+    """Documents of a canary leg; the canary itself judges tokens outside documents."""
     for item in leg.leg.documents:
         right, seen = 0 if item.masked else item.length, leg.losses.get(item.index)
         found = seen.tokens if seen else 0
         if found != right:
-            where = leg.seats[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
+            where = leg.positions[item.index].where(leg.leg.name, evidence.last_stage) | {"document": item.index}
             fault_class = fault_classes.TRUNCATION if item.original_length > item.length else fault_classes.TOKEN_COUNT
             message = f"loss tokens of document {item.index} in canary leg {leg.leg.name}: {found}, expected {right}"
             return [_finding(message, fault_class, where, found, right)]

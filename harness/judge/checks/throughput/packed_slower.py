@@ -1,4 +1,4 @@
-"""Packing does not cost time: the documents of a step take no longer packed than one per row, in the same ranks."""
+"""Packing does not cost time: a step's documents take no longer packed than one per row, on the same ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.PACKED_SLOWER,
-            message=f"packed, the same {tokens} real tokens take {ratio_text(ratio)} as long as one document per row, "
-            f"bound {bound_text(bound)}; real tokens per second: {rates[0]:.4g} packed, {rates[1]:.4g} unpacked",
+            message=f"packed, the {tokens} real tokens of a step take {ratio_text(ratio)} as long as with one document "
+            f"per row, bound {bound_text(bound)}; real tokens per second: {rates[0]:.4g} packed, "
+            f"{rates[1]:.4g} unpacked",
             where={"leg": "timing"},
             measured=ratio.median,
             bound=bound.value,

@@ -1,6 +1,6 @@
 """Time does not grow with the number of documents in a pack of fixed length: no loop over documents, no host syncs.
 
-Judged are the stack's rotary function alone and the whole step. Needs no reference: a cell is compared with itself.
+Judges the stack's rotary function alone and the whole step. Needs no control: a cell is compared with itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _finding(
     return CheckFinding(
         fault_class=fault_classes.SEGMENT_LOOP,
         message=f"{PARTS[part]} takes {ratio_text(ratio)} as long with {documents[-1]} documents in a pack as with "
-        f"{documents[0]} in one of the same length, bound {bound_text(bound)}; documents: time {curve}",
+        f"{documents[0]} in one of the same length, bound {bound_text(bound)}; time by number of documents: {curve}",
         where={"leg": "timing", "part": part},
         measured=ratio.median,
         bound=bound.value,

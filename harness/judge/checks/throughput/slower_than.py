@@ -1,4 +1,4 @@
-"""A cell is no slower than the same cell in the base stack, with which it took turns."""
+"""A cell is no slower than the same cell in the base stack; the two are timed in turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.SLOWER_STACK,
             message=f"forward and backward of a step take {ratio_text(ratio)} as long as in stack {base}, in turns, "
-            f"bound {bound_text(bound)}; {medians[0]:.3g} ms, in {base} {medians[1]:.3g} ms",
+            f"bound {bound_text(bound)}; median {medians[0]:.3g} ms, in {base} {medians[1]:.3g} ms",
             where={"leg": "timing", "base": base},
             measured=ratio.median,
             bound=bound.value,

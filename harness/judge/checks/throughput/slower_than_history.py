@@ -1,4 +1,4 @@
-"""A step takes no longer than in the green runs before, of the same cell on the same hardware."""
+"""A step takes no longer than in earlier green runs of the same cell on the same hardware."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _origin(compared: Comparison) -> str:
 
 
 def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
-    """A warning while there are too few green runs: then nothing is said about this one."""
+    """A warning if the matrix asks for a comparison with earlier runs that is not possible."""
     if evidence.before is None:
         return []
     if on_gpu(evidence) and packed_pass(evidence) is None:
-        text = "on a GPU earlier runs are compared by the timing leg, which this cell has not run: set packed_slower"
+        text = "not compared with earlier runs: on a GPU that needs the timing leg; set packed_slower to run it"
         return [CheckFinding(severity=Severity.WARNING, message=text)]
     found = len(samples_before(evidence))
     text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"

@@ -21,32 +21,32 @@ def test_the_smallest_change_of_an_unchanged_document_names_victim_and_culprit()
     assert place_of(finding, "document", "culprit", "leg") == (victim, culprit, "isolation-middle")
     assert finding.fault_class == fault_classes.LEAK
     assert f"document {culprit} leaks into document {victim}" in finding.message
-    assert "1 of 4 unchanged documents moved" in finding.message
+    assert "the loss of 1 of 4 documents with the same tokens changed" in finding.message
 
 
-def test_on_a_gpu_the_bound_of_document_losses_stands_in() -> None:
+def test_on_a_gpu_the_bound_is_that_of_document_losses() -> None:
     evidence = evidence_for(config_of("sft", canaries=("isolation",)))
     evidence.records[0].environment["device"] = "NVIDIA H200"
     seen = leg_of(evidence.records[0], "isolation").documents[1]
     seen.loss_sum *= 1 + 1e-7
     assert isolation.check(evidence) == []
     seen.loss_sum *= 1.01
-    del evidence.__dict__["legs"]  # read anew
+    del evidence.__dict__["legs"]  # cached: read it again
     [finding] = isolation.check(evidence)
     assert finding.bound["value"] == evidence.tolerances.document_loss.value
 
 
-def test_a_changed_document_whose_loss_stays_was_not_what_the_model_got() -> None:
+def test_a_changed_document_with_the_same_loss_did_not_reach_the_model() -> None:
     evidence = evidence_for(config_of("sft", canaries=("isolation",)))
     (changed,) = evidence.legs["isolation-middle"].leg.changed
     seen = leg_of(evidence.records[0], "isolation-middle").documents[changed]
     seen.loss_sum = evidence.records[0].steps[0].documents[changed].loss_sum
     finding = the_only_finding(evidence, "isolation")
     assert place_of(finding, "document") == (changed,)
-    assert "the model did not get them" in finding.message
+    assert "the new tokens did not reach the model" in finding.message
 
 
-def test_a_leg_that_a_rank_did_not_come_through_is_not_judged() -> None:
+def test_a_leg_that_one_rank_did_not_finish_is_not_judged() -> None:
     evidence = evidence_for(config_of("sft", tp=2, canaries=("isolation",)))
     leg_of(evidence.records[0], "isolation").documents[1].loss_sum += 1
     evidence.records[1].legs = []

@@ -13,4 +13,4 @@ def test_the_first_copy_that_differs_is_named_with_its_place_in_the_pack() -> No
     assert place_of(finding, "document", "original", "number", "micro_batch") == (6, 0, 6, 0)
     assert finding.where["documents"] == [6, 7]
     assert finding.fault_class == fault_classes.LEAK
-    assert "number 6 of 8 in micro-batch 0" in finding.message
+    assert "number 6 in micro-batch 0 of replica 0, which has 8" in finding.message

@@ -15,7 +15,7 @@ def test_a_clean_cell_has_no_faulty_module() -> None:
     assert judge(evidence(tp=2, pp=2, cp=2)).findings == []
 
 
-def test_faulty_forwards_are_all_named_and_a_module_that_inherits_is_not() -> None:
+def test_all_faulty_forwards_are_named_and_a_module_that_inherits_the_error_is_not() -> None:
     found = evidence(pp=2)
     for stage, layer in ((0, 2), (1, 4)):
         seen = leg_of(at(found, pp=stage)[0], "rewriting")
@@ -26,7 +26,7 @@ def test_faulty_forwards_are_all_named_and_a_module_that_inherits_is_not() -> No
     finding = next(item for item in judge(found).findings if item.check == "rewriting")
     assert place_of(finding, "direction", "modules", "stages") == ("forward", ["layer 2", "layer 4"], [0, 1])
     assert place_of(finding, "layer", "document", "inherited") == (2, 3, ["layer 3"])
-    assert "layer 3 only inherit it" in finding.message
+    assert "layer 3 only inherited the error" in finding.message
 
 
 def test_a_gradient_that_differs_though_the_forward_is_right_is_a_faulty_backward() -> None:
@@ -53,7 +53,7 @@ def test_the_loss_belongs_to_the_output() -> None:
 
 
 @pytest.mark.parametrize(("factor", "ratio"), [(2.0, "x cp"), (1.37, None)])
-def test_gradients_of_all_modules_are_a_matter_of_their_reduction(factor: float, ratio: str | None) -> None:
+def test_wrong_gradients_of_all_modules_point_to_their_reduction(factor: float, ratio: str | None) -> None:
     found = evidence(cp=2)
     for record in found.records.values():
         for item in leg_of(record, "rewriting").parameters:

@@ -14,7 +14,7 @@ from tests.judge.simulator import config_of, evidence_for, leg_of, place_of
 
 
 def config() -> CellConfig:
-    """A cell in whose step 0 nothing is cut."""
+    """A cell that truncates no document in step 0."""
     uncut = DocumentsConfig(mode="file", lengths=(20, 7, 9))
     return replace(config_of("unpacked", tp=2, canaries=("truncation",)), documents=uncut)
 
@@ -30,7 +30,7 @@ def test_the_first_wrong_slot_of_a_cut_document_is_named() -> None:
     assert "token 0 of document 0 is 99, expected 17" in finding.message
 
 
-def test_the_value_found_is_measured_against_the_one_of_the_plan() -> None:
+def test_measured_and_bound_are_the_value_found_and_the_planned_one() -> None:
     evidence = evidence_for(config())
     wrong = TensorSeen(shape=[1, 64], dtype="torch.int64", mismatches=63, first=[0, 0, 17, 99])
     leg_of(evidence.records[0], "truncation").batches[0].labels = wrong
@@ -38,7 +38,7 @@ def test_the_value_found_is_measured_against_the_one_of_the_plan() -> None:
     assert (finding.measured, finding.bound["value"]) == (99, 17)
 
 
-def test_without_a_first_slot_the_number_of_wrong_ones_is_measured_against_none() -> None:
+def test_without_a_first_slot_the_number_of_wrong_slots_is_measured() -> None:
     evidence = evidence_for(config())
     wrong = TensorSeen(shape=[1, 60], dtype="torch.int64", mismatches=4)
     leg_of(evidence.records[0], "truncation").batches[0].labels = wrong

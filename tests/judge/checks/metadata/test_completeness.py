@@ -6,7 +6,7 @@ from harness.judge.diagnosis import fault_classes
 from tests.judge.simulator import config_of, evidence_for, judge, place_of
 
 
-def test_a_data_path_that_raises_while_it_hands_out_batches_fails_metadata() -> None:
+def test_a_data_path_that_raises_while_it_returns_batches_fails_metadata() -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=2))
     for record in evidence.records.values():
         record.ended = "raised"

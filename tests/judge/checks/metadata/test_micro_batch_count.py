@@ -22,4 +22,4 @@ def test_a_rank_that_runs_another_number_than_it_plans() -> None:
     finding = the_only_finding(evidence, "micro_batch_count")
     assert place_of(finding, "dp", "step") == (1, 0)
     right = len(evidence.plan[0][1])
-    assert f"replicas differ: replica 0 {right}, replica 1 {right - 1} or {right}" in finding.message
+    assert f"replicas differ: replica 0: {right}, replica 1: {right - 1} or {right}" in finding.message

@@ -8,7 +8,7 @@ from harness.judge.evidence.packed_params import ghosts, pairing
 from tests.judge.simulator import alter_params, at, config_of, evidence_for, judge, place_of, the_only_finding
 
 
-def test_a_garbage_max_seqlen_is_not_fooled_by_being_there() -> None:
+def test_a_garbage_max_seqlen_is_found() -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
 
     def garbage(seen: SeenParams) -> None:
@@ -26,7 +26,7 @@ def test_a_garbage_max_seqlen_is_not_fooled_by_being_there() -> None:
     assert finding.fault_class == fault_classes.MAX_SEQLEN
 
 
-def test_offsets_that_do_not_reach_the_physical_length_say_so() -> None:
+def test_offsets_that_do_not_reach_the_physical_length() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
 
     def shorten(seen: SeenParams) -> None:
@@ -89,7 +89,7 @@ def test_padded_offsets_beside_equal_plain_ones_are_allowed() -> None:
 
 
 def test_offsets_that_are_not_there_have_the_class_of_missing_params() -> None:
-    """PackedSeqParams without cu_seqlens: middle stages of --sft in Megatron-LM 0.17.1, tp rank 1."""
+    """PackedSeqParams without cu_seqlens, as on tp rank 1 of middle stages with --sft in Megatron-LM 0.17.1."""
     evidence = evidence_for(config_of("sft", tp=2, pp=4))
 
     def empty(seen: SeenParams) -> None:
@@ -128,7 +128,7 @@ def test_empty_segments_of_the_plan_are_no_ghosts() -> None:
     assert ghosts(offsets, offsets) == 0
     assert ghosts([*offsets, 8], offsets) == 1
     assert ghosts([0, 3, 3, 8, 8, 8], offsets) == 1
-    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # wrong otherwise, which says more
+    assert ghosts([0, 4, 8, 8, 8, 8], offsets) == 0  # the other offsets are wrong too, which is reported instead
 
 
 def test_a_segment_with_more_tokens_than_slots() -> None:
@@ -151,7 +151,7 @@ def test_padded_offsets_of_another_count() -> None:
     assert pairing([0, 3, 8], [0, 4, 12]) == []
 
 
-def test_padded_offsets_alone_are_right_where_a_data_path_may_tell_them_and_every_rank_does() -> None:
+def test_padded_offsets_alone_are_right_if_the_data_path_may_give_them_and_every_rank_does() -> None:
     evidence = evidence_for(config_of("bridge_in_batch", micro_batch_size=2, tp=2))
     for record in evidence.records.values():
         alter_params(record, padded_alone)

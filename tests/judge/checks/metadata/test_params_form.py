@@ -34,9 +34,7 @@ def test_wrong_type_or_format(field: str, value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"), [("dtype", "torch.int64", "torch.int32"), ("device", "cuda:1", "cpu")]
 )
-def test_every_tensor_has_the_type_and_the_device_of_its_own(
-    tensor: str, field: str, value: str, expected: str
-) -> None:
+def test_dtype_and_device_of_every_tensor_are_judged(tensor: str, field: str, value: str, expected: str) -> None:
     evidence = evidence_for(config_of("reference", tp=2))
 
     def change(seen: SeenParams) -> None:
@@ -50,7 +48,7 @@ def test_every_tensor_has_the_type_and_the_device_of_its_own(
     assert f"{field} of {tensor} is {value}, expected {expected}" in finding.message
 
 
-def test_the_device_of_a_rank_that_does_not_tell_its_own_is_not_judged() -> None:
+def test_devices_of_tensors_are_not_judged_if_the_rank_did_not_record_its_own() -> None:
     evidence = evidence_for(config_of("reference"))
     for record in evidence.records.values():
         record.environment.clear()
@@ -59,7 +57,7 @@ def test_the_device_of_a_rank_that_does_not_tell_its_own_is_not_judged() -> None
     assert judge(evidence).findings == []
 
 
-def test_offsets_without_values_are_a_matter_of_their_device() -> None:
+def test_offsets_without_values_are_on_a_wrong_device() -> None:
     evidence = evidence_for(config_of("sft"))
     for seen in evidence.records[0].packed_params:
         seen.cu_seqlens_q = None

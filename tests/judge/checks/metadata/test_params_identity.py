@@ -9,7 +9,7 @@ from tests.judge.simulator import alter_params, at, config_of, evidence_for, jud
 
 
 def _copied(seen: SeenParams) -> None:
-    """Padded offsets as a tensor of their own, equal or not."""
+    """Make the padded offsets another tensor, equal or not."""
     seen.forms["cu_seqlens_q_padded"].same_as = None
     seen.forms["cu_seqlens_kv_padded"].same_as = "cu_seqlens_q_padded"
 
@@ -32,15 +32,15 @@ def test_a_copy_of_the_offsets_is_a_warning_with_its_place() -> None:
     assert place_of(finding, "stage", "micro_batch", "field") == (0, 1, "cu_seqlens_q_padded")
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_who_says_whether_there_is_padding_may_pass_copies(told: bool) -> None:
+@pytest.mark.parametrize("padding", [True, False])
+def test_copies_are_allowed_where_pad_between_seqs_is_set(padding: bool) -> None:
     evidence = _evidence()
 
-    def tell(seen: SeenParams) -> None:
+    def set_padding(seen: SeenParams) -> None:
         _copied(seen)
-        seen.pad_between_seqs = told
+        seen.pad_between_seqs = padding
 
-    alter_params(evidence.records[0], tell)
+    alter_params(evidence.records[0], set_padding)
     assert judge(evidence).findings == []
 
 

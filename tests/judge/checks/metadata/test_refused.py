@@ -18,8 +18,8 @@ def evidence_of(refusal: Refusal) -> CellEvidence:
     return evidence
 
 
-def refusal(clear: bool = True, **said: str) -> Refusal:
-    return Refusal(validator="validate", wanted="micro batch size should be 1", clear=clear, **said)  # type: ignore[arg-type]
+def refusal(clear: bool = True, **fields: str) -> Refusal:
+    return Refusal(validator="validate", wanted="micro batch size should be 1", clear=clear, **fields)  # type: ignore[arg-type]
 
 
 def test_a_refusal_that_names_the_rule_passes() -> None:
@@ -35,7 +35,7 @@ def test_an_accepted_combination_fails() -> None:
 
 def test_a_refusal_for_another_reason_fails() -> None:
     finding = the_only_finding(evidence_of(refusal(clear=False, type="KeyError", message="'x'")), "refused")
-    assert "without naming the rule that is broken: KeyError: 'x'" in finding.message
+    assert "without naming the violated rule: KeyError: 'x'" in finding.message
 
 
 def test_a_validator_that_refuses_everything_fails() -> None:

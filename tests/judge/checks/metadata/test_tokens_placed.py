@@ -79,7 +79,7 @@ def test_an_unpacked_batch_that_was_never_fetched() -> None:
     assert place_of(finding, "stage", "field", "micro_batch") == (1, "labels", len(evidence.plan[0][0]) - 1)
 
 
-def test_a_wrong_shape_and_a_wrong_padding_slot_are_said() -> None:
+def test_a_wrong_shape_and_a_wrong_padding_slot_are_named() -> None:
     evidence = evidence_for(config_of("sft"))
     batch = evidence.records[0].batches[0]
     batch.tokens = TensorSeen(shape=[1, 32], dtype="torch.int64", mismatches=64)

@@ -23,7 +23,7 @@ def test_a_replica_that_counts_another_number_of_micro_batches() -> None:
     assert finding.fault_class == fault_classes.WORKLOAD
 
 
-def test_squares_of_whole_packs_are_told_as_such() -> None:
+def test_squares_of_whole_packs_are_recognised() -> None:
     evidence = evidence_for(config_of())
     packs = [truth.batch.slots for truth in evidence.plan[0][0]]
     evidence.records[0].workloads[0].squares = sum(slots**2 for slots in packs)
@@ -56,12 +56,12 @@ def test_a_data_path_that_counts_nothing_is_not_judged() -> None:
     assert workload.check(evidence) == []
 
 
-@pytest.mark.parametrize(("data_path", "told"), [("reference", True), ("unpacked", False)])
-def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, told: bool) -> None:
+@pytest.mark.parametrize(("data_path", "named"), [("reference", True), ("unpacked", False)])
+def test_only_packs_can_be_counted_as_if_they_were_one_document(data_path: str, named: bool) -> None:
     evidence = evidence_for(config_of(data_path, micro_batch_size=2))
     packs = [truth.batch.slots for truth in evidence.plan[0][0]]
     squares = sum(slots**2 for slots in packs)
     whole = WorkloadSeen(leg="training", step=0, micro_batches=len(packs), tokens=sum(packs), squares=squares)
     evidence.records[0].workloads = [whole]
     found = [finding for finding in workload.check(evidence) if finding.where["field"] == "squares"]
-    assert ["as if every pack were one document" in finding.message for finding in found] == [told]
+    assert ["as if every pack were one document" in finding.message for finding in found] == [named]

@@ -8,7 +8,7 @@ from tests.judge.simulator import at, config_of, evidence_for, judge, place_of, 
 
 
 def _shift(evidence: CellEvidence, layer: int, documents: set[int]) -> None:
-    """Change a layer's output and all after it, as a real error travels."""
+    """Change the outputs of a layer and all later ones, as a real error does."""
     for record in evidence.records.values():
         for seen in record.activations:
             if seen.layer >= layer:
@@ -62,7 +62,7 @@ def test_a_layer_that_was_not_recorded() -> None:
     record.activations = [seen for seen in record.activations if seen.layer != 4]
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
-    assert "record of rank 1: activations: of layers [3], not [3, 4]" in verdict.reason
+    assert "record of rank 1: activations: recorded for layers [3], expected for [3, 4]" in verdict.reason
     [finding] = check(evidence)
     assert place_of(finding, "layer", "stage") == (4, 1)
     assert "not recorded" in finding.message

@@ -34,7 +34,7 @@ def test_counted_padding_is_named_with_layer_and_micro_batch() -> None:
         every = [*whole.real, *whole.padding]
         seen.aux_loss = own_aux_loss(moe, every)
     (finding,) = aux_loss.check(evidence)
-    assert "it is that with padding tokens counted" in finding.message
+    assert "that is the value with padding tokens counted" in finding.message
     assert (finding.where["layer"], finding.where["micro_batch"], finding.fault_class) == (1, 0, "D router statistics")
 
 
@@ -45,7 +45,7 @@ def test_rows_taken_for_one_are_named() -> None:
     for seen in evidence.records[0].routers:
         seen.aux_loss = own_aux_loss(moe, seen.real + seen.padding, kind="aux_loss")
     (finding,) = aux_loss.check(evidence)
-    assert "it is that of its 2 rows taken for one" in finding.message
+    assert "that is the value of its 2 rows taken for one" in finding.message
 
 
 def test_a_loss_that_was_never_attached_is_a_finding() -> None:

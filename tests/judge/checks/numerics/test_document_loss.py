@@ -13,7 +13,7 @@ from tests.judge.simulator import at, config_of, evidence_for, place_of, the_onl
 
 
 def _shift(evidence: CellEvidence, document: int, first_token: int, step: int = 0) -> None:
-    """Raise the loss of a document's tokens from a position on."""
+    """Raise the losses of a document's tokens from `first_token` on."""
     for record in at(evidence, tp=0):
         seen = record.steps[step]
         if document in seen.documents:

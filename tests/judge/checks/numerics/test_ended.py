@@ -11,7 +11,7 @@ OUTER = ["harness/node/rank.py:70 in _run", "harness/node/probe/legs/training.py
 
 
 def cut_off(record: RankRecord, ended: str) -> None:
-    """The record as it is when the rank stops in step 0, micro-batch 1 of the training leg."""
+    """Reduce a record to what it holds if the rank stops in step 0, micro-batch 1 of the training leg."""
     record.ended = ended
     record.progress = Progress(leg="training", step=0, micro_batch=1, phase="forward")
     record.layers = [layer for layer in record.layers if layer.step == 0 and layer.micro_batch == 0]
@@ -21,7 +21,7 @@ def cut_off(record: RankRecord, ended: str) -> None:
 
 
 def waits(evidence: CellEvidence, rank: int, hang: str | None, *frames: str) -> None:
-    """What the supervisor saw of a rank that had not moved for long when the deadline came; frames innermost last."""
+    """Set what the supervisor saw of a rank that hung until the deadline; `frames`: innermost last."""
     assert evidence.result is not None
     ending = evidence.result.ranks[rank]
     inner = ["torch/distributed/distributed_c10d.py:2714 in " + hang] if hang else []
@@ -87,7 +87,7 @@ def test_a_native_crash_is_the_fault_of_the_code() -> None:
     assert "signal 11" in finding.message
 
 
-def test_a_rank_that_leaves_without_a_word_is_a_crash() -> None:
+def test_a_rank_that_exits_without_an_exception_is_a_crash() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     _cut_off_all(evidence, "killed")
     assert evidence.result is not None
@@ -116,7 +116,7 @@ def test_the_exception_of_a_rank_that_lost_its_peer_is_a_consequence() -> None:
     assert "KeyError" in finding.message
 
 
-def test_a_crash_outranks_the_earlier_word_of_its_peer() -> None:
+def test_a_crash_outranks_the_earlier_exception_of_its_peer() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     _cut_off_all(evidence, "killed")
     assert evidence.result is not None
@@ -145,7 +145,7 @@ def test_ranks_that_the_parent_ended_are_not_the_cause() -> None:
     assert place_of(the_only_finding(evidence, "ended"), "rank") == (1,)
 
 
-def test_a_crash_in_a_canary_leg_is_attributed_to_it_and_hides_nothing_of_the_training() -> None:
+def test_a_crash_in_a_canary_leg_is_attributed_to_it_and_hides_no_finding_of_the_training() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     assert evidence.result is not None
     evidence.result.status = "failed"
@@ -163,10 +163,12 @@ def test_a_crash_in_a_canary_leg_is_attributed_to_it_and_hides_nothing_of_the_tr
 def test_a_rank_without_memory_is_its_own_class_with_what_was_tried_and_the_peak() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     _cut_off_all(evidence, "raised")
-    told = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 139.00 GiB"
+    message = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 139.00 GiB"
     for rank, record in evidence.records.items():
         lost = Failure(type="RuntimeError", message="[gloo] Connection closed by peer", traceback="", time=6.0)
-        record.failure = Failure(type="OutOfMemoryError", message=told, traceback="", time=5.0) if rank == 1 else lost
+        record.failure = (
+            Failure(type="OutOfMemoryError", message=message, traceback="", time=5.0) if rank == 1 else lost
+        )
         record.peak_memory_bytes, record.peak_reserved_bytes = 125 * 2**30, 130 * 2**30
         record.environment["memory_limit_bytes"] = str(139 * 2**30)
     finding = the_only_finding(evidence, "ended")

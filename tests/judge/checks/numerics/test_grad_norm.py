@@ -37,7 +37,7 @@ def test_the_ratio_is_named_after_a_factor_of_the_layout(layout: dict[str, int],
     assert place_of(finding, "step", "rank") == (0, 0)
 
 
-def test_another_ratio_is_told_as_a_number() -> None:
+def test_another_ratio_is_shown_as_a_number() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     _scale(evidence, 1.1, step=1)
     finding = the_only_finding(evidence, "grad_norm")
@@ -53,7 +53,7 @@ def test_one_rank_that_differs_is_enough() -> None:
 
 
 def of_other_rows(**layout: int) -> CellEvidence:
-    """A cell whose micro-batches have weights of their own, which its reference packs otherwise."""
+    """A cell that weights each micro-batch separately, and whose control packs other rows."""
     evidence = evidence_for(config_of("sft", **layout))
     options = replace(evidence.cell.config.options, calculate_per_token_loss=False)
     evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, options=options))
@@ -74,7 +74,7 @@ def test_where_the_reference_has_other_rows_ranks_are_held_against_each_other(st
     assert "the first rank's" in finding.message
 
 
-def test_a_norm_that_nobody_recorded() -> None:
+def test_a_norm_that_no_rank_recorded() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         record.steps[1].grad_norm = None
@@ -84,6 +84,6 @@ def test_a_norm_that_nobody_recorded() -> None:
 
 
 def test_the_report_says_what_is_not_compared_where_the_reference_has_other_rows() -> None:
-    text = "gradients and steps after the first are not compared with the reference, which has other rows"
+    text = "gradients and steps after the first are not compared with the control, which has other rows"
     assert weight_of(of_other_rows(tp=2)).text.endswith(f"; {text}")
     assert text not in weight_of(evidence_for(config_of("sft", tp=2))).text

@@ -23,11 +23,11 @@ def test_a_token_that_counts_beyond_the_end_of_its_document_is_named_with_its_de
     assert finding.fault_class == "C multi-token prediction across documents"
 
 
-def test_padding_that_counts_is_told_as_such() -> None:
+def test_slots_outside_documents_that_count_are_named() -> None:
     evidence = with_predictions()
     evidence.records[0].mtp[0].documents[PAD] = DocumentLoss(loss_sum=1.0, tokens=3)
     (finding,) = mtp_loss.check(evidence)
-    assert "3 slots of no document count" in finding.message
+    assert "3 slots outside documents count" in finding.message
 
 
 def test_a_loss_off_the_reference_is_a_finding() -> None:

@@ -24,7 +24,7 @@ def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
     assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
 
 
-def test_shards_that_are_all_off_are_no_matter_of_one_shard() -> None:
+def test_if_all_shards_are_off_no_tp_rank_is_named() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         _scale(next(seen for seen in record.parameters if seen.name == "output_layer.weight"), 1.01)
@@ -42,7 +42,7 @@ def test_a_factor_of_those_that_differ_is_named() -> None:
     assert "the ratio is x tp on all that differ; 5 of 15 parameters differ" in finding.message
 
 
-def test_another_gradient_of_a_telling_norm_is_not_named() -> None:
+def test_a_norm_ratio_is_not_named_if_the_direction_is_wrong() -> None:
     evidence = evidence_for(config_of("sft", cp=2))
     for record in evidence.records.values():
         for seen in record.parameters:

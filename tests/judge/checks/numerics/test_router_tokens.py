@@ -10,7 +10,7 @@ from tests.judge.parts import with_routers
 
 
 def compared(**layout: int) -> CellEvidence:
-    """A cell beside a reference with the same routers."""
+    """A cell whose control has the same routers."""
     evidence = with_routers(aux_loss="none", **layout)
     reference = evidence.reference
     assert reference is not None
@@ -25,7 +25,7 @@ def test_equal_counts_give_no_finding_whatever_the_layout(layout: dict[str, int]
     assert router_tokens.check(compared(**layout)) == []
 
 
-def test_one_token_that_goes_elsewhere_names_layer_and_experts() -> None:
+def test_one_token_routed_to_another_expert_names_layer_and_experts() -> None:
     evidence = compared(pp=2)
     seen = next(seen for seen in evidence.records[1].routers if seen.layer == 2)
     seen.real[0].counts[0] += 1

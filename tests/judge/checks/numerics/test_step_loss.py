@@ -47,7 +47,7 @@ def test_a_loss_that_was_not_recorded() -> None:
 
 
 def other_rows() -> CellEvidence:
-    """A cell whose gradients depend on its rows, which are not those of its reference."""
+    """A cell whose gradients depend on its rows, which differ from those of its control."""
     options = PackingOptions(calculate_per_token_loss=False)
     evidence = evidence_for(replace(config_of("sft"), options=options))
     assert not evidence.same_rows

@@ -1,4 +1,4 @@
-"""The documents of a step packed against one per row, in the same ranks and rounds."""
+"""The documents of a step packed, against one per row on the same ranks in the same rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_packed_rows_that_take_twice_as_long_are_slower() -> None:
     assert (finding.lane, finding.where) == (Lane.THROUGHPUT, {"leg": "timing"})
     assert finding.measured == pytest.approx(2, rel=0.2)
     tokens = sum(document.length for document in evidence.cell.config.documents_of(0))
-    assert f"the same {tokens} real tokens take" in finding.message
+    assert f"packed, the {tokens} real tokens of a step take" in finding.message
 
 
 @pytest.mark.parametrize("packed", [0.03, 0.1, 0.11])

@@ -1,4 +1,4 @@
-"""Time over the number of documents in a pack: a loop over documents is called slow, noise is not."""
+"""Time by number of documents in a pack: a loop over documents is found slow, noise is not."""
 
 from __future__ import annotations
 

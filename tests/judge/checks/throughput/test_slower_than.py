@@ -1,4 +1,4 @@
-"""Two stacks in turns: slower beyond the bound is named, the rest is not."""
+"""Two stacks timed in turns: only slower beyond the bound is a finding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_only_rounds_in_which_both_took_their_turn_count() -> None:
     assert check(evidence) == []
 
 
-def test_turns_that_were_not_taken_are_a_warning_with_the_reason() -> None:
+def test_turns_that_were_not_timed_are_a_warning_with_the_reason() -> None:
     evidence = against(1.3)
     record = evidence.records[0]
     record.timings, record.untimed = [], {"turn": "the cell of the other stack did not finish turn 3"}

@@ -1,4 +1,4 @@
-"""Against earlier green runs: slower beyond bound and noise is named with its origin, the rest is not."""
+"""Against earlier green runs: only slower beyond bound and noise is a finding, which names the runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.judge.simulator import config_of, evidence_for, judge, the_only_findi
 
 
 def after(earlier: list[float], *, seconds: float = 0.1, hardware: str = "EPYC x 8", runs: int = 10) -> CellEvidence:
-    """A cell of two ranks whose steps take so long, the slower rank's, and its earlier times, the newest first."""
+    """A cell of two ranks, of which the slower takes `seconds` per step, and its earlier times, the newest first."""
     evidence = evidence_for(config_of("reference", tp=2))
     for rank, record in evidence.records.items():
         record.environment |= {"device": "cpu", "processor": "EPYC x 8"}
@@ -43,7 +43,7 @@ def test_a_step_half_as_long_again_is_slower_than_before() -> None:
 
 
 def on_gpu(evidence: CellEvidence, seconds: float | None) -> CellEvidence:
-    """The same on GPUs, with so long a pass in the timing leg."""
+    """The same on GPUs; `seconds`: of a pass in the timing leg, None without one."""
     assert evidence.before is not None
     (samples,) = evidence.before.samples.values()
     evidence.before = replace(evidence.before, samples={"NVIDIA H200": samples})
@@ -66,18 +66,18 @@ def test_on_a_gpu_the_pass_of_the_timing_leg_is_compared_and_not_the_training_st
     assert throughput(on_gpu(after(NIGHTS), 0.15)).packed_s == pytest.approx(0.1515)
 
 
-def test_on_a_gpu_without_a_timing_leg_nothing_is_compared_and_that_is_said() -> None:
+def test_on_a_gpu_without_a_timing_leg_a_warning_says_that_nothing_is_compared() -> None:
     (finding,) = check(on_gpu(after(NIGHTS, seconds=9.0), None))
     assert finding.severity is Severity.WARNING
-    assert finding.message.endswith("by the timing leg, which this cell has not run: set packed_slower")
+    assert finding.message.endswith("on a GPU that needs the timing leg; set packed_slower to run it")
 
 
 def test_the_code_of_the_earlier_runs_is_named() -> None:
     evidence = after(NIGHTS, seconds=0.15)
     assert evidence.before is not None
     (samples,) = evidence.before.samples.values()
-    told = [replace(one, version=f"megatron-lm main = {number // 4}") for number, one in enumerate(samples)]
-    evidence.before = replace(evidence.before, samples={"EPYC x 8": told})
+    versioned = [replace(one, version=f"megatron-lm main = {number // 4}") for number, one in enumerate(samples)]
+    evidence.before = replace(evidence.before, samples={"EPYC x 8": versioned})
     (finding,) = check(evidence)
     named = "megatron-lm main = 0, megatron-lm main = 1, megatron-lm main = 2"
     assert finding.message.endswith(f"and 7 more), of {named}")
@@ -92,12 +92,12 @@ def test_about_as_long_or_shorter_passes_and_is_shown(seconds: float) -> None:
 
 
 def test_only_so_many_of_the_newest_runs_count() -> None:
-    earlier = [0.1] * 8 + [0.3] * 8  # it was mended since
+    earlier = [0.1] * 8 + [0.3] * 8  # it was fixed since
     assert judge(after(earlier, seconds=0.2, runs=8)).outcome is Outcome.FAIL
     assert judge(after(earlier, seconds=0.2, runs=16)).outcome is Outcome.PASS
 
 
-def test_too_few_runs_on_this_hardware_are_told_and_decide_nothing() -> None:
+def test_too_few_runs_on_this_hardware_are_a_warning() -> None:
     for evidence, count in ((after(NIGHTS[:3], seconds=9.0), 3), (after(NIGHTS, seconds=9.0, hardware="old x 4"), 0)):
         (finding,) = check(evidence)
         assert finding.severity is Severity.WARNING
@@ -106,7 +106,7 @@ def test_too_few_runs_on_this_hardware_are_told_and_decide_nothing() -> None:
         assert judge(evidence).lanes[Lane.THROUGHPUT] is LaneVerdict.SKIP
 
 
-def test_nothing_is_said_where_the_matrix_does_not_ask() -> None:
+def test_there_is_no_warning_where_the_matrix_does_not_ask_for_a_comparison() -> None:
     evidence = after(NIGHTS, seconds=9.0)
     evidence.before = None
     assert check(evidence) == []

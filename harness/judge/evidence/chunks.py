@@ -1,0 +1,29 @@
+"""The layers and the batch fields that a model chunk of a stage uses."""
+
+from __future__ import annotations
+
+from harness.core.cell.config import CellConfig
+
+FIRST_STAGE = ("tokens", "position_ids")
+LAST_STAGE = ("labels", "loss_mask")
+FIELDS = FIRST_STAGE + LAST_STAGE
+
+
+def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:
+    """Numbers of a chunk's attention layers, from 1; prediction layers follow the last layer of the model."""
+    model, layout = config.model, config.layout
+    layers = list(layout.layers(model.layers, stage, chunk))
+    if model.mtp and _is_last(config, stage, chunk):
+        layers += range(model.layers + 1, model.layers + 1 + model.mtp.layers)
+    return layers
+
+
+def fields_used(config: CellConfig, stage: int, chunk: int) -> tuple[str, ...]:
+    """Fields of a batch that a chunk uses; prediction layers embed tokens on the last stage too."""
+    last = _is_last(config, stage, chunk)
+    embeds = (stage == 0 and chunk == 0) or (last and config.model.mtp is not None)
+    return (FIRST_STAGE if embeds else ()) + (LAST_STAGE if last else ())
+
+
+def _is_last(config: CellConfig, stage: int, chunk: int) -> bool:
+    return stage == config.layout.pp - 1 and chunk == config.layout.vpp - 1
