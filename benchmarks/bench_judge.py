@@ -105,7 +105,7 @@ def _big(config: CellConfig, layout: Layout) -> CellConfig:
 
 
 def _planned(cell: PlannedCell, config: CellConfig, control: str | None, suffix: str) -> PlannedCell:
-    return replace(cell, id=f"{cell_id(config)}{suffix}", config=config, reference=control)
+    return replace(cell, id=f"{cell_id(config)}{suffix}", config=config, control=control)
 
 
 def _read(run: RunDir, cell: str) -> list[dict[str, Any]]:

@@ -95,20 +95,20 @@ def _ranks(config: CellConfig) -> list[RankView]:
     return views
 
 
-def _curve(name: str, steps: int, *, is_reference: bool, norm_factor: float = 1.0) -> LossCurve:
+def _curve(name: str, steps: int, *, is_control: bool, norm_factor: float = 1.0) -> LossCurve:
     noise = random.Random(name)
     loss = [4.85 - 0.31 * step + 0.04 * step * step for step in range(steps)]
     norm = [2.1 + 0.2 * step for step in range(steps)]
-    if is_reference:
+    if is_control:
         return LossCurve(loss=loss, grad_norm=norm)
     drift = 3e-3 if norm_factor != 1.0 else 0.0
     seen = [value * (1 + noise.choice([0.0, 2e-8, 7e-8]) + drift * step) for step, value in enumerate(loss)]
     seen_norm = [value * norm_factor * (1 + noise.choice([0.0, 3e-7])) for value in norm]
     return LossCurve(
         loss=seen,
-        reference_loss=loss,
+        control_loss=loss,
         grad_norm=seen_norm,
-        reference_grad_norm=norm,
+        control_grad_norm=norm,
         loss_bound=_BOUND,
         grad_norm_bound=_NORM_BOUND,
     )
@@ -157,7 +157,7 @@ def _load(name: str, seconds: float) -> LoadRate:
 
 def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:
     name = cell_id(spec.config)
-    is_reference = changes.get("role") == "reference"
+    is_control = changes.get("role") == "control"
     base = ReportCell(
         id=name,
         axes=spec.axes,
@@ -172,9 +172,9 @@ def _cell(spec: _Spec, steps: int = STEPS, **changes: Any) -> ReportCell:
         },
         reproduce=f"harness run matrices/smoke.yaml --only {name}",
         group=f"documents-3f2a-{spec.dtype}",
-        reference=None if is_reference else REFERENCE,
+        control=None if is_control else REFERENCE,
         throughput=_throughput(spec, name),
-        curve=_curve(name, steps, is_reference=is_reference),
+        curve=_curve(name, steps, is_control=is_control),
         ranks=_ranks(spec.config),
         canaries={
             "isolation": "ran" if spec.path != "unpacked" else "no micro-batch holds two documents",
@@ -248,11 +248,11 @@ def _numerics_failure() -> ReportCell:
         Finding(
             lane=Lane.NUMERICS,
             check="grad_norm",
-            message="gradient norm is 2.0000 times the reference: within 2 % of cp = 2",
+            message="gradient norm is 2.0000 times the control: within 2 % of cp = 2",
             fault_class="D gradient reduction",
             where={"step": 0},
             measured=4.2000003,
-            bound={"value": 1e-4, "unit": "relative", "origin": _NORM_BOUND.origin, "reference": 2.1},
+            bound={"value": 1e-4, "unit": "relative", "origin": _NORM_BOUND.origin, "control": 2.1},
         ),
         Finding(
             lane=Lane.NUMERICS,
@@ -273,7 +273,7 @@ def _numerics_failure() -> ReportCell:
             bound=1e-5,
         ),
     ]
-    curve = _curve(cell.id, STEPS, is_reference=False, norm_factor=2.0)
+    curve = _curve(cell.id, STEPS, is_control=False, norm_factor=2.0)
     return replace(cell, outcome=Outcome.FAIL, lanes=lanes("pass", "fail"), findings=findings, curve=curve)
 
 
@@ -325,7 +325,7 @@ def _sample_cells() -> list[ReportCell]:
     ]
     flaky = _cell(_Spec(Layout(pp=2), "reference", micro_batch_size=2), outcome=Outcome.FLAKY, attempts=2)
     return [
-        _cell(_Spec(Layout(), "unpacked"), role="reference"),
+        _cell(_Spec(Layout(), "unpacked"), role="control"),
         *(_cell(spec) for spec in passing),
         flaky,
         _metadata_failure(),
@@ -358,7 +358,7 @@ def _report(cells: list[ReportCell], rejected: list[ReportRejected]) -> Report:
             "imports": {"megatron.core.utils 0.19.2": "lib/python3.12/site-packages/megatron/core/utils.py"},
             "devices": ["cpu"],
             "attention": ["reference"],
-            "stand_ins": ["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
+            "cpu_stubs": ["thd_get_partitioned_indices: harness/node/probe/cp_partition.py (no TransformerEngine)"],
         },
         timing={"wall_s": 61.8, "training_s": 40.2, "judging_s": 0.8},
         noise={cells[0].id: {"document_loss": NoiseFloor(value=1.3e-3, by="documents in reverse order")}}
@@ -408,7 +408,7 @@ def big_report(cells: int = 100, steps: int = 50, *, failing: int | None = 7) ->
     failure = _metadata_failure()
     built = []
     for index, spec in enumerate(specs[:cells]):
-        cell = _cell(spec, steps, role="reference" if index in (0, 14) else "cell")
+        cell = _cell(spec, steps, role="control" if index in (0, 14) else "cell")
         if failing is not None and index % failing == failing - 1:
             ranks = [replace(view, state="missing", cu_seqlens=None) if view.place.pp else view for view in cell.ranks]
             changes = {"findings": failure.findings, "failure": failure.failure, "lanes": failure.lanes}
@@ -433,5 +433,5 @@ def hostile_report() -> Report:
         group=HOSTILE,
     )
     rejected = [replace(report.rejected[0], reason=HOSTILE, rule=HOSTILE)]
-    provenance = {HOSTILE: {"nested": HOSTILE}, "stand_ins": [HOSTILE]}
+    provenance = {HOSTILE: {"nested": HOSTILE}, "cpu_stubs": [HOSTILE]}
     return replace(report, matrix=HOSTILE, provenance=provenance, cells=[cell, *report.cells[:7]], rejected=rejected)

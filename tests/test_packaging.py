@@ -81,9 +81,9 @@ def test_cells_without_a_stack_need_torch_beside_the_launcher(installed: Path, t
     for arguments in (("run", "smoke"), ("selftest",)):
         done = run(installed, *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        (told,) = done.stderr.splitlines()
-        assert "no torch" in told
-        assert "packing-harness[node]" in told
+        (line,) = done.stderr.splitlines()
+        assert "no torch" in line
+        assert "packing-harness[node]" in line
     assert list(tmp_path.iterdir()) == []
     doctor = run(installed, "doctor", cwd=tmp_path)
     assert "FAIL  torch" in doctor.stdout

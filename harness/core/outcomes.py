@@ -58,7 +58,7 @@ class Finding:
     """One thing that a check found.
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
-    field, leg, ratio (the factor a number is off by), lies_at (the boundaries at that place, see
+    field, leg, ratio (the factor a number is off by), boundaries (the boundaries at that place, see
     judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values.
     """
 

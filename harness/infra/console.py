@@ -261,7 +261,7 @@ def _cell_table(cells: Sequence[ReportCell]) -> RenderableType:
     for cell in cells:
         verdicts = [_LANES[cell.lanes.get(lane, LaneVerdict.SKIP)] for lane in lanes]
         name = Text(shown(cell.id)).append(
-            "  (control)" if cell.role == "reference" or cell.reference is None else "", style="dim"
+            "  (control)" if cell.role == "control" or cell.control is None else "", style="dim"
         )
         wall = f"{cell.timing['wall_s']:.1f} s" if "wall_s" in cell.timing else "-"
         outcome = Text(cell.outcome.value, style=_STYLES[cell.outcome])

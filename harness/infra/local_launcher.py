@@ -50,13 +50,13 @@ def gpus_here(devices: Path = Path("/dev")) -> int:
     return len([file for file in devices.glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])
 
 
-def at_once(agents: int, ranks: int, *, turns: bool, gpus: int) -> int:
+def at_once(agents: int, ranks: int, *, interleaved: bool, gpus: int) -> int:
     """How many agents may run at once: no more than cores, since an agent keeps one busy while it imports.
 
-    With GPUs only one, since two would assign the same GPUs to their cells. `turns`: allocations of interleaved
+    With GPUs only one, since two would assign the same GPUs to their cells. `interleaved`: allocations of interleaved
     cells, which need both agents: one of the two waits while the other runs.
     """
-    if turns:
+    if interleaved:
         return max(2, min(agents, cores(), ranks, MOST_AGENTS))
     return 1 if gpus else max(1, min(agents, cores(), ranks, MOST_AGENTS))
 
@@ -123,9 +123,9 @@ def run_allocations(
     ranks = parallel_ranks or default_parallel_ranks()
     if any(allocation.stack in stacks for allocation in allocations):
         copy_node_code(run.node_code)
-    for turns in (True, False):
-        members = [allocation for allocation in allocations if allocation.turns is turns]
-        beside = at_once(len(members), ranks, turns=turns, gpus=gpus_here())
+    for interleaved in (True, False):
+        members = [allocation for allocation in allocations if allocation.interleaved is interleaved]
+        beside = at_once(len(members), ranks, interleaved=interleaved, gpus=gpus_here())
         _side_by_side(run, members, stacks, listener, beside, max(1, ranks // beside), attempts or {})
 
 

@@ -27,10 +27,10 @@ class CellVerdict(NamedTuple):
     known: KnownFailure = KnownFailure.NONE
 
 
-def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | None = None) -> CellVerdict:
+def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | None = None) -> CellVerdict:
     """Judge one cell. `today` is an ISO date, for the expiry of xfail entries.
 
-    `reference` is the verdict on the cell's control if the caller has it; otherwise the control is judged here.
+    `control` is the verdict on the cell's control if the caller has it; otherwise the control is judged here.
     """
     result = evidence.result
     if result is not None and result.status == "rejected":
@@ -42,7 +42,7 @@ def judge_cell(evidence: CellEvidence, *, today: str, reference: CellVerdict | N
     problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records)
     if problem:
         return undecided(problem)
-    no_control = _control_problem(evidence, today, reference)
+    no_control = _control_problem(evidence, today, control)
     findings = _findings(evidence, with_control=not no_control)
     lanes = _lanes(evidence, findings, bool(no_control))
     outcome, reason = _outcome(evidence, lanes, no_control)
@@ -80,15 +80,15 @@ def _skipped() -> dict[Lane, LaneVerdict]:
 
 def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | None) -> str:
     """Why there is no control to compare with; empty if there is one or the cell is the control."""
-    if evidence.cell.reference is None:
+    if evidence.cell.control is None:
         return ""
-    if evidence.reference is None:
-        return f"its control, cell {evidence.cell.reference}, is not in the run"
-    verdict = known or judge_cell(evidence.reference, today=today)
+    if evidence.control is None:
+        return f"its control, cell {evidence.cell.control}, is not in the run"
+    verdict = known or judge_cell(evidence.control, today=today)
     if verdict.outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS) or _only_slow(verdict):
         return ""
     outcome = verdict.outcome.value
-    return f"its control, cell {evidence.cell.reference}, did not pass ({outcome}), so numerics cannot be compared"
+    return f"its control, cell {evidence.cell.control}, did not pass ({outcome}), so numerics cannot be compared"
 
 
 def _only_slow(verdict: CellVerdict) -> bool:
@@ -100,7 +100,7 @@ def _only_slow(verdict: CellVerdict) -> bool:
 def _findings(evidence: CellEvidence, *, with_control: bool) -> list[Finding]:
     findings: list[Finding] = []
     for check in CHECKS:
-        if with_control or not check.needs_reference:
+        if with_control or not check.needs_control:
             findings += check.findings(evidence)
     return with_known(evidence, led_by_root(findings))
 

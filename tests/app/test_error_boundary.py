@@ -193,11 +193,11 @@ def test_a_cell_that_is_its_own_reference_is_bad_input(length: int, tmp_path: Pa
     plan = read_plan(run)
     ids = [cell.id for cell in plan.expansion.cells]
     above = dict(zip(ids[:length], [*ids[1:length], ids[0]]))
-    cells = tuple(replace(cell, reference=above.get(cell.id, cell.reference)) for cell in plan.expansion.cells)
+    cells = tuple(replace(cell, control=above.get(cell.id, cell.control)) for cell in plan.expansion.cells)
     write_json(run.plan, replace(plan, expansion=replace(plan.expansion, cells=cells)))
     done = harness("report", run.root, cwd=tmp_path, timeout=60)
     assert done.returncode == EXIT_INPUT
-    assert "is its own reference" in done.stderr
+    assert "is its own control" in done.stderr
 
 
 def test_a_cell_that_the_judge_cannot_compute_is_one_error_with_its_traceback(

@@ -88,7 +88,7 @@ def cell(layout: Layout, attention: str, dtype: str, data_path: str = "reference
     )
 
 
-def test_cells_run_on_the_gpu_without_stand_ins(tmp_path: Path) -> None:
+def test_cells_run_on_the_gpu_without_cpu_stubs(tmp_path: Path) -> None:
     ran = run_cells(
         tmp_path,
         {
@@ -107,7 +107,7 @@ def test_cells_run_on_the_gpu_without_stand_ins(tmp_path: Path) -> None:
     for name in ("one", "kernel", "shared"):
         assert ran[name].result.status == "completed", (name, ran[name].records[0].failure)
         for record in ran[name].records.values():
-            assert record.stand_ins == []
+            assert record.cpu_stubs == []
             assert record.environment["torch_device"].startswith("cuda")
     assert ran["one"].records[0].environment["backend"] == "nccl"
     assert ran["kernel"].records[0].environment["attention"].startswith("torch varlen_attn")

@@ -75,7 +75,7 @@ def test_cells_on_the_gpu_are_timed_with_its_state_beside_and_one_that_does_not_
     assert failed.peak_reserved_bytes
     record = ran["timed"].records[0]
     assert ran["timed"].result.status == "completed", record.failure
-    assert record.stand_ins == []
+    assert record.cpu_stubs == []
     assert record.warmup_rounds == 3
     assert [state.when for state in record.gpu_states] == ["before", "after", "under load"]
     full = [item for item in record.timings if item.load == "full"]

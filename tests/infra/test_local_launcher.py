@@ -143,5 +143,8 @@ def test_stacks_run_one_after_another_where_their_agents_would_assign_the_same_g
     for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert gpus_here(tmp_path) == 3
-    assert [at_once(3, 8, turns=turns, gpus=3) for turns in (False, True)] == [1, max(2, min(3, cores()))]
-    assert at_once(3, 8, turns=False, gpus=0) == min(3, cores())
+    assert [at_once(3, 8, interleaved=interleaved, gpus=3) for interleaved in (False, True)] == [
+        1,
+        max(2, min(3, cores())),
+    ]
+    assert at_once(3, 8, interleaved=False, gpus=0) == min(3, cores())

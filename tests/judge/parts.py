@@ -70,8 +70,8 @@ def with_predictions(data_path: str = "reference", depths: int = 1, **layout: in
     """A cell with prediction heads, and its control, that recorded the plan's tokens with loss 2 each."""
     config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, mtp=MtpConfig(layers=depths)))
     evidence = evidence_for(config)
-    assert evidence.reference is not None
-    for item in (evidence, evidence.reference):
+    assert evidence.control is not None
+    for item in (evidence, evidence.control):
         for record in item.records.values():
             if record.place.pp != item.last_stage or record.place.cp:
                 continue

@@ -82,15 +82,15 @@ def config_of(
     )
 
 
-def planned(config: CellConfig, reference: str | None, xfail: XFail | None = None) -> PlannedCell:
+def planned(config: CellConfig, control: str | None, xfail: XFail | None = None) -> PlannedCell:
     layout = config.layout
     return PlannedCell(
         id=cell_name(config),
         axes={"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "packing": config.data_path},
         config=config,
         group="group",
-        reference=reference,
-        role="cell" if reference else "reference",
+        control=control,
+        role="cell" if control else "control",
         xfail=xfail,
     )
 
@@ -102,8 +102,8 @@ def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
     """A finished run of the cells and their control."""
-    reference = planned(config_of("unpacked", canaries=configs[0].canaries), None)
-    cells = [reference, *(planned(config, reference.id, xfail) for config in configs)]
+    control = planned(config_of("unpacked", canaries=configs[0].canaries), None)
+    cells = [control, *(planned(config, control.id, xfail) for config in configs)]
     found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
         run_id="smoke-20260101T000000-abcd",
@@ -156,7 +156,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
         environment=ENVIRONMENT | {"dtype": config.dtype, "pid": str(4000 + rank)},
         imports=[ImportProof(module=name, version=version, path=path) for name, version, path in IMPORTS],
         modules={"megatron.core": "parallel_state transformer/"},
-        stand_ins=["torch.cuda.current_device", "torch.cuda.synchronize"],
+        cpu_stubs=["torch.cuda.current_device", "torch.cuda.synchronize"],
     )
     for step in range(config.train.steps):
         batches = config.micro_batches(step)[place.dp]

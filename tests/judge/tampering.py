@@ -89,7 +89,7 @@ class _Judge:
         self.found: dict[str, CellFound] = {cell.id: self._read(cell.id) for cell in self.plan.expansion.cells}
         self.verdicts: dict[str, CellVerdict] = {}
         evidence = {item.cell.id: item for item in evidence_in_turn(self.plan, self.found.__getitem__)}
-        compared = {item.cell.reference for item in evidence.values() if item.same_rows}
+        compared = {item.cell.control for item in evidence.values() if item.same_rows}
         self.lone = {name for name, item in evidence.items() if not item.same_rows and name not in compared}
 
     def _read(self, cell: str) -> CellFound:
@@ -128,7 +128,7 @@ class _Judge:
         verdicts: dict[str, CellVerdict] = {}
         for evidence in evidence_in_turn(self.plan, found.__getitem__):
             cell = evidence.cell
-            if changed is not None and changed not in (cell.id, cell.reference, cell.base):
+            if changed is not None and changed not in (cell.id, cell.control, cell.base):
                 verdicts[cell.id] = self.verdicts[cell.id]
                 continue
             verdicts[cell.id] = self._verdict(evidence, verdicts)
@@ -139,7 +139,7 @@ class _Judge:
         return True
 
     def _verdict(self, evidence: CellEvidence, known: dict[str, CellVerdict]) -> CellVerdict:
-        return judge_cell(evidence, today=TODAY, reference=known.get(evidence.cell.reference or ""))
+        return judge_cell(evidence, today=TODAY, control=known.get(evidence.cell.control or ""))
 
 
 def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Change]:

@@ -144,7 +144,7 @@ def test_complete_records_without_a_result_file_are_undecided() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("schema_version", 2, "schema_version 2, this harness reads 1"),
+        ("schema_version", 1, "schema_version 1, this harness reads 2"),
         ("cell", "other", "it belongs to cell other"),
         ("rank", 5, "rank 5 does not fit a layout of 2 ranks"),
         ("place", Coordinates(tp=0, cp=0, dp=0, pp=0), "the layout puts it at stage 0, tp 1"),
@@ -163,8 +163,8 @@ def test_records_that_cannot_be_trusted_are_undecided(field: str, value: object,
 
 def test_a_reference_that_did_not_pass_leaves_numerics_undecided() -> None:
     evidence = evidence_for(config_of("sft"))
-    assert evidence.reference is not None
-    evidence.reference.records = {}
+    assert evidence.control is not None
+    evidence.control.records = {}
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR
     assert "did not pass (ERROR)" in verdict.reason
@@ -174,7 +174,7 @@ def test_a_reference_that_did_not_pass_leaves_numerics_undecided() -> None:
 
 def test_checks_that_need_no_reference_fail_without_one() -> None:
     evidence = evidence_for(config_of("sft"))
-    evidence.reference = None
+    evidence.control = None
     evidence.records[0].steps[0].documents[5].tokens = 1
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.FAIL
@@ -257,9 +257,9 @@ def test_a_pass_on_a_retry_is_flaky() -> None:
 
 def test_the_caller_may_know_the_verdict_on_the_reference() -> None:
     evidence = evidence_for(config_of("sft"))
-    assert evidence.reference is not None
-    known = judge(evidence.reference)._replace(outcome=Outcome.FAIL)
-    verdict = judge_cell(evidence, today="2026-01-01", reference=known)
+    assert evidence.control is not None
+    known = judge(evidence.control)._replace(outcome=Outcome.FAIL)
+    verdict = judge_cell(evidence, today="2026-01-01", control=known)
     assert verdict.outcome is Outcome.ERROR
 
 
@@ -278,11 +278,11 @@ def test_a_wrong_gradient_comes_before_the_losses_that_it_changes() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda record: record.stand_ins.clear(), "rank 1: stand_ins: 0 CPU stubs on cpu"),
-        (lambda record: record.stand_ins.pop(), "rank 1: stand_ins are not those of rank 0"),
+        (lambda record: record.cpu_stubs.clear(), "rank 1: cpu_stubs: 0 CPU stubs on cpu"),
+        (lambda record: record.cpu_stubs.pop(), "rank 1: cpu_stubs are not those of rank 0"),
         (
-            lambda record: record.stand_ins.append(record.stand_ins[0]),
-            "rank 1: stand_ins: a CPU stub has no name, or is listed twice",
+            lambda record: record.cpu_stubs.append(record.cpu_stubs[0]),
+            "rank 1: cpu_stubs: a CPU stub has no name, or is listed twice",
         ),
         (
             lambda record: record.environment.update(NCCL_ALGO="Tree"),
@@ -290,7 +290,7 @@ def test_a_wrong_gradient_comes_before_the_losses_that_it_changes() -> None:
         ),
     ],
 )
-def test_ranks_of_a_cell_run_with_the_same_stand_ins_and_variables(
+def test_ranks_of_a_cell_run_with_the_same_cpu_stubs_and_variables(
     change: Callable[[RankRecord], object], words: str
 ) -> None:
     evidence = evidence_for(config_of("sft", tp=2))
@@ -300,10 +300,10 @@ def test_ranks_of_a_cell_run_with_the_same_stand_ins_and_variables(
     assert words in verdict.reason
 
 
-def test_variables_and_stand_ins_may_differ_between_hosts() -> None:
+def test_variables_and_cpu_stubs_may_differ_between_hosts() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     evidence.records[1].environment |= {"host": "node-2", "NCCL_SOCKET_IFNAME": "eth1"}
-    evidence.records[1].stand_ins.pop()  # the agent there has imported one module less
+    evidence.records[1].cpu_stubs.pop()  # the agent there has imported one module less
     assert judge(evidence).outcome is Outcome.PASS
 
 

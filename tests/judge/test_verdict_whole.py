@@ -43,7 +43,7 @@ def test_a_rejected_cell_has_no_usable_records() -> None:
 
 
 def test_a_rejection_without_a_rule_is_undecided() -> None:
-    reason = "result.json: it says rejected and names no rule with a reason"
+    reason = "result.json: status is rejected, but no rule with a reason is named"
     assert judge(rejected("")) == CellVerdict(Outcome.ERROR, SKIPPED, [], reason, usable=False)
 
 
@@ -113,18 +113,18 @@ def test_an_infrastructure_failure_names_what_the_agent_said_and_what_the_ranks_
 
 def test_a_control_that_is_only_slow_can_be_compared_with() -> None:
     evidence = evidence_for(config_of("sft"))
-    assert evidence.reference is not None
-    control = judge(evidence.reference)
+    assert evidence.control is not None
+    control = judge(evidence.control)
     slow = control._replace(outcome=Outcome.FAIL, lanes=lanes("pass", "pass", "fail"))
-    assert judge_cell(evidence, today="2026-01-01", reference=slow).outcome is Outcome.PASS
+    assert judge_cell(evidence, today="2026-01-01", control=slow).outcome is Outcome.PASS
     for other in (lanes("pass", "pass"), lanes("skip", "pass", "fail"), lanes("pass", "fail", "fail")):
         wrong = control._replace(outcome=Outcome.FAIL, lanes=other)
-        assert judge_cell(evidence, today="2026-01-01", reference=wrong).outcome is Outcome.ERROR
+        assert judge_cell(evidence, today="2026-01-01", control=wrong).outcome is Outcome.ERROR
 
 
 def test_the_control_is_judged_on_the_same_day() -> None:
     evidence = evidence_for(config_of("sft"))
-    control = evidence.reference
+    control = evidence.control
     assert control is not None
     control.cell = replace(control.cell, xfail=KNOWN)
     control.records[0].steps[0].documents[0].loss_sum = float("nan")

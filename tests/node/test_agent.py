@@ -83,4 +83,4 @@ def test_every_rank_proves_what_it_imported_and_lists_its_stubs(ran: dict[str, R
     proofs = {proof.module: proof for proof in proofs_of(record)}
     assert proofs["megatron.core"].version
     assert proofs["megatron.core.utils"].path.endswith("utils.py")
-    assert bool(record.stand_ins) == (record.environment["device"] == "cpu")
+    assert bool(record.cpu_stubs) == (record.environment["device"] == "cpu")

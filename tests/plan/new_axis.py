@@ -55,7 +55,7 @@ def facts() -> dict[str, Any]:
         "names": [config.cell_name(item.config) for item in cells],
         "ids": [item.id for item in cells],
         "axes": [item.axes["shuffling"] for item in cells],
-        "controls": sorted({item.reference or "" for item in cells}),
+        "controls": sorted({item.control or "" for item in cells}),
         "schema": properties["shuffling"],
         "alias": properties["weight_shuffling"]["description"],
         "one cell": written["matrix"],

@@ -44,7 +44,7 @@ def test_cells_of_a_shape_that_sbatch_refuses_are_errors_and_the_others_are_judg
     (tmp_path / "three.yaml").write_text(f"{profile}exclude: [n1]\n")  # so that no job can have four nodes
     code, output = cluster.run("run", "one.yaml", "--cluster", "./three.yaml")
     assert code == 3, output
-    reference, wide = sorted(cluster.report().cells, key=lambda cell: cell.layout.world_size)
-    assert (reference.outcome, wide.outcome) == (Outcome.PASS, Outcome.ERROR)
+    control, wide = sorted(cluster.report().cells, key=lambda cell: cell.layout.world_size)
+    assert (control.outcome, wide.outcome) == (Outcome.PASS, Outcome.ERROR)
     assert "sbatch refused the job file" in wide.reason
     assert "Requested node configuration is not available" in wide.reason

@@ -192,5 +192,5 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
 def _with_controls(expansion: Expansion, chosen: Sequence[PlannedCell]) -> tuple[PlannedCell, ...]:
     wanted = {cell.id for cell in chosen}
     for cell in reversed(expansion.controls_first):
-        wanted |= {cell.reference} if cell.id in wanted and cell.reference else set()
+        wanted |= {cell.control} if cell.id in wanted and cell.control else set()
     return tuple(cell for cell in expansion.cells if cell.id in wanted)

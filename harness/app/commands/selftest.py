@@ -86,7 +86,7 @@ def plan_faults(specs: Iterable[FaultSpec]) -> RunPlan:
     """Each fault's cell with its clean twin and its control; twins and controls are shared."""
     cells: dict[str, PlannedCell] = {}
     for spec in specs:
-        control = _planned(spec, spec.reference, None)
+        control = _planned(spec, spec.control, None)
         twin, faulty = (_planned(spec, config, control.id) for config in (spec.twin, spec.faulty))
         base = twin.id if spec.timing.turns else None
         for cell in (control, twin, replace(faulty, base=base)):
@@ -108,8 +108,8 @@ def _planned(spec: FaultSpec, config: CellConfig, control: str | None) -> Planne
         axes=axes,
         config=config,
         group=control or name,
-        reference=control,
-        role="cell" if control else "reference",
+        control=control,
+        role="cell" if control else "control",
         reproduce=f"harness selftest --only {spec.name}",
     )
 
@@ -120,9 +120,9 @@ def _allocations(whole: Allocation, cells: Mapping[str, PlannedCell]) -> Iterato
     for side, first in (("base", True), ("other", False)):
         members = tuple(cell for cell, timing in timings.items() if timing.turns and timing.first is first)
         if members:
-            yield replace(whole, name=f"turns-{side}", cells=members, ranks_per_node=1, turns=True)
+            yield replace(whole, name=f"interleaved-{side}", cells=members, ranks_per_node=1, interleaved=True)
     rest = tuple(cell for cell, timing in timings.items() if not timing.turns)
-    yield _hangs_first(replace(whole, cells=rest, turns=False), cells)
+    yield _hangs_first(replace(whole, cells=rest, interleaved=False), cells)
 
 
 def _hangs_first(allocation: Allocation, cells: Mapping[str, PlannedCell]) -> Allocation:
@@ -206,7 +206,7 @@ def _place(finding: Finding | None) -> str:
 
 def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]:
     """Clean twins and controls that did not pass."""
-    names = {cell_id(config) for spec in specs for config in (spec.twin, spec.reference)}
+    names = {cell_id(config) for spec in specs for config in (spec.twin, spec.control)}
     return [cell for cell in (_cell(report, name) for name in sorted(names)) if cell.outcome is not Outcome.PASS]
 
 

@@ -70,7 +70,7 @@ def _with_compared(cells: Sequence[PlannedCell], known: Mapping[str, PlannedCell
         cell = pending.pop()
         if cell.id not in found:
             found[cell.id] = cell
-            pending += [known[name] for name in (cell.reference, cell.base) if name and name in known]
+            pending += [known[name] for name in (cell.control, cell.base) if name and name in known]
     return list(found.values())
 
 
@@ -119,7 +119,7 @@ class RanksSeen:
         self.processors: set[str] = set()
         self.attention: set[str] = set()
         self.placed: set[str] = set()
-        self.stand_ins: set[str] = set()
+        self.cpu_stubs: set[str] = set()
 
     def add(self, evidence: CellEvidence) -> CellEvidence:
         """Add the facts that the ranks of a cell recorded; returns the cell."""
@@ -132,7 +132,7 @@ class RanksSeen:
             self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
             self.placed.update({record.environment["placed"]} if "placed" in record.environment else ())
-            self.stand_ins.update(record.stand_ins)
+            self.cpu_stubs.update(record.cpu_stubs)
         return evidence
 
     def _import(self, stack: str, head: Version, path: str) -> None:
@@ -152,7 +152,7 @@ class RanksSeen:
         self.processors |= other.processors
         self.attention |= other.attention
         self.placed |= other.placed
-        self.stand_ins |= other.stand_ins
+        self.cpu_stubs |= other.cpu_stubs
 
     def facts(self) -> dict[str, Any]:
         """For the report's provenance."""
@@ -163,5 +163,5 @@ class RanksSeen:
             "processors": sorted(self.processors),
             "attention": sorted(self.attention),
             "placed": sorted(self.placed),
-            "stand_ins": sorted(self.stand_ins),
+            "cpu_stubs": sorted(self.cpu_stubs),
         }

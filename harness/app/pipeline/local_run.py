@@ -104,8 +104,8 @@ def _errors(directory: RunDir, plan: RunPlan) -> set[str]:
 
 def with_partners(cells: Collection[PlannedCell], wanted: Collection[str]) -> set[str]:
     """The wanted cells and those interleaved with them, since neither side can be timed alone."""
-    turns = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
-    return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in turns}
+    pairs = {cell.config.timing.turns for cell in cells if cell.id in wanted} - {""}
+    return set(wanted) | {cell.id for cell in cells if cell.config.timing.turns in pairs}
 
 
 def _new_attempts(directory: RunDir, cells: Collection[PlannedCell]) -> dict[str, int]:

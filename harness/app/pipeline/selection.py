@@ -28,7 +28,7 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
     if problems:
         raise InputError(problems)
     for cell in reversed(expansion.controls_first):
-        chosen |= {cell.reference} if cell.id in chosen and cell.reference else set()
+        chosen |= {cell.control} if cell.id in chosen and cell.control else set()
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)
     return replace(expansion, cells=cells, rejected=(), excluded={}, selection=None)
 

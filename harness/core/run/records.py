@@ -12,7 +12,7 @@ from harness.core.cell.timing import GpuState, Timed
 from harness.core.outcomes import Rejection
 from harness.core.run.states import CanaryLeg, CellStatus, LegName, Phase, ProcessEnd, RankEnd
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # of records; in 1, cpu_stubs were called stand_ins
 
 
 @dataclass(kw_only=True)
@@ -246,7 +246,7 @@ class RankRecord:
     failure: Failure | None = None
     imports: list[ImportProof] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)  # submodules, in the short form of import_proofs.py
-    stand_ins: list[str] = field(default_factory=list)
+    cpu_stubs: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # device, backend, attention, versions, host
     micro_batches: list[int] = field(default_factory=list)  # per step, as planned by the data path on this rank
     workloads: list[WorkloadSeen] = field(default_factory=list)  # of data paths that count the work of a step

@@ -5,7 +5,7 @@ reports/<run_id>/
   submissions/<array>.sbatch  <array>.<job>.{out,err}  <allocation>.{json,log}
   agents/<order>.<node>.{jsonl,heartbeat}  <allocation>.{claim-<n>,refused-<job>-<restart>}.json
   cells/<cell_id>/attempt-<n>/{config.json, ranks/rank-00007.json, log/rank-00007.log, result.json, interrupted}
-  turns/<pair>/attempt-<n>/<turn>
+  interleaving/<pair>/attempt-<n>/<turn>
   node-code/harness/
   shrink/<cell_id>/{round-01/ (a run), answers.jsonl, shrink.json, smallest.yaml, issue.md}
   noise.json  baseline.json  previous.json  report.json  junit.xml  report.md  report.html  compare.{md,html}
@@ -230,9 +230,9 @@ class RunDir:
     def agent_journal(self, allocation: str, node: int) -> Path:
         return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
 
-    def turns(self, pair: str) -> Path:
+    def interleaving(self, pair: str) -> Path:
         """Folder through which two interleaved cells take turns; a subfolder per attempt."""
-        return self.root / "turns" / safe_name(pair)
+        return self.root / "interleaving" / safe_name(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
         return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")

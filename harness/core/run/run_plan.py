@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Lane, Rejection
-from harness.core.run.records import SCHEMA_VERSION
 from harness.core.run.states import CellRole
 from harness.core.serialization import to_jsonable
 from harness.core.setting import Limits, setting
@@ -29,6 +28,9 @@ def _iso_date(value: Any) -> str | None:
     if type(found) is not date:
         raise ValueError("must be a date like 2027-01-31")
     return found.isoformat()
+
+
+PLAN_VERSION = 2  # schema_version of plan.json; in 1, a control was called reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class PlannedCell:
     axes: dict[str, Any]  # axis name -> resolved value, in matrix order, for tables
     config: CellConfig
     group: str  # parity group: cells of one group must compute the same numbers
-    reference: str | None  # id of the group's control; None for the control itself
+    control: str | None  # id of the group's control; None for the control itself
     base: str | None = None  # id of the same cell in the base stack, which this one is timed against, interleaved
     role: CellRole = "cell"
     xfail: XFail | None = None
@@ -114,16 +116,16 @@ class Expansion:
     @property
     def circular(self) -> str | None:
         """The id of a cell that is its own control, directly or through others; None in a sound plan."""
-        reference = {cell.id: cell.reference for cell in self.cells}
+        control = {cell.id: cell.control for cell in self.cells}
         sound: set[str | None] = {None}
         for cell in self.cells:
             chain: dict[str, None] = {}
             above: str | None = cell.id
-            while above is not None and above not in sound and above in reference:
+            while above is not None and above not in sound and above in control:
                 if above in chain:
                     return above
                 chain[above] = None
-                above = reference[above]
+                above = control[above]
             sound.update(chain)
         return None
 
@@ -134,7 +136,7 @@ class Expansion:
         ordered: dict[str, PlannedCell] = {}
         for cell in self.cells:
             chain = [cell]
-            while (above := chain[-1].reference) in known and above not in ordered:
+            while (above := chain[-1].control) in known and above not in ordered:
                 chain.append(known[above])
             ordered |= {item.id: item for item in reversed(chain) if item.id not in ordered}
         return list(ordered.values())
@@ -152,7 +154,9 @@ class Allocation:
     array: str = ""  # the job array it belongs to, one per shape; empty on this machine
     index: int = 0  # in the array
     time_limit_min: int | None = None  # None: no limit
-    turns: bool = False  # its cells are interleaved with those of another allocation, which must run at the same time
+    interleaved: bool = (
+        False  # its cells are interleaved with those of another allocation, which must run at the same time
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +183,7 @@ class RunPlan:
     provenance: dict[str, Any] = field(default_factory=dict)
     stacks: dict[str, ReadyStack] = field(default_factory=dict)  # of its cells, without the default one
     seal: str = ""  # `seal_of` everything else in plan.json
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = PLAN_VERSION
 
 
 def seal_of(plan: RunPlan) -> str:

@@ -22,4 +22,4 @@ CanaryLeg = Literal[
     "noise-epsilon",
 ]
 LegName = Literal["start", "metadata", "training", CanaryLeg, "timing", "end"]  # start, end: before and after all legs
-CellRole = Literal["cell", "reference"]  # reference: a control that the harness added to the matrix
+CellRole = Literal["cell", "control"]  # control: added by the harness, not a cell of the matrix

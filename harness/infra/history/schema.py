@@ -29,4 +29,5 @@ _FIRST = (
       PRIMARY KEY (cell, name)) WITHOUT ROWID""",
 )
 _BASELINES = ("CREATE INDEX cells_id ON cells (cell_id)",)
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _BASELINES)
+_CONTROLS = ("UPDATE cells SET role = 'control' WHERE role = 'reference'",)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _BASELINES, _CONTROLS)

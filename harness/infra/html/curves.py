@@ -53,10 +53,10 @@ def _series(cell: ReportCell, values: Sequence[float], numbers: Mapping[str, str
 
 def _losses(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str], points: int) -> Plot:
     controls = [cell.curve.loss for cell in cells if is_control(cell)]
-    reference = next((loss for loss in [*controls, *(cell.curve.reference_loss for cell in cells)] if loss), [])
+    control = next((loss for loss in [*controls, *(cell.curve.control_loss for cell in cells)] if loss), [])
     lines = [_series(cell, cell.curve.loss, numbers) for cell in cells if not is_control(cell) and cell.curve.loss]
     alt = f"Mean loss per token by step: the control and {len(lines)} cells"
-    lines += [Series(values=reference, kind="reference")] if reference else []
+    lines += [Series(values=control, kind="control")] if control else []
     return Plot(title="Loss", note="mean per token", svg=value_plot(f"{prefix}-loss", lines, alt=alt, points=points))
 
 
@@ -80,8 +80,8 @@ def _distances(prefix: str, cells: list[ReportCell], numbers: Mapping[str, str],
 
 
 def _loss_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.loss, curve.reference_loss
+    return curve.loss, curve.control_loss
 
 
 def _norm_pair(curve: LossCurve) -> tuple[list[float], list[float]]:
-    return curve.grad_norm, curve.reference_grad_norm
+    return curve.grad_norm, curve.control_grad_norm

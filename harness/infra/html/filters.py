@@ -29,7 +29,7 @@ _PLACES = {
     "rank": "rank",
     "leg": "leg",
 }
-_OTHERS = {"lies_at": "at"}
+_OTHERS = {"boundaries": "at"}
 _REACH = ("places", "ranks", "stages", "layers", "legs")
 
 

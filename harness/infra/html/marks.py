@@ -28,4 +28,4 @@ def anchor(cell_id: str) -> str:
 
 def is_control(cell: ReportCell) -> bool:
     """Whether the cell is a control, with which others are compared."""
-    return cell.role == "reference" or cell.reference is None
+    return cell.role == "control" or cell.control is None

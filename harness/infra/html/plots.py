@@ -25,7 +25,7 @@ _COLOURS = {
     "ink": "#57606b",
     "grid": "#d9dee4",
     "quiet": "#8b99a9",
-    "reference": "#1f5fbf",
+    "control": "#1f5fbf",
     "failed": "#c0273b",
     "known": "#8a5a00",
     "bound": "#6b4fbb",
@@ -33,7 +33,7 @@ _COLOURS = {
 # kind -> (line width, opacity, drawing order)
 _LINES = {
     "quiet": (0.9, 0.75, 2.0),
-    "reference": (2.2, 1.0, 3.0),
+    "control": (2.2, 1.0, 3.0),
     "known": (1.3, 1.0, 4.0),
     "failed": (1.6, 1.0, 5.0),
 }
@@ -41,7 +41,7 @@ _SIZE = (4.5, 2.7)  # inches; one inch is 72 units of the view box
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packing-harness", "font.size": 9.0, "path.simplify": True}
 
 
-SeriesKind = Literal["quiet", "reference", "known", "failed"]  # keys of _LINES
+SeriesKind = Literal["quiet", "control", "known", "failed"]  # keys of _LINES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Series:
     label: str = ""
 
 
-def relative_difference(values: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """|value - reference| / |reference| per step; NaN where either is not finite, absolute where the reference is 0."""
+def relative_difference(values: Sequence[float], control: Sequence[float]) -> list[float]:
+    """|value - control| / |control| per step; NaN where either is not finite, absolute where the control is 0."""
     return [
         abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.nan
-        for a, b in zip(values, reference)
+        for a, b in zip(values, control)
     ]
 
 

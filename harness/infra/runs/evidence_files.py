@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from harness.core.cell.config import CellConfig
 from harness.core.errors import InputError, Problem
-from harness.core.run.records import SCHEMA_VERSION, CellResult, RankRecord
+from harness.core.run.records import CellResult, RankRecord
 from harness.core.run.run_dir import AttemptDir, RunDir, opened, text_of
-from harness.core.run.run_plan import RunPlan, seal_of
+from harness.core.run.run_plan import PLAN_VERSION, RunPlan, seal_of
 from harness.core.serialization import from_jsonable, loads
 from harness.core.text.secrets import without_secrets
 from harness.judge.evidence.cell_evidence import CellFound
@@ -32,16 +32,16 @@ def read_plan(run: RunDir) -> RunPlan:
         raise InputError(Problem(message=f"{what}: {error}", file=str(run.plan))) from error
     if not isinstance(values, dict):
         raise InputError(Problem(message="is not a plan: not a JSON object", file=str(run.plan)))
-    if values.get("schema_version") != SCHEMA_VERSION:
+    if values.get("schema_version") != PLAN_VERSION:
         found = str(values.get("schema_version"))
         message = f"unknown schema_version; {_OTHER_VERSION}"
-        raise InputError(Problem(message=message, file=str(run.plan), found=found, allowed=str(SCHEMA_VERSION)))
+        raise InputError(Problem(message=message, file=str(run.plan), found=found, allowed=str(PLAN_VERSION)))
     try:
         plan = from_jsonable(RunPlan, values, whole=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(Problem(message=f"is not a plan: {_why(error)}", file=str(run.plan))) from error
     if circular := plan.expansion.circular:
-        raise InputError(Problem(message=f"cell {circular} is its own reference", file=str(run.plan)))
+        raise InputError(Problem(message=f"cell {circular} is its own control", file=str(run.plan)))
     return plan
 
 

@@ -19,7 +19,6 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from harness.core.outcomes import Finding, LaneVerdict, Outcome, Severity
-from harness.core.run.records import SCHEMA_VERSION
 from harness.core.tolerances import Bound
 from harness.judge.compare.cell_pairs import (
     GOOD,
@@ -34,6 +33,7 @@ from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, tim
 from harness.judge.compare.stack_changes import Counts, Difference, differences, stack_facts, with_counts
 from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell
 
+COMPARISON_VERSION = 1  # schema_version of the JSON of a comparison
 REGRESSION: Final = "regression"
 UNDECIDED: Final = "undecided"
 NO_REGRESSION: Final = "no regression"
@@ -90,7 +90,7 @@ class Comparison:
     verdict: ComparisonVerdict  # undecided: no cell was judged in both runs
     notes: list[str]
     lost: list[str] = field(default_factory=list)  # cells that the earlier run judged and the later one does not
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = COMPARISON_VERSION
 
     @property
     def regressions(self) -> list[CellChange]:
@@ -213,7 +213,7 @@ def _notes(before: Report, after: Report, sides: tuple[Side, Side]) -> list[str]
 
 def _bounds(report: Report) -> Callable[[ReportCell], LossCurve]:
     """Finds the curve with a cell's bounds: its own or, for a control, that of a cell compared with it."""
-    compared = {cell.reference: cell.curve for cell in report.cells if cell.reference and cell.curve.loss_bound}
+    compared = {cell.control: cell.curve for cell in report.cells if cell.control and cell.curve.loss_bound}
     return lambda cell: cell.curve if cell.curve.loss_bound else compared.get(cell.id, cell.curve)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.core.outcomes import Outcome
-from harness.core.run.records import SCHEMA_VERSION
 from harness.judge.compare.cell_pairs import GOOD, stack_of
 from harness.judge.compare.stack_changes import Counts, Facts, Moved, differences, stack_facts, with_counts
 from harness.judge.history.rows import RunRow
 from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
 
+PREVIOUS_VERSION = 1  # schema_version of previous.json
 _MOST = 8  # differences of a stack to show
 
 
@@ -60,7 +60,7 @@ class Previous:
     cells: dict[str, Past]  # by the name under which the history follows a cell
     stacks: dict[str, dict[str, dict[str, str]]]  # run id -> stack -> facts, of runs whose files were still there
     commits: list[CommitCount] = field(default_factory=list)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = PREVIOUS_VERSION
 
     @property
     def counts(self) -> Counts:

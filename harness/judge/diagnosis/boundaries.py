@@ -30,13 +30,13 @@ _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 class Boundaries:
     """The boundaries at a location: their names, descriptions, and further keys for `where`."""
 
-    lies_at: tuple[str, ...] = ()
+    boundaries: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
 
     def __add__(self, other: Boundaries) -> Boundaries:
-        lies_at = tuple(dict.fromkeys((*self.lies_at, *other.lies_at)))
-        return Boundaries(lies_at=lies_at, words=self.words + other.words, where={**self.where, **other.where})
+        boundaries = tuple(dict.fromkeys((*self.boundaries, *other.boundaries)))
+        return Boundaries(boundaries=boundaries, words=self.words + other.words, where={**self.where, **other.where})
 
     @property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class Boundaries:
     @property
     def keys(self) -> dict[str, Any]:
         """For a finding's `where`."""
-        return {**self.where, **({"lies_at": list(self.lies_at)} if self.lies_at else {})}
+        return {**self.where, **({"boundaries": list(self.boundaries)} if self.boundaries else {})}
 
 
 NOTHING = Boundaries()
@@ -80,7 +80,7 @@ def _boundary(batch: MicroBatch, placed: Sequence[PlacedDocument], number: int, 
             other = placed[neighbour].document.index
             words = f"document boundary, the {which} token of the document, right {side} document {other}"
             where = {"neighbour": other} if not found.where else {}
-            found += Boundaries(lies_at=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
+            found += Boundaries(boundaries=(DOCUMENT_BOUNDARY,), words=(words,), where=where)
     return found
 
 
@@ -100,7 +100,7 @@ def _padding_words(slots: int, side: str) -> Boundaries:
     if slots <= 0:
         return NOTHING
     plural = "s" if slots > 1 else ""
-    return Boundaries(lies_at=(PADDING,), words=(f"{slots} padding slot{plural} right {side} the token",))
+    return Boundaries(boundaries=(PADDING,), words=(f"{slots} padding slot{plural} right {side} the token",))
 
 
 def holder(segment: int, cp: int, position: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def _chunk(item: PlacedDocument, cp: int, token: int) -> Boundaries:
         return Boundaries(where={"cp": rank})
     beside = " and ".join(str(other) for other in sorted(others))
     return Boundaries(
-        lies_at=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {beside}",), where={"cp": rank}
+        boundaries=(CHUNK_EDGE,), words=(f"cp chunk edge, {held}, beside cp rank {beside}",), where={"cp": rank}
     )
 
 
@@ -137,19 +137,19 @@ def _sequence_share(batch: MicroBatch, layout: Layout, item: PlacedDocument, tok
                 share, within = divmod(index, size)
                 edge = (within == 0 and share > 0) or (within == size - 1 and share < layout.tp - 1)
                 words = f"sequence-parallel edge, held by tp rank {share}"
-                return Boundaries(lies_at=(SEQUENCE_EDGE,), words=(words,)) if edge else NOTHING
+                return Boundaries(boundaries=(SEQUENCE_EDGE,), words=(words,)) if edge else NOTHING
     return NOTHING
 
 
 def of_layer(layout: Layout, layers: int, layer: int) -> Boundaries:
     """Boundaries at a layer, by its global number from 1; 0 is the embedding."""
     if layer == 0:
-        return Boundaries(lies_at=(EMBEDDING,), words=("the embedding on stage 0",))
+        return Boundaries(boundaries=(EMBEDDING,), words=("the embedding on stage 0",))
     hop = hop_before(layout, layers, layer)
     if hop is None:
         return NOTHING
     words = f"stage boundary, the first layer after the hop from stage {hop[0]} to stage {hop[1]}"
-    return Boundaries(lies_at=(STAGE_BOUNDARY,), words=(words,))
+    return Boundaries(boundaries=(STAGE_BOUNDARY,), words=(words,))
 
 
 def hop_before(layout: Layout, layers: int, layer: int) -> tuple[int, int] | None:
@@ -163,14 +163,14 @@ def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] |
     """Boundaries at a parameter, by its global name; `shards`: tp ranks whose shard differs, None if unknown."""
     found = NOTHING
     if name.startswith("embedding."):
-        found = Boundaries(lies_at=(EMBEDDING,), words=("the embedding",))
+        found = Boundaries(boundaries=(EMBEDDING,), words=("the embedding",))
     elif name.startswith("output_layer."):
-        found = Boundaries(lies_at=(OUTPUT_LAYER,), words=("the output layer",))
+        found = Boundaries(boundaries=(OUTPUT_LAYER,), words=("the output layer",))
     elif layer := layer_of(name):
         found = of_layer(layout, layers, layer)
     if shards and len(shards) < layout.tp:
         words = f"tp shard, wrong only on {counted('tp rank', shards)}"
-        found += Boundaries(lies_at=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
+        found += Boundaries(boundaries=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
     return found
 
 
@@ -183,4 +183,4 @@ def layer_of(name: str) -> int:
 def of_output() -> Boundaries:
     """OUTPUT_LAYER, for a wrong loss after layers that are all right."""
     words = "output layer: all layers are right, so the final norm, the output layer, the labels or the loss are wrong"
-    return Boundaries(lies_at=(OUTPUT_LAYER,), words=(words,))
+    return Boundaries(boundaries=(OUTPUT_LAYER,), words=(words,))

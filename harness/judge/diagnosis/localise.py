@@ -19,23 +19,23 @@ class LayerOff(NamedTuple):
     off: dict[int, float]  # every document -> distance; infinite where a fingerprint is missing on either side
 
 
-def first_layer_off(evidence: CellEvidence, reference: CellEvidence) -> LayerOff | None:
+def first_layer_off(evidence: CellEvidence, control: CellEvidence) -> LayerOff | None:
     """The first layer after which a document's activations differ beyond the bound; None when all are right.
 
     Meaningful only if all ranks completed step 0.
     """
     bound = evidence.tolerances.activation
     for layer in range(evidence.cell.config.model.layers + 1):
-        off = activations_off(evidence, reference, layer)
+        off = activations_off(evidence, control, layer)
         wrong = sorted(document for document, value in off.items() if beyond(value, bound))
         if wrong:
             return LayerOff(layer, wrong, off)
     return None
 
 
-def activations_off(evidence: CellEvidence, reference: CellEvidence, layer: int) -> dict[int, float]:
+def activations_off(evidence: CellEvidence, control: CellEvidence, layer: int) -> dict[int, float]:
     """Document -> distance of its activations after a layer in step 0; infinite where a fingerprint is missing."""
-    measured, expected = evidence.activations.get(layer, {}), reference.activations.get(layer, {})
+    measured, expected = evidence.activations.get(layer, {}), control.activations.get(layer, {})
     off = {}
     for document in sorted({*measured, *expected, *evidence.homes[0]}):
         found, right = measured.get(document), expected.get(document)
@@ -46,13 +46,13 @@ def activations_off(evidence: CellEvidence, reference: CellEvidence, layer: int)
     return off
 
 
-def first_token_off(evidence: CellEvidence, reference: CellEvidence, document: int) -> int | None:
+def first_token_off(evidence: CellEvidence, control: CellEvidence, document: int) -> int | None:
     """Position of the document's first token whose loss in step 0 differs; None when no recorded one does.
 
     Attention is causal, so nothing before the first wrong token is wrong in any layer. Ranks record a limited number.
     """
     bound = evidence.tolerances.document_loss
-    measured, expected = evidence.document_tokens.get(document, {}), reference.document_tokens.get(document, {})
+    measured, expected = evidence.document_tokens.get(document, {}), control.document_tokens.get(document, {})
     for position in sorted(expected):
         found, right = measured.get(position), expected[position]
         if found is not None and math.isfinite(found) and beyond(distance(found, right, bound), bound):

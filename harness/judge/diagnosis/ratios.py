@@ -79,12 +79,12 @@ def scale_of(pairs: Iterable[tuple[Fingerprint, Fingerprint]], screen: float) ->
     """The one factor by which every (measured, control) fingerprint is scaled, direction unchanged; None when there is
     none. Projections scale with the norm, so a different tensor whose norm happens to fit is no multiple."""
     found: list[float] = []
-    for measured, reference in pairs:
-        if not (measured.norm_sq > 0 and reference.norm_sq > 0):
+    for measured, control in pairs:
+        if not (measured.norm_sq > 0 and control.norm_sq > 0):
             return None
-        ratio = math.sqrt(measured.norm_sq / reference.norm_sq)
+        ratio = math.sqrt(measured.norm_sq / control.norm_sq)
         scaled = Fingerprint(
-            norm_sq=reference.norm_sq * ratio**2, projections=[value * ratio for value in reference.projections]
+            norm_sq=control.norm_sq * ratio**2, projections=[value * ratio for value in control.projections]
         )
         if not fingerprint_distance(measured, scaled) <= screen:
             return None

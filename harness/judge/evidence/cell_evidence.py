@@ -64,11 +64,11 @@ class CellEvidence:
     cell: PlannedCell
     records: dict[int, RankRecord]
     result: CellResult | None
-    reference: CellEvidence | None
+    control: CellEvidence | None
     tolerances: Tolerances  # of step 0
     later: Tolerances  # of later steps, without the noise floors, which are of step 0
     noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # measured by this cell; only controls do
-    base: CellEvidence | None = None  # the same cell in the base stack, timed in turns with this one
+    base: CellEvidence | None = None  # the same cell in the base stack, interleaved with this one
     retried: bool = False  # an earlier attempt ended for an infrastructure cause
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
@@ -95,7 +95,7 @@ class CellEvidence:
     @property
     def same_rows(self) -> bool:
         """Whether gradients, and the weights they update, may be compared with the control."""
-        return self.reference is not None and same_rows(self.cell.config, self.reference.cell.config)
+        return self.control is not None and same_rows(self.cell.config, self.control.cell.config)
 
     @property
     def steps(self) -> range:
@@ -290,10 +290,10 @@ def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterato
     Only controls are kept: a run of a thousand cells of 64 ranks does not fit into memory.
     """
     known = {cell.id: cell for cell in plan.expansion.cells}
-    needed = {cell.reference for cell in known.values()}
+    needed = {cell.control for cell in known.values()}
     controls: dict[str, CellEvidence] = {}
     for cell in plan.expansion.controls_first:
-        evidence = _evidence(plan, cell, find, controls.get(cell.reference or ""))
+        evidence = _evidence(plan, cell, find, controls.get(cell.control or ""))
         if cell.base in known:
             evidence.base = _evidence(plan, known[cell.base], find, None)
         if cell.id in needed:
@@ -308,7 +308,7 @@ def _evidence(
     own = noise_floors(found.records)
     return CellEvidence(
         cell=cell,
-        reference=control,
+        control=control,
         tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
         later=tolerances_for(cell.config.dtype, plan.tolerances),
         noise=own,

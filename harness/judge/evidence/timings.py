@@ -32,8 +32,8 @@ def ratio_of(times: Times, load: Load, base: Load) -> PairedRatio | None:
     return paired_ratio([over[number] for number in rounds], [under[number] for number in rounds])
 
 
-def turns_of(evidence: CellEvidence) -> tuple[list[float], list[float]]:
-    """Times of this cell and of its base, of the rounds that both ran in turns."""
+def paired_times(evidence: CellEvidence) -> tuple[list[float], list[float]]:
+    """Times of this cell and of its base, of the rounds that both ran interleaved."""
     if evidence.base is None:
         return [], []
     ours, theirs = (times_of(side).get(TURN, {}) for side in (evidence, evidence.base))

@@ -223,8 +223,8 @@ def _metrics(cell: ReportCell) -> dict[str, float]:
         "peak_memory_bytes": seen.peak_memory_bytes,
         "wall_s": cell.timing.get("wall_s"),
         "steps_s": cell.timing.get("steps_s"),
-        "loss_drift": drift(curve.loss, curve.reference_loss),
-        "grad_norm_drift": drift(curve.grad_norm, curve.reference_grad_norm),
+        "loss_drift": drift(curve.loss, curve.control_loss),
+        "grad_norm_drift": drift(curve.grad_norm, curve.control_grad_norm),
     }
     for name, numbers in (("loss", curve.loss), ("grad_norm", curve.grad_norm)):
         if numbers:

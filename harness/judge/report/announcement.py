@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from harness.core.outcomes import Outcome
-from harness.core.run.records import SCHEMA_VERSION
 from harness.core.text.escaping import chat_text, clip
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.summaries import place_text
 
+MESSAGE_VERSION = 1  # schema_version of the message
 _MOST_CELLS = 5  # with their findings
 _MOST_TEXT = 3000
 _MOST_LINE = 500
@@ -19,7 +19,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
     """The message as JSON values. `text` is what webhooks of Slack and Mattermost show."""
     bad = [cell for outcome in (Outcome.FAIL, Outcome.ERROR) for cell in report.cells if cell.outcome is outcome]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": MESSAGE_VERSION,
         "text": _text(report, bad, directory),
         "run_id": report.run_id,
         "matrix": report.matrix,
@@ -35,7 +35,7 @@ def announcement(report: Report, *, exit_code: int, directory: str) -> dict[str,
 def not_judged(what: str, message: str, *, exit_code: int) -> dict[str, Any]:
     """The message for a run that ended before it was judged. `what`: the matrix or the run as the user named it."""
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": MESSAGE_VERSION,
         "text": _escaped([f"*ERROR* {what}: ended with exit code {exit_code} before it was judged", message]),
         "run_id": "",
         "matrix": what,

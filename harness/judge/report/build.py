@@ -58,13 +58,13 @@ def judge_cells(
     `crashed` is called when judging a cell raises; other cells are not affected.
     """
     verdicts: dict[str, CellVerdict] = {}  # of controls
-    needed = {cell.reference for cell in plan.expansion.cells}
+    needed = {cell.control for cell in plan.expansion.cells}
     cells: dict[str, ReportCell | ReportRejected] = {}
     noise: dict[str, dict[str, NoiseFloor]] = {}
     for item in evidence:
         cell = item.cell
         try:
-            verdict = judge_cell(item, today=today, reference=verdicts.get(cell.reference or ""))
+            verdict = judge_cell(item, today=today, control=verdicts.get(cell.control or ""))
             refused = verdict.outcome is Outcome.REJECTED
             shown = _rejected_at_run_time(cell, item, verdict) if refused else _cell(plan, cell, item, verdict)
         except Exception as error:
@@ -138,7 +138,7 @@ def _cell(plan: RunPlan, cell: PlannedCell, evidence: CellEvidence, verdict: Cel
         reproduce=cell.reproduce or _reproduce(plan, cell.id),
         role=cell.role,
         group=cell.group,
-        reference=cell.reference,
+        control=cell.control,
         reason=verdict.reason,
         known=verdict.known,
         attempts=evidence.result.attempt if evidence.result else 1,

@@ -117,9 +117,9 @@ class LossCurve:
     """
 
     loss: list[float] = field(default_factory=list)
-    reference_loss: list[float] = field(default_factory=list)
+    control_loss: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
-    reference_grad_norm: list[float] = field(default_factory=list)
+    control_grad_norm: list[float] = field(default_factory=list)
     loss_bound: Bound | None = None
     grad_norm_bound: Bound | None = None
 
@@ -174,7 +174,7 @@ class ReportCell:
     reproduce: str  # the command that runs just this cell
     role: CellRole = "cell"
     group: str = ""
-    reference: str | None = None
+    control: str | None = None
     reason: str = ""  # of ERROR, XFAIL, XPASS
     known: KnownFailure = KnownFailure.NONE
     throughput: Throughput = field(default_factory=Throughput)

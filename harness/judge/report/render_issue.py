@@ -19,7 +19,7 @@ from harness.judge.report.model import ReportCell
 from harness.judge.report.public_text import publish
 from harness.judge.report.render_markdown import code, text
 from harness.judge.report.stack_versions import versions
-from harness.judge.report.summaries import bound_label
+from harness.judge.report.summaries import bound_label, place_text
 
 _NAMES = {"megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "skyrl": "SkyRL", "skyrl-train": "SkyRL"}
 _MOST_FINDINGS = 6
@@ -188,23 +188,8 @@ def _value(value: Any) -> str:
 
 
 def _place(where: Mapping[str, Any]) -> str:
-    names = (
-        "stage",
-        "tp",
-        "cp",
-        "dp",
-        "chunk",
-        "layer",
-        "parameter",
-        "document",
-        "token",
-        "step",
-        "micro_batch",
-        "leg",
-    )
-    parts = [f"{name} {where[name]}" for name in names if name in where]
-    parts += [f"ranks {', '.join(map(str, where['ranks']))}"] if where.get("ranks") else []
-    return plain("; ".join(parts))
+    ranks = f"; ranks {', '.join(map(str, where['ranks']))}" if where.get("ranks") else ""
+    return plain(place_text(where) + ranks)
 
 
 def _layout(issue: Issue) -> Iterator[str]:

@@ -18,9 +18,9 @@ from harness.judge.evidence.timings import (
     busy_step,
     documents_of,
     packed_pass,
+    paired_times,
     ratio_of,
     times_of,
-    turns_of,
 )
 from harness.judge.failures.out_of_memory import memory_limit
 from harness.judge.report.model import LoadRate, Throughput, TimedRatio
@@ -152,8 +152,8 @@ def timed_ratios(evidence: CellEvidence) -> list[TimedRatio]:
     compared = [(what, ratio_of(times, load, base), bound) for what, load, base, bound in pairs]
     compared.append((FULL_ROWS, _over_full_rows(evidence, times), FULL_BOUND))
     if evidence.base is not None:
-        what = f"over stack {evidence.base.cell.config.stack}, in turns"
-        compared.append((what, paired_ratio(*turns_of(evidence)), tolerances.slower_than))
+        what = f"over stack {evidence.base.cell.config.stack}, interleaved"
+        compared.append((what, paired_ratio(*paired_times(evidence)), tolerances.slower_than))
     shown = [_shown(what, ratio, bound) for what, ratio, bound in compared if ratio is not None]
     return [*_over_history(evidence), *shown]
 

@@ -51,7 +51,7 @@ def versions(provenance: Mapping[str, Any], stack: str) -> dict[str, str]:
         "attention": ", ".join(provenance.get("attention", ())) or "unknown",
         "packing-harness": f"{provenance.get('harness', 'unknown')} ({provenance.get('harness_commit', 'unknown')})",
         **(
-            {"CPU stubs": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("stand_ins")) else {}
+            {"CPU stubs": f"{len(replaced)}, for what needs a GPU"} if (replaced := provenance.get("cpu_stubs")) else {}
         ),
         **({"checkouts": "; ".join(item.text() for item in facts.checkouts)} if facts and facts.checkouts else {}),
     }

@@ -66,14 +66,14 @@ def _state(evidence: CellEvidence, observation: Observation) -> MetadataState:
 def loss_curve(evidence: CellEvidence, *, judged: bool) -> LossCurve:
     """Curves of a cell and its control. `judged`: the numerics lane compared the two, so bounds are included."""
     own = mean_losses(evidence), list(grad_norms(evidence).values())
-    reference = evidence.reference
-    if reference is None:
+    control = evidence.control
+    if control is None:
         return LossCurve(loss=own[0], grad_norm=own[1])
     return LossCurve(
         loss=own[0],
         grad_norm=own[1],
-        reference_loss=mean_losses(reference),
-        reference_grad_norm=list(grad_norms(reference).values()),
+        control_loss=mean_losses(control),
+        control_grad_norm=list(grad_norms(control).values()),
         loss_bound=evidence.bound("step_loss", 1) if judged else None,
         grad_norm_bound=evidence.bound("grad_norm", 1) if judged else None,
     )

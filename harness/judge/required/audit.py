@@ -27,7 +27,7 @@ def weight_of(evidence: CellEvidence) -> Weight:
         legs=int(fetched) + bool(steps) + len(evidence.legs) + timed,
         steps=len(steps),
         numbers=sum(found.numbers for found in evidence.scans.values()),
-        not_compared=_OTHER_ROWS if evidence.reference and not evidence.same_rows else "",
+        not_compared=_OTHER_ROWS if evidence.control and not evidence.same_rows else "",
     )
 
 

@@ -66,11 +66,11 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
 
 def _cpu_stubs(record: RankRecord) -> Iterator[str]:
     """Ranks on the CPU, and only these, need stubs for CUDA calls to train."""
-    names, on_cpu = record.stand_ins, record.environment.get("torch_device", "").startswith("cpu")
+    names, on_cpu = record.cpu_stubs, record.environment.get("torch_device", "").startswith("cpu")
     if bool(names) != on_cpu:
-        yield f"stand_ins: {len(names)} CPU stubs on {record.environment.get('torch_device')}"
+        yield f"cpu_stubs: {len(names)} CPU stubs on {record.environment.get('torch_device')}"
     if not all(names) or len(set(names)) != len(names):
-        yield "stand_ins: a CPU stub has no name, or is listed twice"
+        yield "cpu_stubs: a CPU stub has no name, or is listed twice"
 
 
 def _imports(record: RankRecord) -> Iterator[str]:
@@ -111,7 +111,7 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                 f"{first.warmup_rounds}"
             )
         yield from _same_code(record.imports, proofs, f"record of rank {rank}", f"rank {ranks[0]}")
-    control = expected.evidence.reference
+    control = expected.evidence.control
     if control is not None and control.cell.config.stack == expected.config.stack:
         for record in control.records.values():
             heads = [proof for proof in record.imports if proof.module in HEADS]
@@ -124,8 +124,8 @@ def _of_one_agent(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[
     Agents of other nodes may have imported fewer modules. `hosts`: host -> record of its first rank, filled in here.
     """
     other = hosts.setdefault(record.environment["host"], record)
-    if record.stand_ins != other.stand_ins:
-        yield f"record of rank {record.rank}: stand_ins are not those of rank {other.rank} of the same host"
+    if record.cpu_stubs != other.cpu_stubs:
+        yield f"record of rank {record.rank}: cpu_stubs are not those of rank {other.rank} of the same host"
     found, right = recorded(record.environment), recorded(other.environment)
     if found != right:
         name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))

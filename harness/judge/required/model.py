@@ -103,7 +103,7 @@ def disagreements(expected: Expected, records: dict[int, RankRecord]) -> Iterato
 
 
 def _against_control(expected: Expected, records: dict[int, RankRecord]) -> Iterator[str]:
-    control = expected.evidence.reference
+    control = expected.evidence.control
     if control is None or not (expected.config.fingerprints and control.cell.config.fingerprints):
         return
     held = {item.name for record in records.values() for item in record.parameters}

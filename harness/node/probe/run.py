@@ -55,10 +55,10 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)
     if device.kind == "cpu":
-        recorder.record.stand_ins = cpu_stubs.install()
+        recorder.record.cpu_stubs = cpu_stubs.install()
     else:
         cpu_stubs.refuse()
-        recorder.record.environment["stand_ins"] = "none in this process, checked before the first collective"
+        recorder.record.environment["cpu_stubs"] = "none in this process, checked before the first collective"
     limit = limit_memory(local_ranks) if device.kind == "cpu" else memory_bytes(device)
     recorder.record.environment["memory_limit_bytes"] = str(limit)
     recorder.record.imports = import_proof()

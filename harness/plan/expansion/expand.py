@@ -170,8 +170,8 @@ def _plan(cells: list[Candidate], shown: list[str], known: _KnownFailures) -> li
                     axes=axes_of(cell.config, shown),
                     config=with_noise_legs(cell.config) if cell.id in used else cell.config,
                     group=group,
-                    reference=None if control == cell.id else control,
-                    role="reference" if is_added else "cell",
+                    control=None if control == cell.id else control,
+                    role="control" if is_added else "cell",
                     xfail=None if is_added else known.of(cell.id),
                     line=cell.line,
                 )

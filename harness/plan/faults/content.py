@@ -59,7 +59,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
         why=_SPLIT,
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
-        where={"stage": 0, "layer": 1, "document": 1, "token": 1, "cp": 1, "lies_at": ["cp chunk edge"]},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 1, "cp": 1, "boundaries": ["cp chunk edge"]},
     ),
     FaultSpec(
         name="cp-chunks-contiguous",
@@ -108,7 +108,7 @@ LAYOUT: tuple[FaultSpec, ...] = (
             "field": "labels",
             "ranks": [0, 1],
             "token": 0,
-            "lies_at": ["document boundary", "padding", "cp chunk edge"],
+            "boundaries": ["document boundary", "padding", "cp chunk edge"],
         },
     ),
 )

@@ -29,7 +29,7 @@ OUTPUT: tuple[FaultSpec, ...] = (
             "step": 0,
             "document": 0,
             "token": 0,
-            "lies_at": ["output layer", "document boundary", "padding"],
+            "boundaries": ["output layer", "document boundary", "padding"],
         },
     ),
     FaultSpec(
@@ -41,7 +41,7 @@ OUTPUT: tuple[FaultSpec, ...] = (
         why="one rank with packs of different numbers of documents",
         lane=Lane.NUMERICS,
         checks=("document_loss", "step_loss"),
-        where={"stage": 0, "step": 0, "ratio": "x 1/documents per pack", "lies_at": ["output layer"]},
+        where={"stage": 0, "step": 0, "ratio": "x 1/documents per pack", "boundaries": ["output layer"]},
     ),
 )
 
@@ -55,7 +55,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="one rank with more than one document in a row",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss", "repeated_document", "step_loss", "isolation", "repetition", "order"),
-        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary"]},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "boundaries": ["document boundary"]},
         also={
             "isolation": {"leg": "isolation", "document": 1, "culprit": 0},
             "repetition": {"document": 1, "number": 1},
@@ -70,7 +70,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="two stages, so that stage and layer can be named",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss"),
-        where={"stage": 1, "layer": 5, "document": 1, "token": 0, "lies_at": ["document boundary"]},
+        where={"stage": 1, "layer": 5, "document": 1, "token": 0, "boundaries": ["document boundary"]},
     ),
     FaultSpec(
         name="attention-ignores-documents-in-bf16",
@@ -93,7 +93,7 @@ LEAK: tuple[FaultSpec, ...] = (
         why="two tp ranks: half of the heads are right",
         lane=Lane.NUMERICS,
         checks=("activations", "document_loss", "isolation", "padding"),
-        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "lies_at": ["document boundary", "padding"]},
+        where={"stage": 0, "layer": 1, "document": 1, "token": 0, "boundaries": ["document boundary", "padding"]},
         also={"padding": {"leg": "padding", "document": 1}},
     ),
 )
@@ -119,7 +119,7 @@ NORMALISATION: tuple[FaultSpec, ...] = (
         why="two shards, and two stages so that the place can be named",
         lane=Lane.NUMERICS,
         checks=("parameter_gradients", "grad_norm"),
-        where={"stage": 1, "tp": 1, "layer": 4, "lies_at": ["stage boundary", "tp shard"]},
+        where={"stage": 1, "tp": 1, "layer": 4, "boundaries": ["stage boundary", "tp shard"]},
     ),
     FaultSpec(
         name="loss-averaged-per-micro-batch",

@@ -90,7 +90,7 @@ class FaultSpec:
         return self._config(deadline_s=max(self.deadline_s, DEADLINE_S), fault=None)
 
     @property
-    def reference(self) -> CellConfig:
+    def control(self) -> CellConfig:
         """The control of both: the same documents on one rank, unpacked, or in the same rows where rows matter."""
         return with_noise_legs(control_of(self._config(deadline_s=DEADLINE_S, fault=self.name)))
 

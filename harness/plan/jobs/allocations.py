@@ -22,10 +22,10 @@ def plan_allocations(
     Controls come first because every other outcome needs them; then the largest cells, so that small ones fill the
     cores at the end.
     """
-    controls = {cell.reference for cell in expansion.cells if cell.reference}
+    controls = {cell.control for cell in expansion.cells if cell.control}
     ordered = sorted(
         expansion.cells,
-        key=lambda cell: (cell.id not in controls and cell.role != "reference", -cell.config.layout.world_size),
+        key=lambda cell: (cell.id not in controls and cell.role != "control", -cell.config.layout.world_size),
     )
     if cluster.kind == "slurm":
         return tuple(_in_arrays(ordered, cluster, launch or Launch()))
@@ -41,7 +41,7 @@ def _on_this_machine(cells: Sequence[PlannedCell], ordered: Sequence[PlannedCell
             cells=tuple(cell.id for cell in members),
             ranks_per_node=max(cell.config.layout.world_size for cell in members),
             stack=stack,
-            turns=any(cell.config.timing.turns for cell in members),
+            interleaved=any(cell.config.timing.turns for cell in members),
         )
 
 

@@ -105,7 +105,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, Any]:
         "ranks": cell.config.layout.world_size,
         "group": cell.group,
         "role": cell.role,
-        "reference": cell.reference,
+        "control": cell.control,
         "xfail": cell.xfail,
         "line": cell.line,
     }
@@ -127,9 +127,9 @@ def _cell_table(cells: Sequence[PlannedCell]) -> list[str]:
 
 def _note(cell: PlannedCell) -> str:
     notes = []
-    if cell.role == "reference":
+    if cell.role == "control":
         notes.append("control, added")
-    elif cell.reference is None:
+    elif cell.control is None:
         notes.append("control")
     if cell.xfail:
         until = f" until {cell.xfail.expires}" if cell.xfail.expires else ""

@@ -150,7 +150,7 @@ def moved(cells: Sequence[PlannedCell], stacks: Mapping[str, Stack]) -> dict[str
             config=configs[cell.id],
             axes={**cell.axes, "stack": new},
             group=f"{cell.group.removesuffix(old)}{new}",
-            reference=ids[cell.reference] if cell.reference else None,
+            control=ids[cell.control] if cell.control else None,
         )
     return found
 

@@ -50,7 +50,7 @@ def clean(spec: FaultSpec, outcome: Outcome = Outcome.PASS) -> list[ReportCell]:
     """The clean twin and the control."""
     return [
         cell(spec, id=cell_id(config), axes={"fault": "none"}, outcome=outcome, findings=[], lanes={})
-        for config in (spec.twin, spec.reference)
+        for config in (spec.twin, spec.control)
     ]
 
 
@@ -90,17 +90,17 @@ def test_the_plan_holds_each_fault_beside_its_twin_and_reference_once() -> None:
     assert len(cells) == len(plan.expansion.cells)
     for spec in FAULTS:
         faulty, twin = cells[cell_id(spec.faulty)], cells[cell_id(spec.twin)]
-        assert faulty.reference == cell_id(spec.reference)
-        assert (twin.reference or twin.id) == cell_id(spec.reference)  # a twin may itself be the control
+        assert faulty.control == cell_id(spec.control)
+        assert (twin.control or twin.id) == cell_id(spec.control)  # a twin may itself be the control
         assert faulty.group == twin.group
-        assert cells[cell_id(spec.reference)].role == "reference"
+        assert cells[cell_id(spec.control)].role == "control"
         assert (faulty.config, twin.config) == (spec.faulty, spec.twin)  # ids of other configurations differ
 
 
 def test_cells_that_may_wait_for_their_deadline_are_started_first() -> None:
     plan = selftest.plan_faults(FAULTS)
     deadlines = {cell.id: cell.config.deadline_s for cell in plan.expansion.cells if not cell.config.timing.turns}
-    (allocation,) = (item for item in plan.allocations if not item.turns)
+    (allocation,) = (item for item in plan.allocations if not item.interleaved)
     assert sorted(allocation.cells) == sorted(deadlines)
     order = [deadlines[cell] for cell in allocation.cells]
     assert order == sorted(order)
@@ -110,7 +110,7 @@ def test_a_fault_and_its_twin_that_take_turns_are_in_two_allocations() -> None:
     pairs = [spec for spec in FAULTS if spec.timing.turns]
     base, other, rest = selftest.plan_faults([*pairs, LEAK]).allocations
     assert pairs
-    assert (base.turns, other.turns, rest.turns) == (True, True, False)
+    assert (base.interleaved, other.interleaved, rest.interleaved) == (True, True, False)
     assert base.cells == tuple(cell_id(spec.twin) for spec in pairs)
     assert other.cells == tuple(cell_id(spec.faulty) for spec in pairs)
     planned = {cell.id: cell.base for cell in selftest.plan_faults(pairs).expansion.cells}

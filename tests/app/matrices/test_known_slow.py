@@ -32,4 +32,4 @@ def test_the_commit_that_slows_down_packs_of_many_documents_is_slower_than_its_p
     assert bad["lanes"] == {"metadata": "pass", "numerics": "pass", "throughput": "fail"}
     verdicts = {ratio["what"]: ratio["verdict"] for ratio in bad["throughput"]["ratios"]}
     assert verdicts["rotary function, 256 documents over 4"] == "slower"
-    assert verdicts["over stack rotary_good, in turns"] == "slower"
+    assert verdicts["over stack rotary_good, interleaved"] == "slower"

@@ -73,7 +73,7 @@ def test_cells_pass_in_an_environment_that_holds_nothing_of_ours(ran: Ran) -> No
 
 def test_every_cell_is_compared_with_the_reference_of_its_own_stack(ran: Ran) -> None:
     for cell in ran.report.cells:
-        assert cell.reference is None or cell.reference.startswith(f"tp1-pp1-cp1-unpacked-{cell.axes['stack']}-")
+        assert cell.control is None or cell.control.startswith(f"tp1-pp1-cp1-unpacked-{cell.axes['stack']}-")
 
 
 def test_code_from_elsewhere_on_the_path_is_an_error_that_names_both_paths(ran: Ran) -> None:

@@ -23,7 +23,7 @@ def test_the_release_with_slow_rotary_positions_is_slower_in_turns(tmp_path: Pat
     assert (base["outcome"], slow["outcome"]) == ("PASS", "XFAIL")
     assert slow["lanes"] == {"metadata": "pass", "numerics": "pass", "throughput": "fail"}
     (ratio,) = slow["throughput"]["ratios"]
-    assert (ratio["what"], ratio["verdict"], ratio["rounds"]) == ("over stack core0182, in turns", "slower", 7)
-    assert "time  " in done.stdout and "over stack core0182, in turns: " in done.stdout
+    assert (ratio["what"], ratio["verdict"], ratio["rounds"]) == ("over stack core0182, interleaved", "slower", 7)
+    assert "time  " in done.stdout and "over stack core0182, interleaved: " in done.stdout
     turns = [path.name for path in run.glob("turns/*/attempt-1/*")]
     assert sorted(turns, key=int) == [str(number) for number in range(16)]

@@ -99,7 +99,7 @@ def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> No
         EXIT_UNDECIDED,
     )  # it runs nothing
     run.attempt(plan.expansion.cells[1].id).result.unlink()
-    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* changed from 0{40} to .*begin a new run"):
+    with pytest.raises(InputError, match=r"stack mine: megatron-lm in .* changed from 0{40} to .*start a new run"):
         resume(run, plan, FinalizeOptions(record=False), errors=False)
 
 

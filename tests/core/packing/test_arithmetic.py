@@ -74,8 +74,8 @@ def test_each_data_path_has_its_own_style() -> None:
 def test_options_replace_the_multiple_and_the_row_length_of_packed_paths_only() -> None:
     options = PackingOptions(pad_seq_to_mult=16, pad_to_max_length=True)
     layout = Layout(cp=2)
-    reference = packing_style("reference", layout, SEQ, options)
-    assert (reference.document_multiple, reference.row_length) == (16, SEQ)
+    control = packing_style("reference", layout, SEQ, options)
+    assert (control.document_multiple, control.row_length) == (16, SEQ)
     assert packing_style("sft", layout, SEQ, options).document_multiple == 16
     assert packing_style("unpacked", layout, SEQ, options) == packing_style("unpacked", layout, SEQ)
 

@@ -257,6 +257,15 @@ def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkey
     assert rows(file, "PRAGMA user_version") == [(len(newer),)]
 
 
+def test_a_file_in_which_controls_were_called_references_is_migrated(file: Path) -> None:
+    record(file, run_of(1))
+    with closing(sqlite3.connect(file)) as older:
+        older.executescript("UPDATE cells SET role = 'reference'; PRAGMA user_version = 2")
+    with opened(file, write=True):
+        pass
+    assert set(rows(file, "SELECT role FROM cells")) == {("control",)}
+
+
 def test_a_reader_never_writes_to_a_file_of_another_program(tmp_path: Path) -> None:
     file = tmp_path / "theirs.sqlite"
     for script in ("", "CREATE TABLE notes (x)", "CREATE TABLE runs (x); PRAGMA user_version = 1"):

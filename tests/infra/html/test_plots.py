@@ -42,7 +42,7 @@ def test_the_same_series_give_the_same_text() -> None:
 
 
 def test_a_plot_is_one_well_formed_element_without_style_script_or_date() -> None:
-    svg = value_plot("a", [Series(values=[3.0, 2.0], kind="reference"), BAD], alt='loss <of> "cells"')
+    svg = value_plot("a", [Series(values=[3.0, 2.0], kind="control"), BAD], alt='loss <of> "cells"')
     root = ET.fromstring(svg)
     assert root.get("aria-label") == 'loss <of> "cells"' and root.get("role") == "img"
     for banned in ("<style", "style=", "<script", "<metadata", "<!--", "xlink", "font-family"):

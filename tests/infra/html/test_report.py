@@ -196,7 +196,7 @@ def test_a_failing_cell_names_the_first_place_the_bound_the_fault_and_the_comman
 
 
 def test_a_bound_is_shown_with_its_origin(sample: str) -> None:
-    assert "0.0001 relative (reference 2.1)" in Page(sample).text
+    assert "0.0001 relative (control 2.1)" in Page(sample).text
     assert "fp32 layouts of megatron-core 0.16 to 0.19 on CPU agree to about 1e-7" in Page(sample).text
 
 

@@ -33,11 +33,11 @@ def test_clean_records_give_no_finding(data_path: str, layout: dict[str, Any]) -
 
 
 def test_the_reference_cell_is_judged_by_the_checks_that_need_no_reference() -> None:
-    reference = evidence_for(config_of()).reference
-    assert reference is not None
-    assert judge(reference).outcome is Outcome.PASS
-    reference.records[0].steps[1].token_count = 3
-    verdict = judge(reference)
+    control = evidence_for(config_of()).control
+    assert control is not None
+    assert judge(control).outcome is Outcome.PASS
+    control.records[0].steps[1].token_count = 3
+    verdict = judge(control)
     assert verdict.outcome is Outcome.FAIL
     assert [finding.check for finding in verdict.findings] == ["token_count"]
 

@@ -31,32 +31,32 @@ def packs(lengths: list[int], layout: Layout, data_path: str = "reference", seq_
 def test_the_first_and_last_tokens_of_a_document_name_their_neighbours() -> None:
     [pack] = packs([5, 1, 7], Layout())
     found = of_token(pack, Layout(), 1, 0)
-    assert found.lies_at == (DOCUMENT_BOUNDARY,)
-    assert [found.keys[key] for key in ("neighbour", "lies_at")] == [0, [DOCUMENT_BOUNDARY]]
+    assert found.boundaries == (DOCUMENT_BOUNDARY,)
+    assert [found.keys[key] for key in ("neighbour", "boundaries")] == [0, [DOCUMENT_BOUNDARY]]
     assert found.text == (
         "; location: document boundary, the first token of the document, right after document 0; "
         "document boundary, the last token of the document, right before document 2"
     )
     assert of_token(pack, Layout(), 2, 0).where["neighbour"] == 1
-    assert of_token(pack, Layout(), 0, 0).lies_at == ()  # nothing is before the first document
-    assert of_token(pack, Layout(), 2, 6).lies_at == ()  # nor after the last
+    assert of_token(pack, Layout(), 0, 0).boundaries == ()  # nothing is before the first document
+    assert of_token(pack, Layout(), 2, 6).boundaries == ()  # nor after the last
     assert of_token(pack, Layout(), 2, 3) == boundaries.NOTHING
 
 
 def test_padding_beside_a_token_is_named() -> None:
     layout = Layout(tp=4, sp=True)  # documents are padded to multiples of 4
     [pack] = packs([5, 3, 8], layout)
-    assert PADDING in of_token(pack, layout, 0, 4).lies_at
+    assert PADDING in of_token(pack, layout, 0, 4).boundaries
     assert "3 padding slots right after the token" in of_token(pack, layout, 0, 4).text
     assert "1 padding slot right before the token" in of_token(pack, layout, 2, 0).text
-    assert PADDING not in of_token(pack, layout, 2, 7).lies_at
+    assert PADDING not in of_token(pack, layout, 2, 7).boundaries
 
 
 def test_a_chunk_edge_names_the_rank_that_holds_the_token() -> None:
     layout = Layout(cp=2)
     [pack] = packs([16], layout)  # four chunks of four: ranks 0, 1, 1, 0
     assert [of_token(pack, layout, 0, token).where["cp"] for token in (0, 3, 4, 11, 12, 15)] == [0, 0, 1, 1, 0, 0]
-    edges = [token for token in range(16) if CHUNK_EDGE in of_token(pack, layout, 0, token).lies_at]
+    edges = [token for token in range(16) if CHUNK_EDGE in of_token(pack, layout, 0, token).boundaries]
     assert edges == [3, 4, 11, 12]
     assert "chunk 1 of 4, held by cp rank 1, beside cp rank 0" in of_token(pack, layout, 0, 4).text
 
@@ -69,8 +69,8 @@ def test_a_document_of_another_micro_batch_has_no_boundaries() -> None:
 
 def test_unpacked_rows_have_no_document_boundaries() -> None:
     rows = packs([5, 7], Layout(), "unpacked")
-    assert of_token(rows[0], Layout(), 0, 0).lies_at == ()
-    assert of_token(rows[0], Layout(), 0, 4).lies_at == (PADDING,)
+    assert of_token(rows[0], Layout(), 0, 0).boundaries == ()
+    assert of_token(rows[0], Layout(), 0, 4).boundaries == (PADDING,)
 
 
 def layouts() -> list[Layout]:
@@ -97,18 +97,18 @@ def _hold_against_slots(pack: MicroBatch, layout: Layout) -> None:
             found = of_token(pack, layout, document.index, token)
             beside = [other for other in (slot - 1, slot + 1) if 0 <= other < len(owners)]
             segment = range(item.start, item.start + item.padded_length)
-            assert (PADDING in found.lies_at) == any(owners[other][0] == PAD for other in beside)
+            assert (PADDING in found.boundaries) == any(owners[other][0] == PAD for other in beside)
             assert found.where.get("cp", 0) == rank_of[slot]
             cut = any(rank_of[other] != rank_of[slot] for other in beside if other in segment)
-            assert (CHUNK_EDGE in found.lies_at) == cut
+            assert (CHUNK_EDGE in found.boundaries) == cut
             first, last = token == 0 and item.start > 0, token == document.length - 1 and item != pack.placed[-1]
-            assert (DOCUMENT_BOUNDARY in found.lies_at) == (first or last)
+            assert (DOCUMENT_BOUNDARY in found.boundaries) == (first or last)
 
 
 def test_a_share_of_sequence_parallelism_has_edges() -> None:
     layout = Layout(tp=2, sp=True)
     [pack] = packs([8], layout)
-    edges = [token for token in range(8) if SEQUENCE_EDGE in of_token(pack, layout, 0, token).lies_at]
+    edges = [token for token in range(8) if SEQUENCE_EDGE in of_token(pack, layout, 0, token).boundaries]
     assert edges == [3, 4]
 
 
@@ -125,7 +125,7 @@ def test_a_share_of_sequence_parallelism_has_edges() -> None:
     ],
 )
 def test_a_layer_after_a_hop_is_at_a_stage_boundary(layout: Layout, layer: int, names: tuple[str, ...]) -> None:
-    assert of_layer(layout, 6, layer).lies_at == names
+    assert of_layer(layout, 6, layer).boundaries == names
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_a_layer_after_a_hop_is_at_a_stage_boundary(layout: Layout, layer: int, 
 )
 def test_boundaries_of_parameters(name: str, shards: list[int] | None, names: tuple[str, ...]) -> None:
     found = of_parameter(Layout(tp=2, pp=2), 6, name, shards)
-    assert found.lies_at == names
+    assert found.boundaries == names
     assert found.where.get("tp") == (1 if "tp shard" in names else None)

@@ -12,19 +12,19 @@ from tests.judge.simulator import config_of, evidence_for, judge
 @pytest.mark.parametrize("data_path", ["reference", "unpacked"])
 def test_shares_of_the_ranks_add_up_to_the_reference(layout: dict[str, int], data_path: str) -> None:
     evidence = evidence_for(config_of(data_path, **layout))
-    reference = evidence.reference
-    assert reference is not None
+    control = evidence.control
+    assert control is not None
     for step in (0, 1):
         assert set(evidence.document_losses[step]) == set(range(8))
         for document, loss in evidence.document_losses[step].items():
-            right = reference.document_losses[step][document]
+            right = control.document_losses[step][document]
             assert loss.tokens == right.tokens
             assert loss.loss_sum == pytest.approx(right.loss_sum, rel=1e-12)
-    assert list(evidence.gradients) == list(reference.gradients)
+    assert list(evidence.gradients) == list(control.gradients)
     assert list(evidence.activations) == [0, 1, 2, 3, 4]
     for layer, documents in evidence.activations.items():
         for document, fingerprint in documents.items():
-            right_print = reference.activations[layer][document]
+            right_print = control.activations[layer][document]
             assert fingerprint.norm_sq == pytest.approx(right_print.norm_sq, rel=1e-12)
 
 
@@ -50,8 +50,8 @@ def test_every_unpacked_document_is_first_in_its_row() -> None:
 @pytest.mark.parametrize("fingerprints", [True, False])
 def test_gradients_and_activations_are_required_only_with_fingerprints(fingerprints: bool) -> None:
     evidence = evidence_for(config_of("sft", tp=2, pp=2))
-    assert evidence.reference is not None
-    for item in (evidence, evidence.reference):
+    assert evidence.control is not None
+    for item in (evidence, evidence.control):
         item.config = replace(item.cell.config, fingerprints=fingerprints)
         item.cell = replace(item.cell, config=item.config)
         for record in item.records.values() if item is evidence or not fingerprints else ():

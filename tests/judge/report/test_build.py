@@ -57,7 +57,7 @@ def test_a_cell_carries_what_a_reader_needs(broken_report: Report) -> None:
     assert cell.outcome is Outcome.FAIL
     assert cell.reproduce == f"harness run matrices/smoke.yaml --only {cell.id}"
     assert cell.timing == {"wall_s": 3.5, "steps_s": 1.0, "overhead_s": 2.5}
-    assert cell.reference == _cell(broken_report, "tp1-pp1-cp1-unpacked").id
+    assert cell.control == _cell(broken_report, "tp1-pp1-cp1-unpacked").id
     assert cell.line == 12
 
 
@@ -115,8 +115,8 @@ def test_the_first_failure_comes_with_its_log(broken_report: Report) -> None:
 def test_curves_come_with_those_of_the_control(broken_report: Report) -> None:
     curve = _cell(broken_report, "tp1-pp1-cp2-sft").curve
     assert curve.grad_norm == [4.0, 3.0]
-    assert curve.reference_grad_norm == [2.0, 3.0]
-    assert curve.loss == pytest.approx(curve.reference_loss)
+    assert curve.control_grad_norm == [2.0, 3.0]
+    assert curve.loss == pytest.approx(curve.control_loss)
     assert 4.0 < curve.loss[0] < 5.5
     assert curve.loss_bound is not None and curve.loss_bound.value == 1e-5
     assert _cell(broken_report, "tp1-pp1-cp1-unpacked").curve.loss_bound is None

@@ -53,7 +53,7 @@ PROVENANCE: dict[str, Any] = {
     "harness_commit": "0123456789ab",
     "devices": ["cpu"],
     "attention": ["harness reference attention"],
-    "stand_ins": ["torch.cuda.stream", "torch.Tensor.cuda"],
+    "cpu_stubs": ["torch.cuda.stream", "torch.Tensor.cuda"],
     "imports": {"torch 2.15.0": [f"{ENVIRONMENT}/torch/__init__.py"], "megatron.core 0.17.0rc0": []},
     "stacks": {
         "bad": {

@@ -44,11 +44,11 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
     """A bf16 run of a control, which measured that much noise, and one cell."""
     plan, evidence = run_of([config_of("sft", tp=2)])
     cells = tuple(
-        replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.reference else (NOISE,)))
+        replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.control else (NOISE,)))
         for cell in plan.expansion.cells
     )
-    reference = evidence[cells[0].id].records[0]
-    reference.legs = [leg_of(reference, ORDER), leg_of(reference, EPSILON, **noise)]
+    control = evidence[cells[0].id].records[0]
+    control.legs = [leg_of(control, ORDER), leg_of(control, EPSILON, **noise)]
     found = {cell.id: replace(refound(evidence[cell.id]), config=cell.config) for cell in cells}
     for item in found.values():
         for record in item.records.values():
@@ -57,8 +57,8 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
 
 
 def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
-    reference, cell = bf16_run(losses=1e-3, gradients=2e-2).values()
-    floors = noise_floors(reference.records)
+    control, cell = bf16_run(losses=1e-3, gradients=2e-2).values()
+    floors = noise_floors(control.records)
     assert floors["document_loss"].value == pytest.approx(1e-3)
     assert floors["step_loss"].value == pytest.approx(1e-3)
     assert floors["parameter_gradient"].value == pytest.approx(2e-2)
@@ -66,26 +66,26 @@ def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
     assert floors["activation"].value == 0
     assert floors["document_loss"].by == "weights moved by one machine epsilon; reference on cpu"
     assert cell.tolerances.document_loss.value == pytest.approx(3e-3)
-    assert cell.noise == {} and reference.noise == floors
+    assert cell.noise == {} and control.noise == floors
 
 
 def test_a_floor_says_with_which_attention_and_where_it_was_measured() -> None:
-    reference = next(iter(bf16_run(losses=1e-3).values()))
-    [record] = reference.records.values()
+    control = next(iter(bf16_run(losses=1e-3).values()))
+    [record] = control.records.values()
     record.environment |= {"attention": "torch varlen_attn 2.15.0", "device": "NVIDIA H200"}
-    kinds = {floor.by for floor in noise_floors(reference.records).values()}
+    kinds = {floor.by for floor in noise_floors(control.records).values()}
     assert "weights moved by one machine epsilon; torch varlen_attn 2.15.0 on NVIDIA H200" in kinds
     assert all(by.endswith("; torch varlen_attn 2.15.0 on NVIDIA H200") for by in kinds)
 
 
 def test_differences_that_cancel_in_a_sum_still_count() -> None:
-    reference = next(iter(bf16_run().values()))
-    [record] = reference.records.values()
+    control = next(iter(bf16_run().values()))
+    [record] = control.records.values()
     documents = record.legs[1].documents
     first, second = sorted(documents)[1:3]
     documents[first].loss_sum += 0.5
     documents[second].loss_sum -= 0.5
-    floor = noise_floors(reference.records)["step_loss"].value
+    floor = noise_floors(control.records)["step_loss"].value
     total = math.fsum(loss.loss_sum for loss in record.steps[0].documents.values())
     assert floor == pytest.approx(math.sqrt(0.5) / total)
 
@@ -114,8 +114,8 @@ def test_later_steps_are_not_held_to_the_noise_of_the_first() -> None:
 
 
 def test_a_leg_that_is_not_finite_measures_nothing() -> None:
-    reference = next(iter(bf16_run(losses=math.nan).values()))
-    assert noise_floors(reference.records)["document_loss"].by == "documents in reverse order; reference on cpu"
+    control = next(iter(bf16_run(losses=math.nan).values()))
+    assert noise_floors(control.records)["document_loss"].by == "documents in reverse order; reference on cpu"
 
 
 def test_a_cell_without_noise_legs_has_the_defaults() -> None:

@@ -20,7 +20,7 @@ PACKINGS = ["unpacked", "reference", "sft"]
 
 
 def added(expansion: Expansion) -> list[str]:
-    return [cell.id for cell in expansion.cells if cell.role == "reference"]
+    return [cell.id for cell in expansion.cells if cell.role == "control"]
 
 
 def test_sequence_parallel_defaults_to_on_exactly_when_tp_is_above_one() -> None:
@@ -47,27 +47,27 @@ def test_axes_of_a_cell_are_resolved_values_of_the_axes_in_the_matrix() -> None:
 def test_a_control_in_the_matrix_is_used_and_a_missing_one_is_added() -> None:
     made = expand_axes({"tp": [1, 2], "packing": PACKINGS})
     assert added(made) == []
-    assert {cell.reference for cell in made.cells[1:]} == {made.cells[0].id}
-    assert made.cells[0].reference is None
+    assert {cell.control for cell in made.cells[1:]} == {made.cells[0].id}
+    assert made.cells[0].control is None
 
     made = expand_axes({"tp": 2, "packing": "sft"})
-    reference = made.cells[0]
-    assert (reference.role, reference.reference, cell_name(reference.config)) == (
-        "reference",
+    control = made.cells[0]
+    assert (control.role, control.control, cell_name(control.config)) == (
+        "control",
         None,
         "tp1-pp1-cp1-unpacked",
     )
-    assert reference.axes == {"tp": 1, "pp": 1, "cp": 1, "packing": "unpacked"}
-    assert made.cells[1].reference == reference.id
+    assert control.axes == {"tp": 1, "pp": 1, "cp": 1, "packing": "unpacked"}
+    assert made.cells[1].control == control.id
 
 
 def test_an_added_control_runs_the_attention_of_its_group() -> None:
     made = expand_axes({"packing": "sft", "attention": ["reference", "auto"]})
     by_id = {cell.id: cell for cell in made.cells}
-    held = [(cell, by_id[cell.reference]) for cell in made.cells if cell.reference]
+    held = [(cell, by_id[cell.control]) for cell in made.cells if cell.control]
     assert [cell.config.attention for cell, _ in held] == ["reference", "auto"]
     for cell, control in held:
-        assert (control.role, control.reference) == ("reference", None)
+        assert (control.role, control.control) == ("control", None)
         assert control.config.attention == control.axes["attention"] == cell.config.attention
 
 
@@ -77,8 +77,8 @@ def test_a_control_with_another_kernel_is_compared_with_the_reference_attention(
     chains = []
     for cell in (cell for cell in made.cells if cell.config.data_path == "sft"):
         chain = [cell]
-        while chain[-1].reference:
-            chain.append(by_id[chain[-1].reference])
+        while chain[-1].control:
+            chain.append(by_id[chain[-1].control])
         chains.append([(item.config.data_path, item.config.attention) for item in chain])
         assert all(NOISE in item.config.canaries for item in chain[1:])
     assert chains == [[("sft", kind), ("unpacked", kind), ("unpacked", "reference")] for kind in ("te", "varlen")]
@@ -102,16 +102,16 @@ def test_every_dtype_and_every_model_or_train_variant_has_its_own_group_and_cont
     assert len(added(made)) == 4
     by_id = {cell.id: cell for cell in made.cells}
     for cell in made.cells:
-        if cell.reference:
-            reference = by_id[cell.reference].config
+        if cell.control:
+            control = by_id[cell.control].config
             own = cell.config
-            assert (reference.model, reference.train, reference.documents, reference.dtype) == (
+            assert (control.model, control.train, control.documents, control.dtype) == (
                 own.model,
                 own.train,
                 own.documents,
                 own.dtype,
             )
-            assert reference.layout == Layout()
+            assert control.layout == Layout()
     assert made.cells[0].config.model == ModelConfig(layers=2)
 
 
@@ -250,7 +250,7 @@ def test_the_cp_ranks_of_every_smoke_cell_hold_every_slot_once(root: Path) -> No
 def test_only_controls_of_inexact_dtypes_measure_noise() -> None:
     made = expand_axes({"dtype": ["fp32", "bf16"], "tp": [1, 2], "packing": ["unpacked", "reference"]})
     measuring = {cell.id for cell in made.cells if NOISE in cell.config.canaries}
-    assert measuring == {cell.reference for cell in made.cells if cell.reference and cell.config.dtype == "bf16"}
+    assert measuring == {cell.control for cell in made.cells if cell.control and cell.config.dtype == "bf16"}
     assert len(measuring) == 1
 
 

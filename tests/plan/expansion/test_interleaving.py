@@ -43,7 +43,7 @@ def test_the_partner_of_a_cell_is_not_part_of_its_id() -> None:
 
 
 def test_added_controls_are_not_paired() -> None:
-    added = [cell for cell in planned(packing=["reference"]) if cell.role == "reference"]
+    added = [cell for cell in planned(packing=["reference"]) if cell.role == "control"]
     assert len(added) == 2
     assert not any(cell.config.timing.asked or cell.base for cell in added)
 
@@ -51,7 +51,7 @@ def test_added_controls_are_not_paired() -> None:
 def test_both_allocations_hold_the_pairs_in_the_same_order() -> None:
     cells = planned()
     old, new = plan_allocations(Expansion(cells=tuple(cells), rejected=()))
-    assert old.turns and new.turns
+    assert old.interleaved and new.interleaved
     turns = {cell.id: cell.config.timing.turns for cell in cells}
     assert [turns[cell] for cell in old.cells] == [turns[cell] for cell in new.cells]
 

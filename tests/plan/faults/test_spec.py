@@ -55,12 +55,12 @@ def test_the_twin_differs_only_in_fault_and_deadline_and_is_timed_first(spec: Fa
 
 @each
 def test_the_control_is_one_rank_with_the_same_documents_unpacked_or_in_the_same_rows(spec: FaultSpec) -> None:
-    reference = spec.reference
-    assert reference.layout == Layout()
-    assert reference.data_path == "unpacked" or reference.by_rows
-    assert same_rows(spec.faulty, reference)
-    assert [reference.documents_of(step) for step in (0, 1)] == [spec.twin.documents_of(step) for step in (0, 1)]
-    assert reference.model == spec.twin.model
+    control = spec.control
+    assert control.layout == Layout()
+    assert control.data_path == "unpacked" or control.by_rows
+    assert same_rows(spec.faulty, control)
+    assert [control.documents_of(step) for step in (0, 1)] == [spec.twin.documents_of(step) for step in (0, 1)]
+    assert control.model == spec.twin.model
 
 
 @each

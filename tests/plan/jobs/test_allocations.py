@@ -13,7 +13,7 @@ def test_controls_run_first_then_the_largest_cells() -> None:
     by_id = {cell.id: cell for cell in made.cells}
     assert sorted(allocation.cells) == sorted(by_id)
     first, rest = allocation.cells[:2], allocation.cells[2:]
-    assert {by_id[cell].role for cell in first} == {"reference"}
+    assert {by_id[cell].role for cell in first} == {"control"}
     worlds = [by_id[cell].config.layout.world_size for cell in rest]
     assert worlds == sorted(worlds, reverse=True)
     assert (allocation.nodes, allocation.ranks_per_node) == (1, 8)

@@ -16,8 +16,8 @@ def test_the_text_shows_cells_rejections_exclusions_and_cost() -> None:
     lines = text.splitlines()
     assert lines[0] == "4 cells to run, 2 rejected, 2 excluded"
     assert lines[3].split() == ["id", "tp", "pp", "cp", "packing", "ranks"]  # vpp does not vary
-    reference = next(line for line in lines if "tp1-pp1-cp1-unpacked" in line)
-    assert reference.split()[1:] == ["1", "1", "1", "unpacked", "1", "control"]
+    control = next(line for line in lines if "tp1-pp1-cp1-unpacked" in line)
+    assert control.split()[1:] == ["1", "1", "1", "unpacked", "1", "control"]
     assert "known failure until 2030-01-01: known" in text
     assert "layout.layers-by-pp: model.layers 4 is not divisible by pp 3 x vpp 1 = 3: 4 = 1 * 3 + 1" in text
     assert "source: Megatron-LM TransformerConfig" in text
@@ -42,8 +42,8 @@ def test_long_lists_are_cut_at_fifty_rows_and_say_so() -> None:
 def test_the_json_holds_everything() -> None:
     made = expand_axes({"pp": [1, 2, 3, 8], "packing": ["sft"]}, constraints=["pp < 8"])
     values = json.loads(plan_json(made, cores=2))
-    assert [(cell["ranks"], cell["role"]) for cell in values["cells"]] == [(1, "reference"), (1, "cell"), (2, "cell")]
-    assert values["cells"][1]["reference"] == values["cells"][0]["id"]
+    assert [(cell["ranks"], cell["role"]) for cell in values["cells"]] == [(1, "control"), (1, "cell"), (2, "cell")]
+    assert values["cells"][1]["control"] == values["cells"][0]["id"]
     assert values["rejected"][0]["rule"] == "layout.layers-by-pp"
     assert values["rejected"][0]["axes"]["pp"] == 3
     assert values["excluded"] == {"pp < 8": 1}

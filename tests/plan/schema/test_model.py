@@ -77,8 +77,8 @@ def chain(**matrix: Any) -> list[str]:
     made = expand_axes({"model.moe": {"aux_loss": "aux_loss"}, **matrix})
     cells = {cell.id: cell for cell in made.cells}
     found, cell = [], next(cell for cell in made.cells if cell.role == "cell")
-    while cell.reference:
-        cell = cells[cell.reference]
+    while cell.control:
+        cell = cells[cell.control]
         found.append(cell_name(cell.config).replace("-moe4x2-aux_loss", ""))
     return found
 
@@ -104,8 +104,8 @@ def test_a_control_of_a_cells_rows_has_its_micro_batches() -> None:
     made = expand_axes({"packing": "reference", "cp": 2, "dp": 2, "model.moe": {"aux_loss": "aux_loss"}})
     cells = {cell.id: cell for cell in made.cells}
     cell = next(cell for cell in made.cells if cell.role == "cell")
-    assert cell.reference is not None
-    control = cells[cell.reference].config
+    assert cell.control is not None
+    control = cells[cell.control].config
     spread = [batch for pair in zip(*cell.config.micro_batches(0)) for batch in pair]
     assert [control.micro_batches(0)[0]] == [spread]
 

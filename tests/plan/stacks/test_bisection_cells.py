@@ -117,7 +117,7 @@ def test_cells_change_only_their_stack_and_move_with_their_controls() -> None:
         assert other.config == replace(cell.config, stack="megatron-lm-ffffffffffff", made_of=made_of)
         assert other.id == cell_id(other.config)
         assert plain_name(other) == plain_name(cell)
-        assert other.reference == (new[cell.reference].id if cell.reference else None)
+        assert other.control == (new[cell.control].id if cell.control else None)
         assert other.group == "fp32-megatron-lm-ffffffffffff"
 
 

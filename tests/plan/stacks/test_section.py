@@ -155,7 +155,7 @@ def test_every_stack_on_the_axis_has_its_own_control() -> None:
         "tp2-pp1-cp1-reference-b",
     ]
     stack_of_id = {cell.id: cell.config.stack for cell in expansion.cells}
-    assert all(stack_of_id[cell.reference] == cell.config.stack for cell in expansion.cells if cell.reference)
+    assert all(stack_of_id[cell.control] == cell.config.stack for cell in expansion.cells if cell.control)
     assert {cell.group for cell in expansion.cells} == {"fp32", "fp32-a", "fp32-b"}
     assert all(cell.axes["stack"] == cell.config.stack for cell in expansion.cells)
 

@@ -37,7 +37,7 @@ class _Module:
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     leg = evidence.legs.get("rewriting")
-    right = evidence.reference.legs.get("rewriting") if evidence.reference else None
+    right = evidence.control.legs.get("rewriting") if evidence.control else None
     if leg is None or right is None:
         return []
     modules = [_module(evidence, leg, right, number) for number in range(evidence.cell.config.model.layers + 2)]
@@ -51,7 +51,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
 
 def _inherited(evidence: CellEvidence, modules: list[_Module]) -> list[str]:
     """Layers whose output differed in the training leg but is right when their input is."""
-    control, bound = evidence.reference, evidence.tolerances.activation
+    control, bound = evidence.control, evidence.tolerances.activation
     if control is None or not evidence.first_step_whole:
         return []
     return [

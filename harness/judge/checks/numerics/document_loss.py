@@ -19,7 +19,7 @@ _NONE = DocumentLoss(loss_sum=0.0, tokens=0)
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    control = evidence.reference
+    control = evidence.control
     if control is None:
         return []
     for step in evidence.finished_steps:

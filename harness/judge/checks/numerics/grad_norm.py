@@ -16,10 +16,10 @@ from harness.judge.stats.distance import beyond, bound_text, distance, exactly, 
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.reference is None:
+    if evidence.control is None:
         return []
     wrong = []
-    other, origin = (evidence.reference, "control") if evidence.same_rows else (evidence, "the first rank's")
+    other, origin = (evidence.control, "control") if evidence.same_rows else (evidence, "the first rank's")
     for step, right in grad_norms(other).items():
         seen_any, bound = False, evidence.bound("grad_norm", step)
         for record, seen in evidence.step_records(step):

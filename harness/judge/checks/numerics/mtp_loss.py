@@ -28,8 +28,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         }
         if wrong:
             return [_tokens_finding(evidence, depth, found, wrong)]
-        if evidence.reference is not None:
-            findings = _against_control(evidence, evidence.reference, depth, found)
+        if evidence.control is not None:
+            findings = _against_control(evidence, evidence.control, depth, found)
             if findings:
                 return findings
     return []

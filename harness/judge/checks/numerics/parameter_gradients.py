@@ -15,9 +15,9 @@ from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprin
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    if evidence.reference is None or not evidence.same_rows or not evidence.fingerprinted:
+    if evidence.control is None or not evidence.same_rows or not evidence.fingerprinted:
         return []
-    measured, expected = evidence.gradients, evidence.reference.gradients
+    measured, expected = evidence.gradients, evidence.control.gradients
     bound = evidence.tolerances.parameter_gradient
     off: dict[str, float] = {}
     for name, right in expected.items():  # in model order, as the control's one rank lists them
@@ -34,7 +34,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     if not wrong:
         return [_unmatched(extra)]
-    return [_finding(evidence, evidence.reference, wrong, off)]
+    return [_finding(evidence, evidence.control, wrong, off)]
 
 
 def _finding(evidence: CellEvidence, control: CellEvidence, wrong: list[str], off: dict[str, float]) -> CheckFinding:

@@ -10,7 +10,7 @@ from harness.judge.locations import listed
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
-    control = evidence.reference
+    control = evidence.control
     if control is None or not evidence.first_step_whole or evidence.cell.config.model.moe is None:
         return []
     found, right = _per_layer(routers(evidence)), _per_layer(routers(control))

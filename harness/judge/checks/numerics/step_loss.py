@@ -13,7 +13,7 @@ from harness.judge.stats.distance import beyond, bound_text, distance, stated
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     wrong = []
-    for step, right in step_losses(evidence.reference).items() if evidence.reference else ():
+    for step, right in step_losses(evidence.control).items() if evidence.control else ():
         if step and not evidence.same_rows:
             break  # different gradients have moved the weights
         bound = evidence.bound("step_loss", step)

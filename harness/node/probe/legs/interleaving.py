@@ -32,7 +32,7 @@ class Interleaver:
     def __init__(self, context: RankContext) -> None:
         timing = context.config.timing
         run = RunDir(context.folder.parents[2])
-        self.folder = run.turns(timing.turns) / context.folder.name
+        self.folder = run.interleaving(timing.turns) / context.folder.name
         self.rank_zero = context.is_rank_zero
         self.device = context.device.torch_device
         self.timeout_s = MAX_WAIT * context.config.deadline_s

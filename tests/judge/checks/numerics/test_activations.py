@@ -43,9 +43,9 @@ def test_the_first_wrong_token_is_known_from_its_loss() -> None:
     first, second = judge(evidence).findings
     assert (first.check, second.check) == ("activations", "document_loss")
     assert place_of(first, "document", "token", "neighbour") == (3, 0, 2)
-    assert first.where["lies_at"] == ["document boundary", "padding"]
+    assert first.where["boundaries"] == ["document boundary", "padding"]
     assert "document 3 from token 0 on" in first.message
-    assert second.where["lies_at"] == ["document boundary", "padding"]  # not the output layer: a layer is off
+    assert second.where["boundaries"] == ["document boundary", "padding"]  # not the output layer: a layer is off
 
 
 def test_embeddings_that_differ_under_context_parallelism() -> None:

@@ -52,7 +52,7 @@ def test_the_first_token_after_another_document_is_at_a_boundary_behind_right_la
     second = evidence.plan[0][0][0].batch.placed[1].document.index
     _shift(evidence, document=second, first_token=0)
     finding = the_only_finding(evidence, "document_loss")
-    assert finding.where["lies_at"][:2] == ["output layer", "document boundary"]
+    assert finding.where["boundaries"][:2] == ["output layer", "document boundary"]
     assert place_of(finding, "token", "cp", "neighbour") == (0, 0, second - 1)
     assert f"right after document {second - 1}" in finding.message
 

@@ -19,7 +19,7 @@ def test_a_wrong_shard_names_the_parameter_its_layer_and_stage() -> None:
     _scale(seen, 1.01)
     finding = the_only_finding(evidence, "parameter_gradients")
     assert place_of(finding, "parameter", "layer", "stage", "tp") == (seen.name, 3, 1, 1)
-    assert finding.where["lies_at"] == ["stage boundary", "tp shard"]
+    assert finding.where["boundaries"] == ["stage boundary", "tp shard"]
     assert "tp shard, wrong only on tp rank 1" in finding.message
     assert finding.fault_class == fault_classes.GRADIENT_REDUCTION
 
@@ -28,7 +28,7 @@ def test_if_all_shards_are_off_no_tp_rank_is_named() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     for record in evidence.records.values():
         _scale(next(seen for seen in record.parameters if seen.name == "output_layer.weight"), 1.01)
-    assert the_only_finding(evidence, "parameter_gradients").where["lies_at"] == ["output layer"]
+    assert the_only_finding(evidence, "parameter_gradients").where["boundaries"] == ["output layer"]
 
 
 def test_a_factor_of_those_that_differ_is_named() -> None:
@@ -83,8 +83,8 @@ def test_a_parameter_that_was_not_recorded() -> None:
 
 def test_nothing_to_compare_is_not_a_pass() -> None:
     evidence = evidence_for(config_of("sft"))
-    assert evidence.reference is not None
-    for records in (evidence.records, evidence.reference.records):
+    assert evidence.control is not None
+    for records in (evidence.records, evidence.control.records):
         records[0].parameters = []
     [finding] = check(evidence)
     assert "no gradients to compare with" in finding.message

@@ -6,12 +6,12 @@ from tests.judge.simulator import config_of, evidence_for, judge, place_of
 
 def test_a_copy_with_another_loss_needs_no_reference() -> None:
     evidence = evidence_for(config_of("sft"))
-    reference = evidence.reference
-    assert reference is not None
+    control = evidence.control
+    assert control is not None
     copies = {item.index: item.copy_of for item in evidence.cell.config.documents_of(0) if item.copy_of is not None}
     assert copies == {4: 2}
-    reference.records[0].steps[1].documents[4].loss_sum += 0.01
-    [finding] = judge(reference).findings
+    control.records[0].steps[1].documents[4].loss_sum += 0.01
+    [finding] = judge(control).findings
     assert finding.check == "repeated_document"
     assert place_of(finding, "document", "original", "step") == (4, 2, 1)
 

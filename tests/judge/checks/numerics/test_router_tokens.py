@@ -12,9 +12,9 @@ from tests.judge.parts import with_routers
 def compared(**layout: int) -> CellEvidence:
     """A cell whose control has the same routers."""
     evidence = with_routers(aux_loss="none", **layout)
-    reference = evidence.reference
-    assert reference is not None
-    reference.records[0].routers = [
+    control = evidence.control
+    assert control is not None
+    control.records[0].routers = [
         copy.deepcopy(seen) for _, record in sorted(evidence.records.items()) for seen in record.routers
     ]
     return evidence

@@ -1,4 +1,4 @@
-"""Two stacks timed in turns: only slower beyond the bound is a finding."""
+"""Two stacks interleaved: only slower beyond the bound is a finding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_stack_that_takes_a_third_longer_is_slower() -> None:
     finding = the_only_finding(against(1.3), "slower_than")
     assert (finding.lane, finding.where) == (Lane.THROUGHPUT, {"leg": "timing", "base": "default"})
     assert finding.measured == pytest.approx(1.3, rel=0.05)
-    assert "as long as in stack default, in turns" in finding.message
+    assert "as long as in stack default, interleaved" in finding.message
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(0.5, "faster"), (1.0, "no difference"), (1.08, "no difference")])
@@ -32,7 +32,7 @@ def test_a_stack_that_is_faster_or_about_as_fast_passes_and_the_verdict_is_shown
     evidence = against(factor)
     assert (judge(evidence).outcome, judge(evidence).lanes[Lane.THROUGHPUT]) == (Outcome.PASS, LaneVerdict.PASS)
     (ratio,) = throughput(evidence).ratios
-    assert (ratio.what, ratio.verdict) == ("over stack default, in turns", verdict)
+    assert (ratio.what, ratio.verdict) == ("over stack default, interleaved", verdict)
 
 
 def test_only_rounds_in_which_both_took_their_turn_count() -> None:

@@ -59,5 +59,5 @@ def test_a_cell_that_waits_too_long_gives_up_and_so_does_the_other(tmp_path: Pat
     assert patient.wait(0)
     assert not hasty.wait(1)
     assert not patient.wait(4)  # at once, although it would wait for half a minute
-    given_up = RunDir(tmp_path).turns("pair") / "attempt-1" / "given-up"
+    given_up = RunDir(tmp_path).interleaving("pair") / "attempt-1" / "given-up"
     assert json.loads(given_up.read_text())["turn"] in (1, 4)
