@@ -12,7 +12,7 @@ from tests.app.conftest import harness, only_run
 pytestmark = pytest.mark.train
 
 
-def test_the_release_with_slow_rotary_positions_is_slower_in_turns(tmp_path: Path, root: Path) -> None:
+def test_the_release_with_slow_rotary_positions_is_slower_when_interleaved(tmp_path: Path, root: Path) -> None:
     done = harness("run", root / "matrices" / "two_stacks.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run = only_run(tmp_path / "reports")
@@ -25,5 +25,5 @@ def test_the_release_with_slow_rotary_positions_is_slower_in_turns(tmp_path: Pat
     (ratio,) = slow["throughput"]["ratios"]
     assert (ratio["what"], ratio["verdict"], ratio["rounds"]) == ("over stack core0182, interleaved", "slower", 7)
     assert "time  " in done.stdout and "over stack core0182, interleaved: " in done.stdout
-    turns = [path.name for path in run.glob("turns/*/attempt-1/*")]
+    turns = [path.name for path in run.glob("interleaving/*/attempt-1/*")]
     assert sorted(turns, key=int) == [str(number) for number in range(16)]
