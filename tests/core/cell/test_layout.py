@@ -7,9 +7,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cell.layout import Coordinates, Layout
+from harness.core.setting import keys_of, upstream_of
 
 SIZES = st.integers(1, 4)
 LAYOUTS = st.builds(Layout, tp=SIZES, pp=SIZES, cp=SIZES, dp=SIZES, vpp=SIZES, sp=st.booleans())
+
+
+@pytest.mark.parametrize("name", ["tp", "pp", "cp", "dp", "ep", "vpp"])
+def test_a_size_is_1_by_default_and_bounded(name: str) -> None:
+    key = keys_of(Layout)[name]
+    assert (key.default, key.setting.ge, key.setting.le) == (1, 1, 1024 if name == "vpp" else 4096)
+    assert key.setting.doc.endswith(".")
+
+
+def test_sizes_have_the_names_of_megatron() -> None:
+    assert upstream_of(Layout(tp=2, pp=3)) == {
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 3,
+        "context_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "virtual_pipeline_model_parallel_size": 1,
+        "sequence_parallel": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        (Layout(), ["tp1", "pp1", "cp1"]),
+        (Layout(sp=True), ["tp1", "pp1", "cp1"]),
+        (Layout(tp=2, sp=True), ["tp2", "pp1", "cp1"]),
+        (Layout(tp=2), ["tp2", "pp1", "cp1", "nosp"]),
+        (Layout(tp=4, dp=2, ep=2, vpp=2, pp=2, sp=True), ["tp4", "pp2", "cp1", "dp2", "ep2", "vpp2"]),
+    ],
+)
+def test_a_name_has_the_sizes_and_says_where_sequence_parallel_is_off(layout: Layout, parts: list[str]) -> None:
+    assert layout.name_parts() == parts
 
 
 @given(layout=LAYOUTS)
@@ -36,7 +69,7 @@ def test_tp_varies_fastest_then_cp_then_dp_and_pp_slowest() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
-    with pytest.raises(ValueError, match=f"rank {rank} is outside"):
+    with pytest.raises(ValueError, match=rf"^rank {rank} is outside 0\.\.3$"):
         Layout(tp=2, pp=2).coordinates(rank)
 
 
@@ -50,6 +83,8 @@ def test_every_layer_is_on_exactly_one_chunk_of_the_stage_that_is_named_for_it(
     for stage, chunk in itertools.product(range(pp), range(vpp)):
         own = list(layout.layers(layers, stage, chunk))
         assert {layout.stage_of_layer(layers, layer) for layer in own} == {stage}
+        assert all(isinstance(layout.stage_of_layer(layers, layer), int) for layer in own)
+        assert chunk or list(layout.layers(layers, stage)) == list(own)  # the first chunk by default
         seen += own
     assert sorted(seen) == list(range(1, layers + 1))
 

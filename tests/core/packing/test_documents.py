@@ -32,6 +32,48 @@ def test_the_adversarial_mix_has_the_lengths_that_show_bugs(cp: int) -> None:
     assert not copy.masked
 
 
+@pytest.mark.parametrize(
+    ("seq_length", "cp", "lengths"),
+    [
+        (64, 1, (1, 1, 11, 2, 11, 47, 9, 73)),
+        (64, 4, (1, 7, 21, 8, 21, 47, 9, 73)),  # a third of the row limits the odd length
+        (62, 4, (1, 7, 21, 8, 21, 46, 8, 71)),
+        (13, 2, (1, 3, 5, 4, 5, 9, 3, 22)),
+        (1, 1, (1, 1, 1, 2, 1, 1, 3, 10)),
+    ],
+)
+def test_the_lengths_of_the_adversarial_mix_and_of_the_uncut_mix(
+    seq_length: int, cp: int, lengths: tuple[int, ...]
+) -> None:
+    expected = DocumentsConfig(mode="adversarial", max_seq_len=seq_length, lengths=lengths, masked=(6,), repeat=(2, 4))
+    assert mix("adversarial", seq_length, cp) == adversarial_mix(seq_length, cp) == expected
+    short = tuple(min(length, seq_length - 1) for length in lengths)
+    assert mix("uncut", seq_length, cp) == replace(expected, mode="uncut", lengths=short)
+
+
+@pytest.mark.parametrize(
+    ("config", "section"),
+    [
+        (adversarial_mix(64, 1), {"mode": "adversarial"}),
+        (DocumentsConfig(mode="file", lengths=(3, 5)), {"mode": "file", "lengths": [3, 5]}),
+        (DocumentsConfig(mode="file", path="a.csv", lengths=(3,)), {"mode": "file", "path": "a.csv", "lengths": [3]}),
+        (
+            DocumentsConfig(mode="distribution", min_seq_len=2),
+            {
+                "mode": "distribution",
+                "type": "lognormal",
+                "min_seq_len": 2,
+                "max_seq_len": 64,
+                "mean_seq_len": 24.0,
+                "lognormal_sigma": 1.1,
+            },
+        ),
+    ],
+)
+def test_the_section_holds_the_keys_of_its_mode(config: DocumentsConfig, section: dict[str, object]) -> None:
+    assert config.section() == section
+
+
 @given(cp=st.integers(1, 8), seq_length=st.integers(4, 4096), count=st.integers(1, 40))
 def test_the_adversarial_mix_gives_valid_documents_at_every_size(cp: int, seq_length: int, count: int) -> None:
     documents = documents_of_step(adversarial_mix(seq_length, cp), seed=1, step=0, count=count, seq_length=seq_length)
