@@ -305,6 +305,23 @@ def test_fixed_entries_are_as_many_in_every_row_and_repeat_the_end() -> None:
     assert {params and params.max_seqlen_q for params in found} == {50}
 
 
+def test_fixed_entries_repeat_the_end_of_the_real_and_of_the_padded_offsets() -> None:
+    options, layout = PackingOptions(pad_cu_seqlens=True, pad_to_max_length=True, metadata=True), Layout(cp=2)
+    style = packing_style("bridge_offline", layout, SEQ, options)
+    [batches] = plan_step(documents_of([38, 3, 50, 2, 1]), style, layout, seq_length=SEQ, micro_batch_size=1)
+    found = [batch.params() for batch in batches]
+    assert [(params.cu_seqlens_q, params.cu_seqlens_q_padded) for params in found if params] == [
+        ((0, 50, 53, 55, 56, 56), (0, 52, 56, 60, 64, 64)),
+        ((0, 38, 38, 38, 38, 38), (0, 40, 64, 64, 64, 64)),
+    ]
+
+
+def test_a_document_that_fills_a_row_to_its_last_slot_still_fits() -> None:
+    style = packing_style("reference", Layout(), SEQ)
+    [batches] = plan_step(documents_of([31, 33, 5]), style, Layout(), seq_length=SEQ, micro_batch_size=1)
+    assert [params.cu_seqlens_q for batch in batches if (params := batch.params())] == [(0, 31, 64), (0, 5)]
+
+
 @given(lengths=LENGTHS, layout=LAYOUTS)
 def test_tails_belong_to_no_document_and_complete_the_offsets(lengths: list[int], layout: Layout) -> None:
     style = packing_style("bridge_offline", layout, SEQ)

@@ -22,6 +22,10 @@ def test_numbers_do_not_depend_on_the_order_of_calls() -> None:
     assert [lognormal(7, index, mu=1.0, sigma=1.0) for index in reversed(range(2000))] == there[::-1]
 
 
+def test_seeds_are_taken_modulo_the_range_of_numpys_generator() -> None:
+    assert lognormal(2**32 + 5, 3, mu=1.0, sigma=1.0) == lognormal(5, 3, mu=1.0, sigma=1.0)
+
+
 def test_a_number_too_large_for_a_float_is_still_one() -> None:
     assert lognormal(0, 0, mu=1000.0, sigma=0.0) > 1e300
 
