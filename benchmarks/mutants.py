@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "packing": (["harness/core/packing/*.py", "harness/core/cell/layout.py"], []),
     "checks": (["harness/judge/checks/*/*.py"], []),
-    "verdict": (["harness/judge/verdict.py", "harness/core/outcomes.py"], []),
+    "verdict": (["harness/judge/verdict.py", "harness/core/outcomes.py"], ["tests/judge/test_verdict_whole.py"]),
     "slurm": ([f"harness/infra/slurm/{name}.py" for name in ("retry", "follower", "closing", "client")], []),
 }
 _MIRRORS = {"tests/core/packing/test_styles.py": "tests/core/packing/test_arithmetic.py"}
