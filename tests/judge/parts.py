@@ -17,7 +17,7 @@ LAYERS = 2
 def share(tokens: int, expert: int) -> ExpertShare:
     """`tokens` tokens that all go to `expert` and its neighbour, of four."""
     counts = [tokens if number in (expert % 4, (expert + 1) % 4) else 0 for number in range(4)]
-    return ExpertShare(tokens=tokens, counts=counts, scores=[0.1 * tokens + 0.2 * count for count in counts])
+    return ExpertShare(tokens=tokens, counts=counts, scores=[0.1 * tokens + 0.3 * count for count in counts])
 
 
 def with_routers(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -102,7 +103,7 @@ def evidence_for(config: CellConfig, xfail: XFail | None = None) -> CellEvidence
 
 def run_of(configs: list[CellConfig], xfail: XFail | None = None) -> tuple[RunPlan, dict[str, CellEvidence]]:
     """A finished run of the cells and their control."""
-    control = planned(config_of("unpacked", canaries=configs[0].canaries), None)
+    control = planned(replace(config_of("unpacked", canaries=configs[0].canaries), model=configs[0].model), None)
     cells = [control, *(planned(config, control.id, xfail) for config in configs)]
     found = {cell.id: found_of(cell) for cell in cells}
     plan = RunPlan(
@@ -169,7 +170,7 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
             LayerSeen(step=step, chunk=chunk, micro_batch=number, layer=layer, params=index)
             for number, index in enumerate(indices)
             for chunk in range(config.layout.vpp)
-            for layer in config.layout.layers(config.model.layers, place.pp, chunk)
+            for layer in _attention(config, place, chunk)
         ]
         record.layers += layers
         record.recomputed += copy.deepcopy(layers) if config.recompute != "none" else []
@@ -178,6 +179,17 @@ def _record(cell: PlannedCell, rank: int) -> RankRecord:
     record.activations = _activations(config, place)
     record.legs = [_leg(config, record, leg) for leg in legs_of(config)]
     return record
+
+
+def _attention(config: CellConfig, place: Coordinates, chunk: int) -> list[int]:
+    """Layers of a chunk with attention; prediction layers follow the last layer of the model."""
+    layers = [*config.layout.layers(config.model.layers, place.pp, chunk)]
+    predicted = config.model.mtp.layers if config.model.mtp and _last(config, place, chunk) else 0
+    return layers + [config.model.layers + depth for depth in range(1, predicted + 1)]
+
+
+def _last(config: CellConfig, place: Coordinates, chunk: int) -> bool:
+    return place.pp == config.layout.pp - 1 and chunk == config.layout.vpp - 1
 
 
 def _workloads(config: CellConfig, place: Coordinates, step: int) -> list[WorkloadSeen]:
@@ -207,7 +219,7 @@ def _leg(config: CellConfig, record: RankRecord, leg: Leg) -> LegSeen:
     if leg.rewrites:
         last = config.model.layers + 1
         given = [item for item in _activations(config, place) if item.layer]
-        final = [ActivationSeen(layer=last, documents=copy.deepcopy(given[-1].documents))]
+        final = [ActivationSeen(layer=last, documents=copy.deepcopy(item.documents)) for item in given[-1:]]
         seen.input_gradients = given + (final if place.pp == config.layout.pp - 1 else [])
     return seen
 
@@ -262,8 +274,8 @@ def _batches(
         tensor = TensorSeen(shape=shape, dtype="torch.int64", mismatches=0)
         mask = TensorSeen(shape=shape, dtype="torch.float32", mismatches=0)
         for chunk in range(layout.vpp):
-            first = place.pp == 0 and chunk == 0
-            last = place.pp == layout.pp - 1 and chunk == layout.vpp - 1
+            last = _last(config, place, chunk)
+            first = (place.pp == 0 and chunk == 0) or (last and config.model.mtp is not None)
             found.append(
                 BatchSeen(
                     chunk=chunk,

@@ -5,6 +5,7 @@ After a problem here no check runs: the evidence is of something else, or checks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
@@ -14,6 +15,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
 _LONGEST_S = 366 * 86400.0  # of any time in one attempt
 _MOST_BYTES = 2**60  # of one rank's memory
+_MOST_SHOWN = 1e300
 STATUSES = ("completed", "failed", "rejected", "error")
 
 
@@ -117,7 +119,8 @@ def _impossible(record: RankRecord) -> Iterator[str]:
     for most, unit, values in ((_LONGEST_S, "s", times), (_MOST_BYTES, "bytes", sizes)):
         for name, value in values:
             if value > most:
-                yield f"{name} is {value:.3g} {unit}, more than is possible"
+                shown = value if value < _MOST_SHOWN else math.inf  # a whole number may be too large for a float
+                yield f"{name} is {shown:.3g} {unit}, more than is possible"
 
 
 def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.core.run.records import ImportProof, RankRecord, Refusal
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.required import facts
+from harness.judge.required.expected import Expected
+from tests.judge.simulator import config_of, evidence_for
+
+FORBIDDEN = "offline-micro-batch-2"
+ON_GPU = {"device": "NVIDIA H200", "torch_device": "cuda:0", "backend": "nccl"}
+
+
+def problems_of(evidence: CellEvidence, rank: int = 0) -> list[str]:
+    return list(facts.problems(Expected(evidence), evidence.records[rank]))
+
+
+def problems_after(change: Callable[[RankRecord], object]) -> list[str]:
+    """Problems of rank 1 after a change of its record."""
+    evidence = evidence_for(config_of("sft", tp=2))
+    change(evidence.records[1])
+    return problems_of(evidence, 1)
+
+
+def on_gpu(record: RankRecord) -> None:
+    record.environment |= ON_GPU
+    record.cpu_stubs = []
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}, {"cp": 2, "dp": 2}])
+def test_clean_records_have_no_problem(layout: dict[str, int]) -> None:
+    evidence = evidence_for(config_of("sft", **layout))
+    assert [problem for rank in evidence.records for problem in problems_of(evidence, rank)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in facts.ENVIRONMENT if name != "torch_device"])
+@pytest.mark.parametrize("gone", [True, False], ids=["absent", "empty"])
+def test_every_fact_of_the_environment_must_be_there(name: str, gone: bool) -> None:
+    def change(record: RankRecord) -> None:
+        record.environment[name] = ""
+        if gone:
+            del record.environment[name]
+
+    assert problems_after(change) == [f"environment: {name} is missing"]
+
+
+def test_a_rank_without_a_torch_device_cannot_explain_its_cpu_stubs() -> None:
+    assert problems_after(lambda record: record.environment.pop("torch_device")) == [
+        "environment: torch_device is missing",
+        "cpu_stubs: 2 CPU stubs on None",
+    ]
+
+
+def test_of_several_missing_facts_the_first_is_named() -> None:
+    def change(record: RankRecord) -> None:
+        record.environment = {"torch_device": "cpu"}
+
+    assert problems_after(change) == ["environment: host is missing"]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_rank_on_a_gpu_may_use_nccl_or_gloo(backend: str) -> None:
+    def change(record: RankRecord) -> None:
+        on_gpu(record)
+        record.environment["backend"] = backend
+
+    assert problems_after(change) == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"device": "NVIDIA H200", "torch_device": "cpu", "backend": "gloo"},
+        {"device": "cpu", "torch_device": "cuda:0", "backend": "nccl"},
+        {"device": "cpu", "torch_device": "cpu", "backend": "nccl"},
+        {"device": "NVIDIA H200", "torch_device": "cuda:0", "backend": "mpi"},
+        {"device": "another", "torch_device": "xpu:0", "backend": "gloo"},
+    ],
+)
+def test_device_and_backend_must_fit_together(found: dict[str, str]) -> None:
+    def change(record: RankRecord) -> None:
+        record.environment |= found
+        record.cpu_stubs = record.cpu_stubs if found["torch_device"] == "cpu" else []
+
+    device, torch_device, backend = (found[name] for name in ("device", "torch_device", "backend"))
+    assert problems_after(change) == [
+        f"environment: device '{device}', torch_device '{torch_device}' and backend '{backend}' contradict each other"
+    ]
+
+
+@pytest.mark.parametrize(("asked", "gpu"), [("cpu", False), ("cuda", True), ("auto", False), ("auto", True)])
+def test_a_rank_on_the_device_that_the_cell_asks_for_has_no_problem(asked: str, gpu: bool) -> None:
+    evidence = evidence_for(replace(config_of("sft"), device=asked))
+    if gpu:
+        on_gpu(evidence.records[0])
+    assert problems_of(evidence) == []
+
+
+@pytest.mark.parametrize(("asked", "gpu", "found"), [("cuda", False, "cpu"), ("cpu", True, "cuda:0")])
+def test_a_rank_on_another_device_is_named(asked: str, gpu: bool, found: str) -> None:
+    evidence = evidence_for(replace(config_of("sft"), device=asked))
+    if gpu:
+        on_gpu(evidence.records[0])
+    assert problems_of(evidence) == [f"environment: torch_device is {found}, the cell asks for {asked}"]
+
+
+def test_the_dtype_must_be_the_one_of_the_cell() -> None:
+    change = {"dtype": "bf16"}
+    assert problems_after(lambda record: record.environment.update(change)) == [
+        "environment: dtype is bf16, the cell's is fp32"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "gpu", "problem"),
+    [
+        ([], False, "cpu_stubs: 0 CPU stubs on cpu"),
+        (["torch.cuda.synchronize"], True, "cpu_stubs: 1 CPU stubs on cuda:0"),
+        (["torch.cuda.synchronize", ""], False, "cpu_stubs: a CPU stub has no name, or is listed twice"),
+        (["torch.cuda.synchronize"] * 2, False, "cpu_stubs: a CPU stub has no name, or is listed twice"),
+    ],
+)
+def test_cpu_stubs_are_distinct_names_on_the_cpu_only(names: list[str], gpu: bool, problem: str) -> None:
+    def change(record: RankRecord) -> None:
+        if gpu:
+            on_gpu(record)
+        record.cpu_stubs = names
+
+    assert problems_after(change) == [problem]
+
+
+def proof(module: str, version: str = "1.0", path: str = "/stack/x.py") -> ImportProof:
+    return ImportProof(module=module, version=version, path=path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda record: record.imports.append(record.imports[0]), "imports: a module is listed twice"),
+        (lambda record: record.imports.pop(0), "imports: megatron.core is missing, so which code ran is unknown"),
+        (lambda record: record.imports.pop(1), "imports: torch is missing, so which code ran is unknown"),
+        (
+            lambda record: record.imports.append(proof("skyrl", version="")),
+            "imports: skyrl has version '' and path '/stack/x.py'",
+        ),
+        (
+            lambda record: record.imports.append(proof("skyrl", path="x.py")),
+            "imports: skyrl has version '1.0' and path 'x.py'",
+        ),
+        (lambda record: record.modules.update(torch=" "), "modules: torch has no submodules"),
+        (lambda record: record.modules.clear(), "modules: megatron.core is missing"),
+    ],
+)
+def test_the_code_that_ran_must_be_known(change: Callable[[RankRecord], object], problem: str) -> None:
+    assert problems_after(change) == [problem]
+
+
+def refusal(**fields: Any) -> Refusal:
+    return Refusal(**{"validator": "validate", "wanted": "must be 1", "clear": True} | fields)
+
+
+@pytest.mark.parametrize("fields", [{"type": "ValueError", "message": "it must be 1"}, {}, {"allowed_refused": "no"}])
+def test_the_answer_of_a_validator_has_no_problem(fields: dict[str, str]) -> None:
+    evidence = evidence_for(replace(config_of("rules"), forbidden=FORBIDDEN))
+    evidence.records[0].refusal = refusal(**fields)
+    assert problems_of(evidence) == []
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "answer", "problem"),
+    [
+        (FORBIDDEN, None, "refusal is missing"),
+        ("", refusal(), "refusal is present, though the cell has no forbidden combination"),
+        (FORBIDDEN, refusal(validator=""), "refusal names no validator, or no expected message"),
+        (FORBIDDEN, refusal(wanted=""), "refusal names no validator, or no expected message"),
+        (FORBIDDEN, refusal(type="ValueError"), "refusal has a message without a type, or a type without a message"),
+        (FORBIDDEN, refusal(message="no"), "refusal has a message without a type, or a type without a message"),
+    ],
+)
+def test_a_wrong_answer_of_a_validator_is_named(forbidden: str, answer: Refusal | None, problem: str) -> None:
+    evidence = evidence_for(replace(config_of("rules"), forbidden=forbidden))
+    evidence.records[0].refusal = answer
+    assert problems_of(evidence) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("peak_memory_bytes", -1, "peak_memory_bytes is -1"),
+        ("peak_reserved_bytes", -2, "peak_reserved_bytes is -2"),
+        ("setup_s", -0.5, "setup_s is -0.5"),
+        ("setup_s", float("nan"), "setup_s is nan"),
+    ],
+)
+def test_sizes_and_times_are_not_negative(name: str, value: float, problem: str) -> None:
+    assert problems_after(lambda record: setattr(record, name, value)) == [problem]
