@@ -11,8 +11,9 @@ from harness.core.run.records import RankRecord
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import Load
 from harness.judge.required import timing
+from harness.judge.required.audit import incomplete
 from harness.judge.required.expected import Expected
-from tests.judge.simulator import config_of, evidence_for, judge
+from tests.judge.simulator import config_of, evidence_for
 from tests.judge.timed import timed
 
 ROUNDS = 3
@@ -134,7 +135,7 @@ def test_a_damaged_device_of_a_timed_cell_leaves_it_undecided(torch_device: str)
     evidence = evidence_of(UNPACKED, *BOTH)
     evidence.records[0].environment["torch_device"] = torch_device
     assert problems_of(evidence) == []  # the environment's problem is named with the other facts
-    assert judge(evidence).reason.startswith("incomplete evidence: record of rank 0: environment: ")
+    assert incomplete(evidence).startswith("incomplete evidence: record of rank 0: environment: ")
 
 
 def test_every_load_must_be_timed() -> None:
