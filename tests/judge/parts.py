@@ -28,7 +28,7 @@ def with_routers(
     config = replace(config_of(data_path, **layout), model=ModelConfig(layers=LAYERS, moe=moe))
     evidence = evidence_for(config)
     for record in evidence.records.values():
-        record.aux_scale = 1.0
+        record.aux_scale = 1.0 if moe.balanced else None
         for number, truth in enumerate(evidence.plan[0][record.place.dp]):
             for layer in evidence.layout.layers(LAYERS, record.place.pp):
                 record.routers.append(_seen(evidence, layer, number, truth.batch.rows))

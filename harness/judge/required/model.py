@@ -36,7 +36,7 @@ def _leg(expected: Expected, record: RankRecord, seen: LegSeen, leg: Leg) -> Ite
     yield from _layers(
         "input_gradients", seen.input_gradients, expected.inputs(at.pp) if records and leg.rewrites else []
     )
-    right = record.activations or seen.activations
+    right = record.activations or seen.activations or seen.input_gradients
     yield from _same_documents("activations", seen.activations, right)
     yield from _same_documents("input_gradients", seen.input_gradients, right)
     yield from _parameters(expected, at, "parameters", seen.parameters, leg.backward)
