@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.core.cell.layout import Coordinates
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Rejection, Severity
-from harness.core.run.records import Failure, Progress, RankEnding, RankRecord
+from harness.core.run.records import Failure, Progress, RankEnding
 from harness.core.run.run_plan import XFail
 from harness.judge.diagnosis import fault_classes
 from harness.judge.verdict import judge_cell
@@ -141,23 +139,11 @@ def test_complete_records_without_a_result_file_are_undecided() -> None:
     assert "result.json is missing" in verdict.reason
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("schema_version", 1, "schema_version 1, this harness reads 2"),
-        ("cell", "other", "it belongs to cell other"),
-        ("rank", 5, "rank 5 does not fit a layout of 2 ranks"),
-        ("place", Coordinates(tp=0, cp=0, dp=0, pp=0), "the layout puts it at stage 0, tp 1"),
-        ("packed_params", [], "it refers to packed params 0, but holds only 0"),
-        ("steps", [], "says completed but holds steps []"),
-    ],
-)
-def test_records_that_cannot_be_trusted_are_undecided(field: str, value: object, words: str) -> None:
+def test_records_that_cannot_be_trusted_are_undecided() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
-    setattr(evidence.records[1], field, value)
+    evidence.records[1].cell = "other"
     verdict = judge(evidence)
-    assert verdict.outcome is Outcome.ERROR
-    assert words in verdict.reason
+    assert (verdict.outcome, verdict.reason) == (Outcome.ERROR, "record of rank 1: it belongs to cell other")
     assert verdict.findings == [] and not verdict.usable
 
 
@@ -273,45 +259,3 @@ def test_a_wrong_gradient_comes_before_the_losses_that_it_changes() -> None:
     findings = judge(evidence).findings
     assert [(finding.check, finding.where["step"]) for finding in findings] == [("grad_norm", 0), ("step_loss", 1)]
     assert {finding.fault_class for finding in findings} == {"D normalisation: x cp"}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda record: record.cpu_stubs.clear(), "rank 1: cpu_stubs: 0 CPU stubs on cpu"),
-        (lambda record: record.cpu_stubs.pop(), "rank 1: cpu_stubs are not those of rank 0"),
-        (
-            lambda record: record.cpu_stubs.append(record.cpu_stubs[0]),
-            "rank 1: cpu_stubs: a CPU stub has no name, or is listed twice",
-        ),
-        (
-            lambda record: record.environment.update(NCCL_ALGO="Tree"),
-            "rank 1: environment: NCCL_ALGO is 'Tree', on rank 0 of the same host None",
-        ),
-    ],
-)
-def test_ranks_of_a_cell_run_with_the_same_cpu_stubs_and_variables(
-    change: Callable[[RankRecord], object], words: str
-) -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    change(evidence.records[1])
-    verdict = judge(evidence)
-    assert verdict.outcome is Outcome.ERROR
-    assert words in verdict.reason
-
-
-def test_variables_and_cpu_stubs_may_differ_between_hosts() -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    evidence.records[1].environment |= {"host": "node-2", "NCCL_SOCKET_IFNAME": "eth1"}
-    evidence.records[1].cpu_stubs.pop()  # the agent there has imported one module less
-    assert judge(evidence).outcome is Outcome.PASS
-
-
-@pytest.mark.parametrize(("field", "value"), [("stack", []), ("flight", ["all_reduce"]), ("still_s", 3.0)])
-def test_a_completed_rank_has_no_signs_of_a_hang(field: str, value: object) -> None:
-    evidence = evidence_for(config_of("sft", tp=2))
-    assert evidence.result is not None
-    setattr(evidence.result.ranks[1], field, value)
-    verdict = judge(evidence)
-    assert verdict.outcome is Outcome.ERROR
-    assert "rank 1 has signs of a hang" in verdict.reason
