@@ -131,6 +131,13 @@ def test_a_leg_without_the_model_has_batches_and_shapes() -> None:
     assert expected.leg_batches("truncation", 0) == ([(0, number) for number in range(8)], [[1, 64]] * 8)
 
 
+def test_a_leg_is_found_by_its_name() -> None:
+    expected = expected_of("reference", canaries=("determinism", "repetition"))
+    assert [leg.name for leg in expected.legs] == ["determinism", "repetition"]
+    assert expected.leg_batches("determinism", 0) == (expected.batch_keys(0), expected.shapes(0))
+    assert expected.leg_batches("repetition", 0) == ([(0, 0)], [[1, 56]])
+
+
 def test_a_cell_without_canaries_has_no_legs() -> None:
     assert expected_of().legs == []
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.packing.arithmetic import PAD
+from harness.core.packing.documents import mix
 from harness.core.run.record_limits import MOST_TOKEN_LOSSES
 from harness.core.run.records import DocumentLoss, Fingerprint, StepSeen, TokenLoss
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -215,6 +216,13 @@ def test_the_loss_of_a_leg_is_the_sum_over_its_documents_on_every_tp_rank(rank: 
 def test_losses_of_padding_in_a_leg_belong_to_no_document() -> None:
     evidence = evidence_for(config_of("reference", tp=2, canaries=("determinism",)))
     evidence.records[0].legs[0].documents[PAD] = DocumentLoss(loss_sum=3.0, tokens=2)
+    assert contradiction(evidence) == ""
+
+
+def test_a_leg_without_the_model_has_no_loss() -> None:
+    config = replace(config_of("sft", canaries=("truncation",)), documents=mix("uncut", 64, 2))
+    evidence = evidence_for(config)
+    evidence.records[0].legs[0].token_count = 3  # a problem of the leg, not of its sums
     assert contradiction(evidence) == ""
 
 
