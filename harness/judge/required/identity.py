@@ -88,8 +88,10 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
         yield f"schema_version {record.schema_version}, this harness reads {SCHEMA_VERSION}"
     if record.cell != evidence.cell.id:
         yield f"it belongs to cell {record.cell}"
-    if record.rank != rank or not 0 <= rank < layout.world_size:
-        yield f"rank {record.rank} does not fit a layout of {layout.world_size} ranks"
+    if record.rank != rank:
+        yield f"it belongs to rank {record.rank}"
+    if not 0 <= rank < layout.world_size:
+        yield f"rank {rank} does not fit a layout of {layout.world_size} ranks"
     if record.place != layout.coordinates(rank):
         yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
     if record.ended == "completed" and record.failure is not None:

@@ -10,6 +10,7 @@ import pytest
 from harness.core.cell.config import TrainConfig
 from harness.core.cell.layout import Coordinates
 from harness.core.cell.timing import Timed
+from harness.core.packing.documents import mix
 from harness.core.run.records import Failure, RankRecord, RouterSeen, WorkloadSeen
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required.identity import untrusted
@@ -99,7 +100,7 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
     [
         (set_field("schema_version", 1), "schema_version 1, this harness reads 2"),
         (set_field("cell", "other"), "it belongs to cell other"),
-        (set_field("rank", 5), "rank 5 does not fit a layout of 2 ranks"),
+        (set_field("rank", 0), "it belongs to rank 0"),
         (
             set_field("place", Coordinates(tp=0, cp=0, dp=0, pp=0)),
             "its place is stage 0, tp 0, cp 0, dp 0, the layout puts it at stage 0, tp 1, cp 0, dp 0",
@@ -115,6 +116,10 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
         (
             lambda record: setattr(record.batches[0], "chunk", 1),
             "batches: there is no chunk 1, micro-batch 0: chunks 1, micro-batches 3",
+        ),
+        (
+            lambda record: setattr(record.batches[0], "chunk", -1),
+            "batches: there is no chunk -1, micro-batch 0: chunks 1, micro-batches 3",
         ),
         (
             lambda record: setattr(record.batches[0], "micro_batch", 3),
@@ -142,6 +147,25 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
 )
 def test_a_record_must_be_of_this_rank_and_readable(change: Callable[[RankRecord], object], problem: str) -> None:
     assert after(change) == f"record of rank 1: {problem}"
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_record_is_of_a_rank_of_the_layout(rank: int) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.records[rank] = replace(evidence.records[1], rank=rank)
+    assert untrusted(evidence) == f"record of rank {rank}: rank {rank} does not fit a layout of 2 ranks"
+
+
+def test_batches_of_a_canary_leg_are_readable() -> None:
+    config = replace(config_of("sft", canaries=("truncation",)), documents=mix("uncut", 64, 2))
+    evidence = evidence_for(config)
+    batch = evidence.records[0].legs[0].batches[2]
+    assert untrusted(evidence) == "" and batch.tokens is not None
+    batch.tokens = replace(batch.tokens, first=[1, 2, 3, 4])
+    problem = "batches: tokens of micro-batch 2 names a mismatch but counts none"
+    assert untrusted(evidence) == f"record of rank 0: {problem}"
+    batch.params, held = 99, len(evidence.records[0].packed_params)
+    assert untrusted(evidence) == f"record of rank 0: it refers to packed params 99, but holds only {held}"
 
 
 def test_a_record_needs_no_memory_limit() -> None:
