@@ -33,7 +33,7 @@ def on_gpu(record: RankRecord) -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}, {"cp": 2, "dp": 2}])
-def test_clean_records_have_no_problem(layout: dict[str, int]) -> None:
+def test_clean_records_have_no_problem(layout: dict[str, Any]) -> None:
     evidence = evidence_for(config_of("sft", **layout))
     assert [problem for rank in evidence.records for problem in problems_of(evidence, rank)] == []
 

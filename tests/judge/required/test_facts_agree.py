@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def proof(module: str, version: str = "1.0") -> ImportProof:
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}, {"cp": 2, "dp": 2}])
-def test_clean_evidence_agrees(layout: dict[str, int]) -> None:
+def test_clean_evidence_agrees(layout: dict[str, Any]) -> None:
     evidence = evidence_for(config_of("sft", **layout))
     assert evidence.result is not None
     assert differences(evidence) == []

@@ -226,6 +226,7 @@ def timed(seconds: float) -> Timed:
         (lambda record: record.timings.append(timed(1e9)), "timings: step: seconds is 1e+09 s"),
         (set_field("peak_memory_bytes", 2**61), "peak_memory_bytes is 2.31e+18 bytes"),
         (set_field("peak_reserved_bytes", 2**61), "peak_reserved_bytes is 2.31e+18 bytes"),
+        (set_field("peak_reserved_bytes", 10**300), "peak_reserved_bytes is 1e+300 bytes"),
         (set_field("peak_reserved_bytes", 10**400), "peak_reserved_bytes is inf bytes"),
     ],
 )

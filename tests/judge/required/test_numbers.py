@@ -24,8 +24,8 @@ from harness.judge.required.numbers import BadNumber, scan
 from tests.judge.parts import with_predictions, with_routers
 from tests.judge.simulator import config_of, evidence_for
 
-STEP_0 = {"stage": 1, "rank": 3, "step": 0}
-IN_LEG = {"stage": 1, "rank": 3, "leg": "order", "step": 0}
+STEP_0: dict[str, Any] = {"stage": 1, "rank": 3, "step": 0}
+IN_LEG: dict[str, Any] = {"stage": 1, "rank": 3, "leg": "order", "step": 0}
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 
@@ -259,7 +259,8 @@ def test_a_fingerprint_that_no_tensor_has_is_impossible(
     kind: str, norm_sq: float, projections: list[float], why: str
 ) -> None:
     whole, value = record(), Fingerprint(norm_sq=norm_sq, projections=projections)
-    what, where, order = "the gradient of w", STEP_0 | {"parameter": "w"}, (0, 3)
+    what, where = "the gradient of w", STEP_0 | {"parameter": "w"}
+    order: tuple[int, ...] = (0, 3)
     if kind == "gradient":
         whole.parameters[0].gradient = value
     elif kind == "part":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.judge.simulator import at, config_of, evidence_for
 CANARIES = ("isolation", "determinism", "padding", "rewriting")
 
 
-def after(change: Callable[[StepSeen], object], **layout: int) -> str:
+def after(change: Callable[[StepSeen], object], **layout: Any) -> str:
     """The contradiction after a change of step 0 on rank 0."""
     evidence = evidence_for(config_of("sft", **layout))
     change(evidence.records[0].steps[0])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def problems_of(evidence: CellEvidence, rank: int = 0) -> list[str]:
     return list(timing.problems(Expected(evidence), evidence.records[rank]))
 
 
-def evidence_of(config: TimingConfig, *loads: Load, rounds: int = ROUNDS, **layout: int) -> CellEvidence:
+def evidence_of(config: TimingConfig, *loads: Load, rounds: int = ROUNDS, **layout: Any) -> CellEvidence:
     """A timed cell whose ranks recorded every load in all rounds."""
     evidence = evidence_for(replace(config_of("sft", **layout), timing=replace(config, rounds=ROUNDS)))
     for record in evidence.records.values():
