@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MOST_INT = 2**63 - 1  # of a whole number in a file: every computation with it stays within a float
 _PLAIN = frozenset((type(None), bool, int, str))
 
 
@@ -105,7 +106,9 @@ def _reader(kind: Any, whole: bool) -> _Reader:
         return _float
     if origin is Literal:
         return _literal_reader(frozenset(parts))
-    if kind in (str, int, bool):
+    if kind is int:
+        return _int
+    if kind in (str, bool):
         return _scalar_reader(kind)
     return lambda value: _read(kind, value, "", whole)
 
@@ -113,8 +116,14 @@ def _reader(kind: Any, whole: bool) -> _Reader:
 def _float(value: Any) -> float:
     if type(value) is float:
         return value
-    if type(value) is int:
+    if type(value) is int and -MOST_INT <= value <= MOST_INT:
         return float(value)
+    raise TypeError
+
+
+def _int(value: Any) -> int:
+    if type(value) is int and -MOST_INT <= value <= MOST_INT:
+        return value
     raise TypeError
 
 
@@ -199,14 +208,20 @@ def _read(kind: Any, value: Any, where: str, whole: bool) -> Any:
         return value
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if kind in (int, float) and type(value) is int:
+        return kind(_checked(value, where))
     if kind is float and isinstance(value, dict) and isinstance(tagged := _untag(value), float):
         return tagged
     if kind is Any or (origin is not Literal and isinstance(value, kind)):
         return value
     expected = f"one of {get_args(kind)}" if origin is Literal else getattr(kind, "__name__", kind)
     raise TypeError(f"{where}: expected {expected}, found {value!r}")
+
+
+def _checked(value: int, where: str) -> int:
+    if not -MOST_INT <= value <= MOST_INT:
+        raise TypeError(f"{where}: a whole number of more than 64 bits")
+    return value
 
 
 def _read_key(kind: Any, key: str) -> Any:

@@ -22,12 +22,13 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {  # fields -> values, and a pa
     "a start after the end": ({"started": 2e14}, "started at 2"),
     "a start in no year at all": ({"started": 2e14, "finished": 2e14}, "started at 2"),
     "an end in the year 9999": ({"finished": YEAR_9999}, "finished at 2534"),
-    "an end beyond floats": ({"finished": 10**400}, "too large"),
+    "an end beyond floats": ({"finished": 10**400}, "a whole number of more than 64 bits"),
     "an absurd time of a step": ({"time_s": 1e300}, "time_s is 1e+300"),
     "an absurd time of all steps": ({"steps_s": 1e300}, "steps took 1e+300"),
     "an absurd time of setting up": ({"setup_s": 1e300}, "setup_s is 1e+300"),
     "absurd processor time": ({"busy_s": 1e300}, "busy_s is 1e+300"),
-    "an absurd peak": ({"peak_memory_bytes": 10**300}, "peak_memory_bytes is 1e+300"),
+    "a peak of more than 64 bits": ({"peak_memory_bytes": 10**300}, "a whole number of more than 64 bits"),
+    "an absurd peak": ({"peak_memory_bytes": 2**62}, "peak_memory_bytes is 4.61e+18"),
 }
 
 

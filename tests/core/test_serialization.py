@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.run.records import CellResult
-from harness.core.serialization import dumps, from_jsonable, loads, to_jsonable
+from harness.core.serialization import MOST_INT, dumps, from_jsonable, loads, to_jsonable
 
 
 class Colour(Enum):
@@ -46,7 +47,7 @@ OUTER = st.builds(
     inner=INNER,
     maybe=st.none() | INNER,
     losses=st.lists(FLOATS, max_size=4),
-    pair=st.tuples(st.integers(), FLOATS),
+    pair=st.tuples(st.integers(-MOST_INT, MOST_INT), FLOATS),
     many=st.lists(st.text(), max_size=3).map(tuple),
     by_rank=st.dictionaries(st.integers(0, 9), st.lists(FLOATS, max_size=2), max_size=2),
     anything=st.none() | st.integers() | FLOATS | st.lists(FLOATS, max_size=2),
@@ -120,3 +121,31 @@ def test_a_word_that_is_none_of_a_literal_type_is_refused_with_its_field() -> No
     for status in ("finished", ["completed"], None):
         with pytest.raises(TypeError, match=r"CellResult\.status"):
             from_jsonable(CellResult, {"cell": "c", "attempt": 1, "status": status})
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 10**400])
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"name": "a", "pair": [..., 0.0]}, "Outer.pair[0]"),
+        ({"name": "a", "losses": [1.0, ...]}, "Outer.losses[1]"),
+        ({"name": "a", "inner": {"number": ...}}, "Outer.inner.number"),
+    ],
+)
+def test_a_whole_number_of_more_than_64_bits_is_refused_with_its_place(
+    value: dict[str, Any], where: str, number: int
+) -> None:
+    def filled(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: filled(item) for key, item in part.items()}
+        if isinstance(part, list):
+            return [filled(item) for item in part]
+        return number if part is ... else part
+
+    with pytest.raises(TypeError, match=f"^{re.escape(where)}: a whole number of more than 64 bits$"):
+        from_jsonable(Outer, filled(value))
+
+
+def test_the_largest_whole_numbers_come_back() -> None:
+    value = Outer(name="a", pair=(2**63 - 1, 0.0), losses=[float(-(2**63) + 1)])
+    assert from_jsonable(Outer, loads(dumps(value))) == value

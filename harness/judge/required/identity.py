@@ -5,7 +5,6 @@ After a problem here no check runs: the evidence is of something else, or checks
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
@@ -15,7 +14,6 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
 _LONGEST_S = 366 * 86400.0  # of any time in one attempt
 _MOST_BYTES = 2**60  # of one rank's memory
-_MOST_SHOWN = 1e308  # larger whole numbers may be no float
 STATUSES = ("completed", "failed", "rejected", "error")
 
 
@@ -121,8 +119,7 @@ def _impossible(record: RankRecord) -> Iterator[str]:
     for most, unit, values in ((_LONGEST_S, "s", times), (_MOST_BYTES, "bytes", sizes)):
         for name, value in values:
             if value > most:
-                shown = value if value < _MOST_SHOWN else math.inf
-                yield f"{name} is {shown:.3g} {unit}, more than is possible"
+                yield f"{name} is {value:.3g} {unit}, more than is possible"
 
 
 def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
