@@ -45,7 +45,7 @@ _MIRRORS = {"tests/core/packing/test_styles.py": "tests/core/packing/test_arithm
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["harness"]
-also_copy = ["harness", "matrices", "docs", "README.md", "ARCHITECTURE.md"]
+also_copy = ["harness", "sbatch_templates", "matrices", "docs", "README.md", "ARCHITECTURE.md"]
 pytest_add_cli_args = ["-p", "no:cacheprovider", "-W", "ignore"]
 use_git_change_detection = false
 track_dependencies = false

@@ -123,7 +123,7 @@ def nothing_tested(under_test: Iterable[Outcome]) -> str:
     counts = Counter(under_test)
     if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):
         return ""
-    found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items(), key=lambda item: item[0]))
+    found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items()))
     return f"nothing was tested: no cell under test was judged ({found or 'there are none'})"
 
 

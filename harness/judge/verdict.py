@@ -107,7 +107,7 @@ def _findings(evidence: CellEvidence, *, with_control: bool) -> list[Finding]:
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_control: bool) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
-    metadata = all(e.ended == "completed" or e.progress.leg in (*TRAINED, "end") for e in evidence.endings)
+    metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
     numerics = evidence.cause is None and not no_control
     timings = any(record.timings for record in evidence.records.values())
     timed = evidence.cause is None and (timings or against_history(evidence) is not None)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from harness.core.outcomes import KnownFailure, Lane, LaneVerdict, Outcome, Rejection
-from harness.core.run.records import RankEnding
+from harness.core.run.records import Progress, RankEnding
 from harness.core.run.run_plan import XFail
 from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.verdict import CellVerdict, judge_cell
 from tests.judge.checks.numerics.test_ended import cut_off
 from tests.judge.simulator import config_of, drop_params, evidence_for, judge
-from tests.judge.timed import timed
+from tests.judge.timed import slope, timed
 
 SKIPPED = dict.fromkeys(Lane, LaneVerdict.SKIP)
 KNOWN = XFail(pattern="*sft*", reason="known", expires="2026-06-30")
@@ -80,6 +80,34 @@ def test_missing_evidence_takes_the_passes_back_and_keeps_the_findings() -> None
     verdict = judge(evidence)
     assert verdict.outcome is Outcome.ERROR and "environment" in verdict.reason
     assert verdict.lanes == SKIPPED and verdict.findings == []
+
+
+def test_missing_evidence_keeps_a_lane_that_failed() -> None:
+    evidence = evidence_for(config_of("sft"))
+    evidence.records[0].environment = {}
+    with_wrong_numbers(evidence)
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes) == (Outcome.ERROR, lanes("skip", "fail"))
+
+
+def test_a_rank_that_was_killed_in_the_metadata_leg_leaves_its_lane_undecided() -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    assert evidence.result is not None
+    cut_off(evidence.records[1], "running")
+    evidence.records[1].progress = Progress(leg="metadata", step=0, micro_batch=1, phase="fetch")
+    evidence.records[1].layers, evidence.records[1].legs = [], []
+    evidence.result.status = "failed"
+    evidence.result.ranks = [
+        RankEnding(rank=0, ended="completed", exit_code=0),
+        RankEnding(rank=1, ended="killed", exit_code=-9),
+    ]
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes) == (Outcome.ERROR, SKIPPED)
+
+
+def test_a_cell_that_is_only_slow_fails_without_a_reason() -> None:
+    verdict = judge(timed(slope("rotary", 1.0) | slope("step", 10.0)))
+    assert (verdict.outcome, verdict.lanes, verdict.reason) == (Outcome.FAIL, lanes("pass", "pass", "fail"), "")
 
 
 def test_numbers_that_contradict_each_other_are_undecided() -> None:
