@@ -17,7 +17,7 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 
 test: browser slurm compiler ## all checks: ruff, mypy, pytest
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		pytest-training pytest-slurm lint types pytest-rest
+		pytest-matrices pytest-slurm lint types pytest-rest
 
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
@@ -48,12 +48,12 @@ compiler: slurm
 
 # Three jobs on two cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py
 # checks that together they run every test that is not long.
-.PHONY: pytest-training pytest-slurm pytest-rest
-pytest-training:
-	$(PYTEST) --ignore tests/slurm -m "train and not (bisect or long)" --durations 25
+.PHONY: pytest-matrices pytest-slurm pytest-rest
+pytest-matrices:
+	$(PYTEST) tests/app/matrices -m "not long" --durations 25
 
 pytest-slurm:
 	$(PYTEST) tests/slurm -m "not long" --durations 25
 
 pytest-rest:
-	$(PYTEST) --ignore tests/slurm -m "(bisect or not train) and not long" --durations 25
+	$(PYTEST) --ignore tests/app/matrices --ignore tests/slurm -m "not long" --durations 25

@@ -102,7 +102,7 @@ def _cut(name: str, digits: int) -> str:
 class StackFacts:
     """A stack in the provenance of a report: what the matrix requests, and what was installed."""
 
-    asked: tuple[str, ...] = ()  # requirements
+    requested: tuple[str, ...] = ()  # requirements
     checkouts: tuple[CheckedOut, ...] = ()
     container: str = ""  # image
     interpreter: str = ""
@@ -127,7 +127,7 @@ class StackFacts:
 class ReadyStack:
     """A stack on this machine: how agents are started in it, and what is installed."""
 
-    asked: Stack
+    requested: Stack
     python: str = ""  # interpreter that runs the agents
     paths: tuple[str, ...] = ()  # put first on the module search path
     homes: tuple[ModuleHome, ...] = ()
@@ -146,15 +146,15 @@ class ReadyStack:
 
     def facts(self) -> StackFacts:
         """The definition and what was installed, for reports."""
-        asked = self.asked
+        requested = self.requested
         return StackFacts(
-            asked=(*asked.packages, *(f"{item} (no dependencies)" for item in asked.no_deps)),
-            checkouts=tuple(self._checked_out(item) for item in asked.checkouts),
-            container=asked.container,
+            requested=(*requested.packages, *(f"{item} (no dependencies)" for item in requested.no_deps)),
+            checkouts=tuple(self._checked_out(item) for item in requested.checkouts),
+            container=requested.container,
             interpreter=self.python,
             python=self.python_version,
             packages=tuple(Version(name=name, version=version) for name, version in self.packages.items()),
-            env=asked.env,
+            env=requested.env,
             error=self.error,
         )
 

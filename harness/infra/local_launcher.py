@@ -205,7 +205,7 @@ class _Agent:
 
 def end_without_agent(run: RunDir, cell: str, stack: ReadyStack) -> None:
     """Write ERROR as the result of a cell whose stack could not be built, or cannot run the probe."""
-    end_as_error(run, cell, 1, f"stack {stack.asked.name} cannot be used: {stack.error}")
+    end_as_error(run, cell, 1, f"stack {stack.requested.name} cannot be used: {stack.error}")
 
 
 def end_unfinished(run: RunDir, allocation: Allocation, reason: str, attempts: Mapping[str, int]) -> None:

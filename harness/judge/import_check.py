@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from harness.core.run.import_proofs import proofs_of
 from harness.core.run.records import ImportProof, RankRecord
 from harness.core.stack import ModuleHome, ReadyStack
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 
 WRONG_CODE = "wrong code under test"
 
@@ -37,8 +37,8 @@ def import_problem(stack: ReadyStack | None, records: Mapping[int, RankRecord]) 
     proof, home, ranks = next(iter(misplaced.values()))
     others = f"; other modules in wrong folders: {len(misplaced) - 1}" if len(misplaced) > 1 else ""
     return (
-        f"{WRONG_CODE}: {proof.module} {proof.version} came from {proof.path} on {counted('rank', ranks)}, but stack "
-        f"{stack.asked.name} has it in {' or '.join(home.folders)}{others}"
+        f"{WRONG_CODE}: {proof.module} {proof.version} came from {proof.path} on {numbered('rank', ranks)}, but stack "
+        f"{stack.requested.name} has it in {' or '.join(home.folders)}{others}"
     )
 
 

@@ -61,12 +61,12 @@ def extent(where: dict[str, Any]) -> str:
     """E.g. '; 12 places on ranks 2, 3 (stage 1; layer 2)'; empty if there is only one place."""
     if where["places"] == 1:
         return ""
-    layers = f"; {counted('layer', where['layers'])}" if where["layers"] else ""
-    stages = counted("stage", where["stages"])
-    return f"; {where['places']} places on {counted('rank', where['ranks'])} ({stages}{layers})"
+    layers = f"; {numbered('layer', where['layers'])}" if where["layers"] else ""
+    stages = numbered("stage", where["stages"])
+    return f"; {where['places']} places on {numbered('rank', where['ranks'])} ({stages}{layers})"
 
 
-def counted(noun: str, items: Sequence[Any]) -> str:
+def numbered(noun: str, items: Sequence[Any]) -> str:
     """'rank 1' or 'ranks 1, 2'."""
     return f"{noun}{'s' if len(items) != 1 else ''} {listed(items)}"
 

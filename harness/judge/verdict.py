@@ -168,5 +168,5 @@ def _difference(xfail: XFail, verdict: CellVerdict) -> str:
     if xfail.lanes and failed != [lane.value for lane in Lane if lane.value in xfail.lanes]:
         return f"{' and '.join(failed)} failed, not {' and '.join(xfail.lanes)}"
     messages = [finding.message for finding in verdict.findings if finding.severity is Severity.ERROR]
-    missing = [text for text in xfail.says if not any(text in message for message in messages)]
-    return f"no finding says {' nor '.join(map(repr, missing))}" if missing else ""
+    missing = [text for text in xfail.message_contains if not any(text in message for message in messages)]
+    return f"no finding contains {' or '.join(map(repr, missing))}" if missing else ""

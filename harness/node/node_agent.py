@@ -100,7 +100,7 @@ class Agent(ABC):
 
     def node_share(self, config: CellConfig) -> NodeShare:
         return NodeShare(
-            node=self.node, nodes=self.nodes, world_size=config.layout.world_size, exclusive=config.timing.asked
+            node=self.node, nodes=self.nodes, world_size=config.layout.world_size, exclusive=config.timing.timed
         )
 
     def reap(self, at_most_s: float) -> None:

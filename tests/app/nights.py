@@ -27,7 +27,7 @@ CLEAN = "clean"
 
 def night(matrix: Path, fault: str) -> int:
     """Run one night; returns the exit code of its verdict."""
-    planned = plan_run.plan_run(plan_run.Request(matrix=matrix))
+    planned = plan_run.plan_run(plan_run.PlanRequest(matrix=matrix))
     run = RunDir(matrix.resolve().parent / "reports" / planned.plan.run_id)
     plan_run.write_plan(run, planned.plan, planned.matrix)
     configs = {

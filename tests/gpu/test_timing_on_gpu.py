@@ -45,14 +45,14 @@ def test_the_driver_tells_clocks_power_and_temperature_or_why_not() -> None:
 
 def test_an_allocation_that_does_not_fit_is_known_by_its_text() -> None:
     device = choose_device(0, 1)
-    asked = 2 * memory_bytes(device)
+    requested = 2 * memory_bytes(device)
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        torch.empty(asked, dtype=torch.uint8, device=device.torch_device)
+        torch.empty(requested, dtype=torch.uint8, device=device.torch_device)
     failure = Failure(type=type(caught.value).__name__, message=str(caught.value), traceback="", time=0.0)
     assert out_of_memory(failure)
     tried = tried_bytes(failure.message)
     assert tried is not None
-    assert tried == pytest.approx(asked, rel=0.01)
+    assert tried == pytest.approx(requested, rel=0.01)
 
 
 def test_the_peak_of_this_device_is_in_the_table() -> None:

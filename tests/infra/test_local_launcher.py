@@ -49,7 +49,9 @@ def ran(run: RunDir, together: int, *names: str, monkeypatch: pytest.MonkeyPatch
         Allocation(name=name, cells=(f"cell-{name}",), stack=name.rpartition("-")[2] if "-" in name else "default")
         for name in names
     ]
-    stacks = {item.stack: ReadyStack(asked=Stack(name=item.stack)) for item in allocations if item.stack != "default"}
+    stacks = {
+        item.stack: ReadyStack(requested=Stack(name=item.stack)) for item in allocations if item.stack != "default"
+    }
     monkeypatch.setattr(local_launcher, "cores", lambda: cores)
     monkeypatch.setattr(
         local_launcher,
@@ -134,7 +136,7 @@ def test_agents_are_stopped_when_the_launcher_is_interrupted(run: RunDir, monkey
 
 
 def test_a_stack_that_cannot_be_used_ends_its_cells_as_error(run: RunDir) -> None:
-    end_without_agent(run, "cell", ReadyStack(asked=Stack(name="s"), error="no uv"))
+    end_without_agent(run, "cell", ReadyStack(requested=Stack(name="s"), error="no uv"))
     said = result(run, "cell")
     assert (said["status"], said["reason"]) == ("error", "stack s cannot be used: no uv")
 

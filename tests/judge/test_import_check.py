@@ -19,7 +19,7 @@ HOMES = (
     ModuleHome(prefix="megatron.core", folders=(WORKTREE,)),
     ModuleHome(prefix="", folders=(ENVIRONMENT,)),
 )
-STACK = ReadyStack(asked=Stack(name="over_main"), homes=HOMES)
+STACK = ReadyStack(requested=Stack(name="over_main"), homes=HOMES)
 CORE = ImportProof(module="megatron.core", version="0.20", path=f"{WORKTREE}/megatron/core/__init__.py")
 TORCH = ImportProof(module="torch", version="2.15", path=f"{ENVIRONMENT}/lib/torch/__init__.py")
 STRAY = ImportProof(module="megatron.core.utils", version="0.17.1", path="/other/megatron/core/utils.py")

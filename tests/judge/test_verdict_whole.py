@@ -49,8 +49,8 @@ def test_a_rejection_without_a_rule_is_undecided() -> None:
 
 def test_code_from_another_folder_is_undecided_and_names_module_and_stack() -> None:
     evidence = evidence_for(config_of("sft"))
-    home = ModuleHome(prefix="megatron.core", folders=("/asked",))
-    evidence.stack = ReadyStack(asked=Stack(name="core019"), homes=(home,))
+    home = ModuleHome(prefix="megatron.core", folders=("/requested",))
+    evidence.stack = ReadyStack(requested=Stack(name="core019"), homes=(home,))
     verdict = judge(evidence)
     assert (verdict.outcome, verdict.usable, verdict.lanes) == (Outcome.ERROR, False, SKIPPED)
     assert "megatron.core" in verdict.reason and "stack core019" in verdict.reason
@@ -184,11 +184,11 @@ def test_the_throughput_lane_needs_times_of_ranks_that_completed() -> None:
             "fails, but not as the xfail entry states: numerics failed, not metadata and throughput; expected: known",
         ),
         (
-            {"says": ("stage 8", "stage 9")},
+            {"message_contains": ("stage 8", "stage 9")},
             "2026-06-30",
             Outcome.FAIL,
             KnownFailure.ELSEWHERE,
-            "fails, but not as the xfail entry states: no finding says 'stage 8' nor 'stage 9'; expected: known",
+            "fails, but not as the xfail entry states: no finding contains 'stage 8' or 'stage 9'; expected: known",
         ),
     ],
 )

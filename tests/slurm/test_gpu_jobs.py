@@ -55,6 +55,6 @@ def test_cells_on_shared_gpu_nodes_get_a_gpu_per_rank(lab: SlurmLab, root: Path,
     code, output = cluster.run("run", str(cluster.matrix), "--cluster", "./my-cluster.yaml", *wanted)
     assert code == 0, output
     assert cluster.report().counts[Outcome.PASS] == 2
-    asked = lab.output("scontrol", "show", "job", "-o", cluster.jobs()[cluster.allocation("tp2-pp2-cp2-sft")])
-    assert "NumNodes=2 " in asked
-    assert "TresPerNode=gres:gpu:4" in asked.replace("gres/gpu", "gres:gpu")
+    requested = lab.output("scontrol", "show", "job", "-o", cluster.jobs()[cluster.allocation("tp2-pp2-cp2-sft")])
+    assert "NumNodes=2 " in requested
+    assert "TresPerNode=gres:gpu:4" in requested.replace("gres/gpu", "gres:gpu")

@@ -11,7 +11,7 @@ from typing import Any
 from harness.app.bisect.evidence import report_evidence
 from harness.app.bisect.nested import Pins, pins_of
 from harness.app.bisect.rounds import BisectContext, finish_interrupted
-from harness.app.bisect.search import Request, search
+from harness.app.bisect.search import BisectRequest, search
 from harness.app.bisect.sources import Commits, Source, commits_of, releases_of
 from harness.app.pipeline.planning import expand_for
 from harness.app.pipeline.selection import matching
@@ -36,7 +36,7 @@ from harness.plan.matrix.load import Matrix, resolved
 from harness.plan.stacks.bisection_cells import Subject, for_bisection, plain_name, without_twins
 
 
-def bisect(request: Request) -> int:
+def bisect(request: BisectRequest) -> int:
     """Search, write result.json, print it; returns 0 when one point was found, 3 when skipped ones leave several."""
     source = _source(request)
     context = _context(request, source)
@@ -54,7 +54,7 @@ def bisect(request: Request) -> int:
     return EXIT_PASS if found.found else EXIT_UNDECIDED
 
 
-def _source(request: Request) -> Source:
+def _source(request: BisectRequest) -> Source:
     ends, options = [request.good, request.bad], ["--good", "--bad"]
     if request.find is Find.FIXED:
         ends, options = ends[::-1], options[::-1]
@@ -74,7 +74,7 @@ def _source(request: Request) -> Source:
     )
 
 
-def _context(request: Request, source: Source) -> BisectContext:
+def _context(request: BisectRequest, source: Source) -> BisectContext:
     """Prepare the bisection's matrix and the cells that decide."""
     subject = source.subject
     pins = _pins(request, source)
@@ -88,14 +88,21 @@ def _context(request: Request, source: Source) -> BisectContext:
             expansion, matrix, pins.subject, [cell.id for cell in chosen]
         )  # their stacks must hold the nested project too
     parent = request.run_parent or expanded(cluster.run_dir or "reports")
-    asked = (resolved(matrix), subject, source.old.name, source.new.name, request.find, [cell.id for cell in chosen])
+    requested = (
+        resolved(matrix),
+        subject,
+        source.old.name,
+        source.new.name,
+        request.find,
+        [cell.id for cell in chosen],
+    )
     options = (list(request.paths), request.first_parent, request.pre, request.cluster, request.nested)
-    digest = hashlib.sha256(dumps([asked, options]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(dumps([requested, options]).encode()).hexdigest()[:8]
     return BisectContext(
         matrix=matrix,
         cluster=cluster,
         cluster_file=file,
-        cluster_asked=request.cluster,
+        requested_cluster=request.cluster,
         subject=subject,
         chosen=chosen,
         cells=_with_controls(expansion, chosen),
@@ -109,7 +116,7 @@ def _context(request: Request, source: Source) -> BisectContext:
     )
 
 
-def _pins(request: Request, source: Source) -> Pins | None:
+def _pins(request: BisectRequest, source: Source) -> Pins | None:
     if not request.nested:
         return None
     if not isinstance(source, Commits):
@@ -119,7 +126,7 @@ def _pins(request: Request, source: Source) -> Pins | None:
 
 
 def _search_nested(
-    request: Request, source: Commits, context: BisectContext, pins: Pins, found: Bisection
+    request: BisectRequest, source: Commits, context: BisectContext, pins: Pins, found: Bisection
 ) -> Bisection:
     """Search inside the submodule or package that the found commit moved; all else stays as before that commit."""
     if found.found is None:

@@ -89,7 +89,9 @@ def _ends(found: Bisection, end: End, stack: Stack) -> list[Stack]:
 
 def _answers(found: Bisection, shrunk: Shrunk, stacks: Mapping[str, ReadyStack], folder: Path) -> dict[str, Answer]:
     """Name of a stack -> answer for the smallest cell in it."""
-    configs = {name: replace(shrunk.config, stack=name, made_of=digest(stack.asked)) for name, stack in stacks.items()}
+    configs = {
+        name: replace(shrunk.config, stack=name, made_of=digest(stack.requested)) for name, stack in stacks.items()
+    }
     number = 1 + sum(1 for _ in folder.glob("confirmation-*"))
     report = run_cells(
         RunDir(folder / f"confirmation-{number}"),

@@ -46,11 +46,11 @@ _count.__name__ = "number of 1 or more"  # argparse prints: invalid number of 1 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run the command; returns its exit code."""
     from harness.app.bisect.command import bisect
-    from harness.app.bisect.search import Request
+    from harness.app.bisect.search import BisectRequest
     from harness.judge.bisect.result import Find
 
     return bisect(
-        Request(
+        BisectRequest(
             matrix=arguments.matrix,
             good=arguments.good,
             bad=arguments.bad,

@@ -41,7 +41,7 @@ class BisectContext:
     matrix: Matrix  # for the bisection: see plan/stacks/bisection_cells.py
     cluster: ClusterProfile
     cluster_file: Path | None
-    cluster_asked: str | None
+    requested_cluster: str | None
     subject: Subject
     chosen: tuple[PlannedCell, ...]
     cells: tuple[PlannedCell, ...]  # the chosen ones and their controls
@@ -162,7 +162,7 @@ def _planned(context: BisectContext, points: Sequence[str]) -> plan_run.Planned:
         plan,
         allocations=plan_allocations(expansion, context.cluster, matrix.launch),
         tolerances=matrix.tolerances,
-        cluster=context.cluster_asked,
+        cluster=context.requested_cluster,
         max_attempts=matrix.launch.max_attempts,
     )
     return plan_run.Planned(matrix=matrix, plan=plan, cluster=context.cluster, cluster_file=context.cluster_file)
@@ -189,7 +189,7 @@ def ids_in_matrix_at(context: BisectContext, point: str) -> dict[str, str]:
 
 
 def _cluster_option(context: BisectContext) -> list[str]:
-    return ["--cluster", context.cluster_asked] if context.cluster_asked else []
+    return ["--cluster", context.requested_cluster] if context.requested_cluster else []
 
 
 def _moved_stacks(context: BisectContext, point: str) -> dict[str, Stack]:

@@ -21,7 +21,7 @@ CLUSTER_JOBS = 3  # points at once on a cluster: each round leaves a quarter of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BisectRequest:
     """The options of `harness bisect`."""
 
     matrix: Path
@@ -47,7 +47,7 @@ class Request:
 class Verdicts:
     """The points judged so far; prints each round."""
 
-    def __init__(self, request: Request, source: Source, context: BisectContext) -> None:
+    def __init__(self, request: BisectRequest, source: Source, context: BisectContext) -> None:
         self.source, self.context = source, context
         self.states = {PointState.GOOD: OLD, PointState.BAD: NEW, PointState.SKIPPED: UNKNOWN}
         if request.find is Find.FIXED:
@@ -72,7 +72,7 @@ class Verdicts:
         return {name: self.states[point.state] for name, point in self.points.items()}
 
 
-def search(request: Request, source: Source, context: BisectContext) -> Bisection:
+def search(request: BisectRequest, source: Source, context: BisectContext) -> Bisection:
     """Judge both ends, then as few points as possible to find the change."""
     judged = Verdicts(request, source, context)
     history = source.history
@@ -89,7 +89,7 @@ def search(request: Request, source: Source, context: BisectContext) -> Bisectio
     return _result(request, source, context, judged, step, notes)
 
 
-def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
+def _check_ends(request: BisectRequest, source: Source, judged: Verdicts, newest: str) -> tuple[str, ...]:
     """Notes for the result; InputError when an end does not behave as stated, InfrastructureError when one cannot be
     judged."""
     old_state, new_state = (
@@ -99,7 +99,7 @@ def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str)
     for end, name, stated in ((source.old, source.old.name, old_state), (source.new, newest, new_state)):
         point = judged.points[name]
         if point.state is PointState.SKIPPED:
-            raise InfrastructureError(f"--{stated} {end.asked} cannot be judged: {point.reason}; see {point.run}")
+            raise InfrastructureError(f"--{stated} {end.requested} cannot be judged: {point.reason}; see {point.run}")
         if point.state != stated:
             problems.append(_wrong_state(end, stated, point))
     notes = []
@@ -107,7 +107,7 @@ def _check_ends(request: Request, source: Source, judged: Verdicts, newest: str)
         point = judged.points[base]
         name = f"the merge base of both ends, {short(base, source.kind)},"
         if point.state == new_state:
-            message = f"{name} is {new_state} too, so the change is between it and --{old_state} {source.old.asked}"
+            message = f"{name} is {new_state} too, so the change is between it and --{old_state} {source.old.requested}"
             problems.append(Problem(key=f"--{new_state}", message=message, hint=f"search there: --{new_state} {base}"))
         elif point.state is PointState.SKIPPED:
             notes.append(f"{name} cannot be judged and is assumed {old_state}: {point.reason}")
@@ -121,13 +121,13 @@ def _wrong_state(end: End, stated: str, point: Point) -> Problem:
     first = next((item.message for item in point.findings), "every chosen cell passes")
     return Problem(
         key=f"--{stated}",
-        message=f"{end.asked} is {point.state}: {first}",
+        message=f"{end.requested} is {point.state}: {first}",
         hint=f"see {relative_path(Path(point.run))}",
     )
 
 
 def _result(
-    request: Request,
+    request: BisectRequest,
     source: Source,
     context: BisectContext,
     judged: Verdicts,
@@ -166,7 +166,7 @@ def _result(
     )
 
 
-def _change(source: Source, judged: Verdicts, name: str, request: Request) -> Change:
+def _change(source: Source, judged: Verdicts, name: str, request: BisectRequest) -> Change:
     known, before = source.about(name)
     implied = f"implied {PointState.BAD if request.find is Find.FIXED else PointState.GOOD}"
     parents = []
@@ -177,7 +177,7 @@ def _change(source: Source, judged: Verdicts, name: str, request: Request) -> Ch
 
 
 def _sides(
-    request: Request, source: Source, judged: Verdicts, names: Sequence[str], candidates: Sequence[Change]
+    request: BisectRequest, source: Source, judged: Verdicts, names: Sequence[str], candidates: Sequence[Change]
 ) -> tuple[Point, str]:
     """The bad point nearest to the change, and the name of the nearest good one."""
     points = judged.points

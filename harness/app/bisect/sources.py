@@ -94,7 +94,7 @@ def commits_of(
     place = place if is_url(place) else str(expanded(place).resolve())
     checkout = Checkout(package="bisected", repository=place, ref=old)
     ends = [
-        End(asked=ref, name=_resolved(place, ref, option)) for ref, option in ((old, old_option), (new, new_option))
+        End(requested=ref, name=_resolved(place, ref, option)) for ref, option in ((old, old_option), (new, new_option))
     ]
     repository = Repository(repository_of(checkout, fetch=False))
     before, after = ends[0].name, ends[1].name
@@ -178,7 +178,7 @@ def releases_of(package: str, old: str, new: str, *, old_option: str, new_option
     parents = {point: (before,) for point, before in zip(points, (old, *points))}
     return Releases(
         subject=Subject(name=name),
-        old=End(asked=old, name=old),
-        new=End(asked=new, name=new),
+        old=End(requested=old, name=old),
+        new=End(requested=new, name=new),
         history=History(points=points, parents=parents),
     )

@@ -20,7 +20,7 @@ def forecast_lines(stacks: Sequence[Forecast]) -> list[str]:
 
 def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | None = None) -> int:
     """Print cells, rejected combinations and cost."""
-    from harness.app.pipeline.planning import asked_stacks, expand_for
+    from harness.app.pipeline.planning import expand_for, requested_stacks
     from harness.infra.inputs.cluster_file import cluster_of
     from harness.infra.inputs.matrix_file import read_matrix
     from harness.infra.local_launcher import cores
@@ -35,7 +35,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     planned = plan_allocations(expansion, profile, matrix.launch)
     jobs = job_costs(expansion, planned, profile)
     allocations = planned if jobs else None  # on this machine there are no jobs to show
-    stacks = forecasts(asked_stacks(expansion, matrix))
+    stacks = forecasts(requested_stacks(expansion, matrix))
     if as_json:
         screen.data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
     else:

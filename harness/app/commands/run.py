@@ -43,7 +43,7 @@ def run(
     from harness.infra.launchers import launcher_for
     from harness.plan.jobs.cost import refuse_above
 
-    request = plan_run.Request(matrix=matrix_file, only=only, command=command, cluster=cluster)
+    request = plan_run.PlanRequest(matrix=matrix_file, only=only, command=command, cluster=cluster)
     planned = plan_run.plan_run(request)
     plan_ = planned.plan
     launcher = launcher_for(planned.cluster)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from harness.app.pipeline.planning import asked_stacks, expand_for
+from harness.app.pipeline.planning import expand_for, requested_stacks
 from harness.app.pipeline.selection import select
 from harness.core.errors import InputError
 from harness.core.run.run_dir import RunDir, write_atomic, write_json
@@ -32,7 +32,7 @@ from harness.plan.matrix.load import Matrix, resolved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PlanRequest:
     """The options of `harness run` that a plan depends on."""
 
     matrix: Path
@@ -56,7 +56,7 @@ class Planned:
         return job_costs(self.plan.expansion, self.plan.allocations, self.cluster)
 
 
-def plan_run(request: Request) -> Planned:
+def plan_run(request: PlanRequest) -> Planned:
     """The plan of a matrix file; reads only files, the clock and facts of the machine."""
     matrix = read_matrix(request.matrix)
     cluster, file = cluster_of(matrix, request.cluster)
@@ -84,7 +84,7 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
     if any(cell.config.stack not in matrix.stacks for cell in cells) and not (cluster.python or cluster.container):
         require_torch()
     try:
-        stacks = prepare(asked_stacks(planned.plan.expansion, matrix), say, once=once, user=user)
+        stacks = prepare(requested_stacks(planned.plan.expansion, matrix), say, once=once, user=user)
     except InputError as error:
         lines = {f"stacks.{name}": matrix.lines.get(("stacks", name)) for name in matrix.stacks}
         raise InputError(
@@ -95,9 +95,10 @@ def prepare_stacks(planned: Planned, *, once: bool = False, user: str = "") -> P
 
 def foresee_stacks(planned: Planned) -> tuple[Planned, list[Forecast]]:
     """The plan as `prepare_stacks` would make it, as far as known, and the forecast of each stack."""
-    found = forecasts(asked_stacks(planned.plan.expansion, planned.matrix))
+    found = forecasts(requested_stacks(planned.plan.expansion, planned.matrix))
     stacks = {
-        item.stack: item.ready or ReadyStack(asked=planned.matrix.stacks[item.stack], error="unknown") for item in found
+        item.stack: item.ready or ReadyStack(requested=planned.matrix.stacks[item.stack], error="unknown")
+        for item in found
     }
     return replace(planned, plan=_in_stacks(planned.plan, stacks)), found
 

@@ -28,7 +28,7 @@ def expand_for(matrix: Matrix, cluster: ClusterProfile) -> Expansion:
     return expand(matrix, (rule, te_version_rule(matrix.stacks)))
 
 
-def asked_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
+def requested_stacks(expansion: Expansion, matrix: Matrix) -> list[Stack]:
     """The stacks that some cell uses, without the default one."""
     used = dict.fromkeys(cell.config.stack for cell in expansion.cells)
     return [matrix.stacks[name] for name in used if name in matrix.stacks]

@@ -108,7 +108,7 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
         ready = plan.stacks.get(stack)
         if (before, after) in found or ready is None:
             continue
-        for checkout in ready.asked.checkouts:
+        for checkout in ready.requested.checkouts:
             try:
                 repository = Repository(repository_of(checkout, fetch=False))
                 if not (repository.has(before) and repository.has(after)):

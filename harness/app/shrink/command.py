@@ -84,12 +84,12 @@ def shrink_cell(directory: RunDir, pattern: str, *, rounds: int = MOST_ROUNDS, c
     answers: Mapping[CellConfig, Answer] | None = None
     while True:
         try:
-            asked = next(searching) if answers is None else searching.send(answers)
+            requested = next(searching) if answers is None else searching.send(answers)
         except StopIteration as ended:
             shrunk = _write(origin, trial, ended.value)
             release(str(origin.folder))
             return shrunk
-        answers = trial.answers(asked)
+        answers = trial.answers(requested)
 
 
 def _origin(directory: RunDir, pattern: str, check: str | None) -> _Origin:
@@ -138,7 +138,7 @@ def _cannot(planned: PlannedCell, finding: Finding | None, plan: RunPlan) -> str
     ready = plan.stacks.get(planned.config.stack)
     if finding is None:
         return "it has no finding, or none of that check"
-    if ready is not None and ready.asked.container:
+    if ready is not None and ready.requested.container:
         return f"its stack {planned.config.stack} is a container, and cells are tried on this machine"
     if finding.lane is Lane.THROUGHPUT and planned.base:
         return "its timing is interleaved with that of another stack"
@@ -183,18 +183,21 @@ class _Trial:
     def __init__(self, origin: _Origin) -> None:
         self.origin = origin
         self.journal = origin.folder / "answers.jsonl"
-        moving = any(not item.ref for stack in origin.stacks.values() for item in stack.asked.checkouts)
+        moving = any(not item.ref for stack in origin.stacks.values() for item in stack.requested.checkouts)
         self.known = {} if moving else _read_tried(self.journal)  # a working tree may have been changed since
         self.round = 0
 
-    def answers(self, asked: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
+    def answers(self, requested: Sequence[CellConfig]) -> dict[CellConfig, Answer]:
         """The answer for each cell; cells with a kept answer do not run again."""
         self.round += 1
-        new = [config for config in asked if self._key(config) not in self.known]
-        say(f"round {self.round}: {len(asked)} cells" + (f", {len(asked) - len(new)} known" if new != [*asked] else ""))
+        new = [config for config in requested if self._key(config) not in self.known]
+        say(
+            f"round {self.round}: {len(requested)} cells"
+            + (f", {len(requested) - len(new)} known" if new != [*requested] else "")
+        )
         if new:
             self._run(new)
-        return {config: self.known[self._key(config)].answer for config in asked}
+        return {config: self.known[self._key(config)].answer for config in requested}
 
     def _run(self, new: Sequence[CellConfig]) -> None:
         origin = self.origin
@@ -249,7 +252,7 @@ def _write(origin: _Origin, trial: _Trial, smallest: Smallest) -> Shrunk:
         config=origin.planned.config,
         provenance=origin.provenance,
         matrix=None,
-        stack=ready.asked if ready else None,
+        stack=ready.requested if ready else None,
         tolerances=origin.plan.tolerances,
     )
     if smallest.config is None:

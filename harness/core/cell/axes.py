@@ -57,7 +57,7 @@ _OF_SECTIONS = (
     ),
     Axis(
         name="timed",
-        path="timing.asked",
+        path="timing.timed",
         type=bool,
         default=True,
         setting=Setting(doc="Whether `checks.throughput` times the cell."),

@@ -263,8 +263,8 @@ def cell_id(config: CellConfig, shape: ShapeIdentity | None = None) -> str:
         [f"{key.name} {value}" for key in _later_keys() if (value := getattr(config, key.name)) != key.default]
     )
     if config.timing != NOT_TIMED:
-        timed = replace(config.timing, turns="", first=False)  # the other cell of the pair is not part of the identity
-        rest += (timed,) if timed.asked else ()
+        own = replace(config.timing, turns="", first=False)  # the other cell of the pair is not part of the identity
+        rest += (own,) if own.timed else ()
     rest += (config.rows_of,) if config.rows_of else ()
     rest += (f"stack {config.made_of}",) if config.made_of and config.stack not in ("", DEFAULT) else ()
     digest = hashlib.sha256((shape.text + _text(rest)).encode()).hexdigest()

@@ -38,11 +38,11 @@ class TimingConfig:
     first: bool = False  # this cell of the pair starts
 
     @property
-    def asked(self) -> bool:
-        return self.alone or bool(self.turns)
+    def timed(self) -> bool:
+        return self.unpaired or bool(self.turns)
 
     @property
-    def alone(self) -> bool:
+    def unpaired(self) -> bool:
         """Whether anything is timed that needs no other cell."""
         return bool(self.documents) or self.unpacked or self.full_rows
 

@@ -10,7 +10,7 @@ from harness.core.packing.styles import PackingStyle
 
 def _text(layout: Layout) -> str:
     tp, cp = layout.tp, layout.cp
-    return f"2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else f"tp = {tp}"
+    return f"2 * cp * tp = 2 * {cp} * {tp}" if cp > 1 else "tp"
 
 
 # The same with and without sp.

@@ -40,9 +40,9 @@ class DevicePlacement:
         return f"{self.kind} with {self.backend}{shared}"
 
 
-def place(asked: str, gpus: int, local_rank: int, local_world_size: int) -> DevicePlacement:
+def place(requested: str, gpus: int, local_rank: int, local_world_size: int) -> DevicePlacement:
     """The device of one of `local_world_size` ranks on a node with `gpus` GPUs. ValueError if there is none."""
-    if asked == "cpu" or (asked == "auto" and gpus == 0):
+    if requested == "cpu" or (requested == "auto" and gpus == 0):
         return DevicePlacement(kind="cpu", backend="gloo")
     if gpus == 0:
         raise ValueError("device is cuda, and this machine has no GPU that torch can use")

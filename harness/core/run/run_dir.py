@@ -31,7 +31,7 @@ from harness.core.serialization import dumps, from_jsonable, loads
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def safe_name(name: str) -> str:
+def path_component(name: str) -> str:
     """The name itself; InputError if it cannot be one path component inside the run directory."""
     if not _SAFE.fullmatch(name) or len(name) > 200:
         raise InputError(
@@ -183,7 +183,7 @@ class RunDir:
         return self.root / "node-code"
 
     def submission(self, allocation: str, suffix: str = ".json") -> Path:
-        return self.root / "submissions" / f"{safe_name(allocation)}{suffix}"
+        return self.root / "submissions" / f"{path_component(allocation)}{suffix}"
 
     @property
     def cancelled(self) -> Path:
@@ -192,11 +192,11 @@ class RunDir:
 
     def claim(self, allocation: str, number: int) -> Path:
         """The claim on an allocation by its job start `number`, from 1."""
-        return self.root / "agents" / f"{safe_name(allocation)}.claim-{number}.json"
+        return self.root / "agents" / f"{path_component(allocation)}.claim-{number}.json"
 
     def refused(self, allocation: str, start: JobStart) -> Path:
         """The file in which a refused job start writes the reason."""
-        return self.root / "agents" / f"{safe_name(allocation)}.refused-{start.job}-{start.restart}.json"
+        return self.root / "agents" / f"{path_component(allocation)}.refused-{start.job}-{start.restart}.json"
 
     def claims(self, allocation: str) -> list[Claim]:
         """The claims on an allocation, oldest first."""
@@ -228,14 +228,14 @@ class RunDir:
                 number += 1
 
     def agent_journal(self, allocation: str, node: int) -> Path:
-        return self.root / "agents" / f"{safe_name(allocation)}.{node}.jsonl"
+        return self.root / "agents" / f"{path_component(allocation)}.{node}.jsonl"
 
     def interleaving(self, pair: str) -> Path:
         """Folder through which two interleaved cells take turns; a subfolder per attempt."""
-        return self.root / "interleaving" / safe_name(pair)
+        return self.root / "interleaving" / path_component(pair)
 
     def attempt(self, cell: str, attempt: int = 1) -> AttemptDir:
-        return AttemptDir(self.root / "cells" / safe_name(cell) / f"attempt-{attempt}")
+        return AttemptDir(self.root / "cells" / path_component(cell) / f"attempt-{attempt}")
 
     def report(self, name: str) -> Path:
         """One of report.json, junit.xml, report.md, report.html, noise.json if noise was measured, baseline.json."""

@@ -52,7 +52,7 @@ class XFail:
     lanes: tuple[Annotated[str, Limits(choices=tuple(lane.value for lane in Lane))], ...] = setting(
         (), doc="Lanes that fail; any other set of lanes is a FAIL."
     )
-    says: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
+    message_contains: tuple[Annotated[str, Limits(min_length=1)], ...] = setting(
         (), doc="Texts that must each occur in a finding; otherwise the cell is a FAIL."
     )
     strict: bool = setting(False, doc="A cell that passes is a FAIL, not an XPASS.")
@@ -160,7 +160,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryAsked:
+class BaselineRequest:
     """The earlier green runs whose times are compared with those of this run."""
 
     runs: int  # at most, the newest
@@ -176,7 +176,7 @@ class RunPlan:
     expansion: Expansion
     allocations: tuple[Allocation, ...]
     tolerances: ToleranceOverrides = field(default_factory=ToleranceOverrides)
-    history: HistoryAsked | None = None
+    history: BaselineRequest | None = None
     peak_tflops: dict[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user gives it
     cluster: str | None = None  # as --cluster named it; None: as the matrix says
     max_attempts: int = 3  # of one cell, if the cluster ends its attempts

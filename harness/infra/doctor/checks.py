@@ -167,8 +167,8 @@ def _gpus_of_nodes(profile: ClusterProfile, listed: list[str]) -> Check:
     kind = profile.gres.partition(":")[2] if profile.gpu_flag == "gres" else ""
     most = max(sum(count for name, count in node.items() if kind in ("", name)) for node in nodes)
     if most < profile.gpus_per_node:
-        asked = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} requested per node"
-        had = f"{asked}, the partition has {_listed(listed)}"
+        requested = f"{profile.gpus_per_node} of {profile.gres if kind else 'gpu'} requested per node"
+        had = f"{requested}, the partition has {_listed(listed)}"
         return Check(FAIL, "GPUs of nodes", had, "correct gpus_per_node or gres, or choose another partition")
     return Check(OK, "GPUs of nodes", _listed(listed))
 

@@ -147,12 +147,12 @@ def _shm(size: int) -> Check:
 
 def _network(profile: ClusterProfile, facts: GpuFacts) -> Iterator[Check]:
     """Checks the interfaces that NCCL would use between nodes, as if the nodes had those of this machine."""
-    asked = profile.env.get("NCCL_SOCKET_IFNAME") or ""
-    if asked and not asked.startswith("^"):
-        if any(matches(one, asked) for one in facts.interfaces):
-            yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={asked}")
+    requested = profile.env.get("NCCL_SOCKET_IFNAME") or ""
+    if requested and not requested.startswith("^"):
+        if any(matches(one, requested) for one in facts.interfaces):
+            yield Check(OK, "NCCL sockets", f"NCCL_SOCKET_IFNAME={requested}")
         else:
-            had = f"no {asked} on this machine, which has {', '.join(facts.interfaces)}"
+            had = f"no {requested} on this machine, which has {', '.join(facts.interfaces)}"
             yield Check(WARN, "NCCL sockets", had, "correct NCCL_SOCKET_IFNAME in env, unless the nodes have it")
     active = [f"{port} {state}" for port, state in facts.infiniband.items() if "ACTIVE" in state]
     if active:

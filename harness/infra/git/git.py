@@ -45,8 +45,8 @@ def run(
 
 def _without_programs(repository: Path, timeout_s: float) -> list[Setting]:
     """Settings that replace the filters and merge drivers of the repository's configuration; the user's stay."""
-    asked = ("config", "--includes", "--show-scope", "--name-only", "--get-regexp", _PROGRAMS)
-    found = _run(repository, _SETTINGS, asked, "", timeout_s).stdout.splitlines()
+    requested = ("config", "--includes", "--show-scope", "--name-only", "--get-regexp", _PROGRAMS)
+    found = _run(repository, _SETTINGS, requested, "", timeout_s).stdout.splitlines()
     names = [name for scope, _, name in (line.partition("\t") for line in found) if scope in ("local", "worktree")]
     settings = [(name, _INSTEAD[name.rpartition(".")[2].lower()]) for name in names]
     required = {name.rpartition(".")[0] for name in names if name.lower().startswith("filter.")}
@@ -75,16 +75,16 @@ def _run(
 
 def _transports() -> list[str]:
     """For GIT_ALLOW_PROTOCOL, which overrides every configuration; never more than the caller's environment allows."""
-    asked = os.environ.get("GIT_ALLOW_PROTOCOL")
-    return [name for name in _TRANSPORTS if asked is None or name in asked.split(":")]
+    requested = os.environ.get("GIT_ALLOW_PROTOCOL")
+    return [name for name in _TRANSPORTS if requested is None or name in requested.split(":")]
 
 
 def output(repository: Path, *arguments: str, stdin: str = "") -> str:
     """Standard output of a command; InfrastructureError with the end of its error output when it failed."""
     done = run(repository, *arguments, stdin=stdin)
     if done.returncode:
-        asked = redacted(" ".join(arguments[:2]))
-        raise InfrastructureError(f"git {asked} in {repository} failed:\n{end_of(done)}")
+        requested = redacted(" ".join(arguments[:2]))
+        raise InfrastructureError(f"git {requested} in {repository} failed:\n{end_of(done)}")
     return done.stdout
 
 

@@ -57,15 +57,15 @@ class Repository:
 
     def objects(self, names: Iterable[str]) -> dict[str, str]:
         """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
-        asked = list(dict.fromkeys(names))
+        requested = list(dict.fromkeys(names))
         answer = git.output(
             self.path,
             "cat-file",
             "--batch-check=%(objectname) %(objecttype)",
-            stdin="".join(f"{name}\n" for name in asked),
+            stdin="".join(f"{name}\n" for name in requested),
         )
         known = (line.split()[0] if not line.endswith(" missing") else "" for line in answer.splitlines())
-        return dict(zip(asked, known, strict=True))
+        return dict(zip(requested, known, strict=True))
 
     def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
         """A text per commit; two texts are equal if and only if the contents of the paths are."""

@@ -14,7 +14,7 @@ from harness.core.outcomes import JUDGED_AS_ASKED, KnownFailure, Outcome
 from harness.core.serialization import dumps
 
 if TYPE_CHECKING:
-    from harness.core.run.run_plan import HistoryAsked
+    from harness.core.run.run_plan import BaselineRequest
 
 LISTINGS = ("runs", "cells", "outcomes", "findings", "metrics")
 
@@ -196,8 +196,8 @@ def trail(series: int, since: str, most: int) -> Query:
     )
 
 
-def baseline(matrix: str, cells: Sequence[str], except_run: str, asked: HistoryAsked) -> Query:
-    """Green runs of cells by id, except `except_run`: at most `asked.runs` per cell and hardware, the newest first.
+def baseline(matrix: str, cells: Sequence[str], except_run: str, requested: BaselineRequest) -> Query:
+    """Green runs of cells by id, except `except_run`: at most `requested.runs` per cell and hardware, the newest first.
 
     Of any version of their stack, see the column `version`. Seconds are those that compared_seconds (judge) compares.
     """
@@ -214,8 +214,8 @@ def baseline(matrix: str, cells: Sequence[str], except_run: str, asked: HistoryA
             "cells": dumps(list(cells)),
             "matrix": matrix,
             "run": except_run,
-            "since": asked.since,
-            "runs": asked.runs,
+            "since": requested.since,
+            "runs": requested.runs,
         },
     )
 

@@ -251,7 +251,7 @@ def _in_words(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stack_words(facts: StackFacts) -> dict[str, Any]:
     words = {
-        "asked": facts.asked,
+        "requested": facts.requested,
         "checkouts": [f"{item.text()} of {item.repository}" for item in facts.checkouts],
         "commits": facts.commits,
         "container": facts.container,

@@ -17,18 +17,18 @@ from harness.plan.matrix.load import Matrix
 FOLDERS_VARIABLE = "HARNESS_CLUSTERS"
 
 
-def cluster_of(matrix: Matrix, asked: str | None = None) -> tuple[ClusterProfile, Path | None]:
+def cluster_of(matrix: Matrix, requested: str | None = None) -> tuple[ClusterProfile, Path | None]:
     """The profile that `--cluster` names, else the matrix's, with its file (None for the built-in `local`).
 
     A path in a matrix is relative to the matrix file, one from the command line to the current folder. InputError when
     there is none, when it has errors, or when the matrix wants more time than it allows.
     """
     beside = Path(matrix.file).parent
-    if asked is not None:
+    if requested is not None:
         origin, base = Problem(message="", key="--cluster"), Path()
     else:
         origin, base = Problem(message="", file=matrix.file, line=matrix.lines.get(("cluster",)), key="cluster"), beside
-    profile, file = read_cluster(matrix.cluster if asked is None else asked, base, beside, origin)
+    profile, file = read_cluster(matrix.cluster if requested is None else requested, base, beside, origin)
     limit = matrix.launch.time_limit_min
     if profile.kind == "slurm" and limit is not None and limit > profile.time:
         raise InputError(

@@ -126,30 +126,30 @@ class _Queries:
     def __init__(self, client: SlurmClient, clock: Callable[[], float]) -> None:
         self.client, self.clock = client, clock
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.asked: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
+        self.requested: Future[tuple[dict[str, JobState], dict[str, Pending]]] | None = None
         self.pending: dict[str, Pending] = {}  # of the last answer
         self.pause_s = FIRST_ASK_S
         # The first query is made at once: a job may have ended before this launcher started.
-        self.last_asked = clock() - FIRST_ASK_S
+        self.last_poll = clock() - FIRST_ASK_S
 
     def poll(self, waiting: Sequence[Following]) -> bool:
         """Take an answer that has arrived, or query again when it is time; returns whether there was an answer."""
         now = self.clock()
         silent = frozenset(one.job for one in waiting if now > one.last_word + SILENT_S)
-        if self.asked is None:
+        if self.requested is None:
             doubtful = any(one.first_ended is not None or (one.job in silent and one.last_beat) for one in waiting)
-            if waiting and now >= self.last_asked + (DOUBT_ASK_S if doubtful else self.pause_s):
-                self.asked = self.thread.submit(self._ask, [one.job for one in waiting], silent)
+            if waiting and now >= self.last_poll + (DOUBT_ASK_S if doubtful else self.pause_s):
+                self.requested = self.thread.submit(self._ask, [one.job for one in waiting], silent)
             return False
-        if not self.asked.done():
+        if not self.requested.done():
             return False
-        (states, self.pending), self.asked = self.asked.result(), None
+        (states, self.pending), self.requested = self.requested.result(), None
         for one in waiting:
             if one.job in states:  # the others were added after the query
                 _update_state(one, states[one.job], now)
-        moved = any(one.last_event >= self.last_asked for one in waiting)
+        moved = any(one.last_event >= self.last_poll for one in waiting)
         self.pause_s = FIRST_ASK_S if moved else min(self.pause_s * 1.5, LONGEST_ASK_S)
-        self.last_asked = now
+        self.last_poll = now
         return True
 
     def _ask(self, jobs: Sequence[str], silent: frozenset[str]) -> tuple[dict[str, JobState], dict[str, Pending]]:

@@ -17,7 +17,7 @@ from typing import Any
 import harness
 from harness.core.errors import InputError
 from harness.core.hardware.environment import AGENT, DETERMINISM, WITHOUT
-from harness.core.run.run_dir import RunDir, safe_name
+from harness.core.run.run_dir import RunDir, path_component
 from harness.core.run.run_plan import Allocation
 from harness.infra import templating
 from harness.plan.jobs.cluster import ClusterProfile, Container, has_control
@@ -118,7 +118,7 @@ def array_indices(indices: Sequence[int]) -> str:
 def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -> list[str]:
     first = job.allocations[0]
     log = f"{_no_expansion(run.submission(job.name, ''))}.{'%A_%a' if job.is_array else '%j'}"
-    asked: dict[str, str | int | None] = {
+    requested: dict[str, str | int | None] = {
         "job-name": job_name(run_id, first.array),
         "comment": f"packing-harness:{run_id}",
         "partition": profile.partition,
@@ -139,7 +139,7 @@ def _sbatch_flags(job: Job, profile: ClusterProfile, run: RunDir, run_id: str) -
         "open-mode": "append",
         "signal": profile.signal,
     }
-    flags = [f"--{name}={_sbatch_value(str(value), name)}" for name, value in asked.items() if value is not None]
+    flags = [f"--{name}={_sbatch_value(str(value), name)}" for name, value in requested.items() if value is not None]
     flags += ["--exclusive"] if profile.exclusive else []
     flags.append("--requeue" if profile.requeue else "--no-requeue")
     return flags + [_profile_flag(flag) for flag in profile.sbatch_flags]
@@ -197,7 +197,7 @@ def _payload(job: Job, run: RunDir, python: str, env: Mapping[str, str] | None, 
     argv = (*begin, python, "-m", "harness.node.agent", str(run.root))
     words = [shlex.quote(_safe(word, "payload")) for word in argv]
     folder = "" if env is None else f"cd {shlex.quote(str(run.root))} && "
-    member = f'{safe_name(first.array)}-"$SLURM_ARRAY_TASK_ID"' if job.is_array else safe_name(first.name)
+    member = f'{path_component(first.array)}-"$SLURM_ARRAY_TASK_ID"' if job.is_array else path_component(first.name)
     return folder + " ".join(["exec", *words, member, '--node "$SLURM_NODEID"', f"--nodes {first.nodes}"])
 
 

@@ -69,12 +69,12 @@ def render(run: RunDir, plan: RunPlan, job: Job, profile: ClusterProfile, templa
 
 def _in_container(profile: ClusterProfile, stack: ReadyStack) -> ClusterProfile:
     """The profile with the container of a stack: its image, and the worktrees beside the profile's own mounts."""
-    if not stack.asked.container:
+    if not stack.requested.container:
         return replace(profile, container=None)
     base = profile.container or Container(image="")
     trees = dict.fromkeys(folder for home in stack.homes for folder in home.folders)
     mounts = (*base.mounts, *(f"{tree}:{tree}" for tree in trees))
-    return replace(profile, container=replace(base, image=stack.asked.container, mounts=mounts))
+    return replace(profile, container=replace(base, image=stack.requested.container, mounts=mounts))
 
 
 def order_allocation(run: RunDir, allocation: Allocation, attempts: dict[str, int], *, parallel_ranks: int) -> None:

@@ -31,7 +31,7 @@ class Part:
     state: State
     why: str = ""  # reason why it is impossible
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of a cached environment
-    asked: tuple[str, ...] = ()  # requirements of the environment
+    requested: tuple[str, ...] = ()  # requirements of the environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Forecast:
         lines = []
         for part in self.parts:
             lines.append(f"{self.stack}: {part.what}, {part.state}: {part.why or part.where}")
-            named = {distribution(item) for item in part.asked}
+            named = {distribution(item) for item in part.requested}
             held = [f"{name}=={number}" for name, number in part.packages.items() if distribution(name) in named]
             others = len(part.packages) - len(held)
             lines += [f"  has {', '.join(held)}" + (f", and {others} more" if others else "")] if held else []
@@ -124,7 +124,7 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
         where=str(place),
         state=state,
         packages=_held(place) if state == KEPT else {},
-        asked=(*request.packages, *request.no_deps),
+        requested=(*request.packages, *request.no_deps),
     )
     return part, str(stack_build.python_of(place))
 

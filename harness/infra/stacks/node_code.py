@@ -17,9 +17,9 @@ def agent_environment(stack: ReadyStack, node_code: Path) -> dict[str, str]:
 
     The checkouts come first, then the stack's own PYTHONPATH, then the harness.
     """
-    own = stack.asked.env.get("PYTHONPATH", "")
+    own = stack.requested.env.get("PYTHONPATH", "")
     path = os.pathsep.join([*stack.paths, *([own] if own else []), str(node_code)])
-    return {**stack.asked.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+    return {**stack.requested.env, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
 
 
 def copy_node_code(target: Path) -> Path:

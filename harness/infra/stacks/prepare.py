@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,15 +13,11 @@ from harness.core.stack import ModuleHome, ReadyStack, Stack
 from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import checkout as stack_checkout
 from harness.infra.stacks import interpreters
-from harness.infra.stacks.artifact_store import locked
 from harness.infra.stacks.build import Say
+from harness.infra.stacks.bytecode import compile_imports
 from harness.infra.stacks.interpreters import Interpreter
-from harness.infra.stacks.node_code import agent_environment, copy_node_code
 from harness.plan.stacks.projects import PROJECTS
 from harness.plan.stacks.section import EnvironmentRequest, environment_request
-
-_COMPILED = "import harness.node.agent; from harness.node.load import load; load()"
-COMPILE_TIMEOUT_S = 600.0
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:
@@ -45,7 +37,7 @@ def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str 
             ready[stack.name] = _prepare(stack, say, once, user)
         except InfrastructureError as error:
             say(f"stack {stack.name} cannot be built: {error}")
-            ready[stack.name] = ReadyStack(asked=stack, error=str(error))
+            ready[stack.name] = ReadyStack(requested=stack, error=str(error))
     return ready
 
 
@@ -102,7 +94,7 @@ def _prepare(stack: Stack, say: Say, once: bool, user: str) -> ReadyStack:
     if ready.error:
         say(f"stack {stack.name} cannot be used: {ready.error}")
     elif request is not None and not in_place:
-        _compile(ready, Path(found.prefix), once)
+        compile_imports(ready, Path(found.prefix), once)
     return ready
 
 
@@ -120,7 +112,7 @@ def ready_stack(
         for name in PROJECTS[project].modules
     ]
     return ReadyStack(
-        asked=stack,
+        requested=stack,
         python=python,
         paths=_paths(worktrees),
         homes=tuple(homes),
@@ -136,14 +128,14 @@ def moved_since(stacks: Mapping[str, ReadyStack]) -> list[str]:
     """
     found = []
     for stack in stacks.values():
-        for item in stack.asked.checkouts:
+        for item in stack.requested.checkouts:
             before = stack.commits.get(item.package, "")
             if item.ref or not before:
                 continue
             place = Path(item.repository)
             now = stack_checkout.code_at(item, stack_checkout.commit_of(item, fetch=False), place)
             if now != before:
-                found.append(f"stack {stack.asked.name}: {item.package} in {place} changed from {before} to {now}")
+                found.append(f"stack {stack.requested.name}: {item.package} in {place} changed from {before} to {now}")
     return found
 
 
@@ -180,28 +172,3 @@ def torch_version() -> str:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
         return ""
-
-
-def _compile(stack: ReadyStack, environment: Path, once: bool) -> None:
-    """Import what runs import, with bytecode caching on, which some machines switch off: halves later import times.
-
-    Done once for every combination of environment and checkouts, with `once` only once per environment. A failure is
-    not reported here: the agent's import fails too, and its reason is in the cells' results.
-    """
-    digest = hashlib.sha256(os.pathsep.join(stack.paths).encode()).hexdigest()[:16]
-    stamp = environment / f"compiled-{digest}"
-    with locked(environment):
-        if stamp.exists() or (once and any(environment.glob("compiled-*"))):
-            return
-        with tempfile.TemporaryDirectory(prefix="harness-compile-") as folder:
-            env = interpreters.clean_environment(agent_environment(stack, copy_node_code(Path(folder))))
-            env.pop("PYTHONDONTWRITEBYTECODE", None)
-            subprocess.run(
-                [stack.python, "-W", "ignore", "-c", _COMPILED],
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=COMPILE_TIMEOUT_S,
-            )
-        stamp.touch()

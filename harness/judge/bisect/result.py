@@ -89,7 +89,7 @@ class Change:
 class End:
     """One end of the searched history."""
 
-    asked: str  # as --good or --bad named it
+    requested: str  # as --good or --bad named it
     name: str  # full hash, or version
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 
 DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
 CHUNK_EDGE = "cp chunk edge"  # the slot before or after is on another cp rank
@@ -169,7 +169,7 @@ def of_parameter(layout: Layout, layers: int, name: str, shards: Sequence[int] |
     elif layer := layer_of(name):
         found = of_layer(layout, layers, layer)
     if shards and len(shards) < layout.tp:
-        words = f"tp shard, wrong only on {counted('tp rank', shards)}"
+        words = f"tp shard, wrong only on {numbered('tp rank', shards)}"
         found += Boundaries(boundaries=(TP_SHARD,), words=(words,), where={"tp": shards[0]})
     return found
 

@@ -39,7 +39,7 @@ class KnownIssue:
     per_token: bool | None = None  # calculate_per_token_loss; None: either
     ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # the factor that the number is wrong by; empty: any
     fields: tuple[str, ...] = ()  # of packed params; empty: any
-    says: str = ""  # text in the finding's message
+    message_contains: str = ""  # text in the finding's message
 
     @property
     def text(self) -> str:
@@ -77,7 +77,7 @@ _ROWS = KnownIssue(
     data_path="sft",
     tp="1",
     rows=True,
-    says="stack expects each tensor to be equal size",
+    message_contains="stack expects each tensor to be equal size",
 )
 _AUX_WEIGHT = KnownIssue(
     name="Megatron-LM pull request 2237",
@@ -87,7 +87,7 @@ _AUX_WEIGHT = KnownIssue(
     fixed="0.16.0",
     per_token=False,
     ratio="1/cp",
-    says="gradients of ",
+    message_contains="gradients of ",
 )
 KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     _TP_RANKS,
@@ -115,14 +115,14 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         rows=True,
         per_token=True,
         ratio="1/rows",
-        says="gradients of seq_aux_loss",
+        message_contains="gradients of seq_aux_loss",
     ),
     KnownIssue(
         name="Megatron-LM pull request 5243",
         link=f"{_MEGATRON}/pull/5243",
         check="segment_slope",
         since="0.19.0",
-        says="the THD rotary function alone takes",
+        message_contains="the THD rotary function alone takes",
     ),
     KnownIssue(
         name="Megatron-LM pull request 5696",
@@ -130,7 +130,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         check="aux_loss",
         since="0.18.0",
         fixed="0.19.0",
-        says="rows taken for one",
+        message_contains="rows taken for one",
     ),
     KnownIssue(
         name="Megatron-Bridge issue 2952",
@@ -150,7 +150,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         since="0.1.0",
         fixed="0.2.0",
         data_path="skyrl",
-        says="must match the existing size (0)",
+        message_contains="must match the existing size (0)",
     ),
 )
 
@@ -197,7 +197,7 @@ def _matches(issue: KnownIssue, evidence: CellEvidence, finding: Finding, releas
         and _in_cell(issue, evidence)
         and (not issue.fields or finding.where.get("field") in issue.fields)
         and _at_places(issue, evidence, finding)
-        and issue.says in finding.message
+        and issue.message_contains in finding.message
         and _has_ratio(issue, evidence, finding)
     )
 

@@ -13,7 +13,7 @@ from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import Blame, blame_of
 from harness.judge.failures.hangs import Stall, stall_of
 from harness.judge.failures.pattern_row import Domain, Role
-from harness.judge.locations import counted, where_of
+from harness.judge.locations import numbered, where_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Cause:
     @property
     def others_text(self) -> str:
         """Empty when every other rank completed."""
-        return f"; {counted('rank', self.others)} did not complete either" if self.others else ""
+        return f"; {numbered('rank', self.others)} did not complete either" if self.others else ""
 
     @property
     def where(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import blame_of
 from harness.judge.failures.hangs import stall_of
 from harness.judge.failures.pattern_row import Domain, Pattern, Retry, Role
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 
 SIGABRT = 6
 _QUOTE_LENGTH = 300
@@ -192,4 +192,4 @@ def patterns_of_log(text: str) -> Iterator[tuple[Pattern, str]]:
 
 def _silence(evidence: FailureEvidence) -> str:
     failed = [ending.rank for ending in evidence.endings if ending.ended != "completed"]
-    return f"{counted('rank', failed)} left no message" if failed else "no rank failed"
+    return f"{numbered('rank', failed)} left no message" if failed else "no rank failed"

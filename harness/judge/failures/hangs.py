@@ -11,7 +11,7 @@ from harness.core.frames import CODE, deciding, owner_of
 from harness.judge.evidence.endings import CRASH_SIGNALS, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.patterns import Pattern
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 
 _POINT_TO_POINT = re.compile(r"(send|recv) ")
 _MEMBERS = re.compile(r"\d+")
@@ -37,7 +37,7 @@ def stall_of(endings: Sequence[Ending]) -> Stall | None:
     if frozen and len(frozen) < len(late):
         return Stall(table.FROZEN, frozen[0].rank, _frozen(frozen, waiting))
     if dumpless:
-        ranks = counted("rank", [ending.rank for ending in dumpless])
+        ranks = numbered("rank", [ending.rank for ending in dumpless])
         text = f"the deadline passed, and {ranks} left no stack; {_who(last)} made the least progress: {last.at}"
         return Stall(table.DEADLINE, last.rank, text)
     if not waiting:
@@ -49,7 +49,9 @@ def stall_of(endings: Sequence[Ending]) -> Stall | None:
     waits = f"{_waits(waiting)} at step {step}"
     if not all(ending.stalled for ending in late):
         moving = [ending.rank for ending in late if not ending.stalled]
-        text = f"the deadline passed while {counted('rank', moving)} still made progress, with ranks waiting in {waits}"
+        text = (
+            f"the deadline passed while {numbered('rank', moving)} still made progress, with ranks waiting in {waits}"
+        )
         return Stall(table.DEADLINE, last.rank, text)
     return _proven(endings, late, waiting, last, waits)
 
@@ -67,7 +69,7 @@ def _proven(endings: Sequence[Ending], late: list[Ending], waiting: list[Ending]
     if any(ending.ended != "completed" for ending in rest):
         return Stall(table.DEADLINE, last.rank, f"ranks waited in {waits} while others were lost")
     if rest:
-        left = counted("rank", [ending.rank for ending in rest])
+        left = numbered("rank", [ending.rank for ending in rest])
         text = f"hang in {waits}; {left} had ended; {_who(last)} made the least progress: {last.at}"
         return Stall(table.HANG, last.rank, text)
     calls = _calls(waiting)
@@ -113,7 +115,7 @@ def _place(ending: Ending) -> str:
 
 
 def _frozen(frozen: list[Ending], waiting: list[Ending]) -> str:
-    ranks = counted("rank", [ending.rank for ending in frozen])
+    ranks = numbered("rank", [ending.rank for ending in frozen])
     text = f"{ranks} left no stack at the deadline, so the process was stopped or blocked in the kernel"
     return f"{text}; waiting for it: {_waits(waiting)}" if waiting else text
 
@@ -123,7 +125,7 @@ def _waits(waiting: list[Ending]) -> str:
     ranks: dict[str, list[int]] = {}
     for ending in waiting:
         ranks.setdefault(ending.hang or "", []).append(ending.rank)
-    return " and ".join(f"{name} ({counted('rank', found)})" for name, found in ranks.items())
+    return " and ".join(f"{name} ({numbered('rank', found)})" for name, found in ranks.items())
 
 
 def _who(ending: Ending) -> str:

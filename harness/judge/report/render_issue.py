@@ -130,7 +130,8 @@ def _range(issue: Issue) -> Iterator[str]:
         for change in inside.candidates:
             name = short(change.name, inside.kind)
             yield f"| change in {text(inside.project)} | {text(name)} {text(change.subject)} |"
-    yield f"| searched | {text(found.good.asked)} (good) to {text(found.bad.asked)} (bad), {len(found.points)} judged |"
+    ends = f"{text(found.good.requested)} (good) to {text(found.bad.requested)} (bad)"
+    yield f"| searched | {ends}, {len(found.points)} judged |"
     yield from ("", *(f"{plain(note)}" for note in found.notes), *([""] if found.notes else []))
 
 

@@ -52,14 +52,14 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
         yield f"environment: {absent[0]} is missing"
         return
     kind = facts["torch_device"].partition(":")[0]
-    asked = expected.config.device
+    requested = expected.config.device
     if facts["backend"] not in _BACKENDS.get(kind, ()) or (facts["device"] == "cpu") != (kind == "cpu"):
         yield (
             f"environment: device {facts['device']!r}, torch_device {facts['torch_device']!r} and backend "
             f"{facts['backend']!r} contradict each other"
         )
-    if asked != "auto" and asked != kind:
-        yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {asked}"
+    if requested != "auto" and requested != kind:
+        yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {requested}"
     if facts["dtype"] != expected.config.dtype:
         yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
 

@@ -43,9 +43,9 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
     if config is None:
         yield "config.json is missing, so what the ranks ran is unknown"
     elif config != planned:
-        ran, asked = to_jsonable(config), to_jsonable(planned)
-        name = next(name for name in asked if ran[name] != asked[name])
-        yield f"config.json says {name} {ran[name]!r}, plan.json {asked[name]!r}"
+        ran, requested = to_jsonable(config), to_jsonable(planned)
+        name = next(name for name in requested if ran[name] != requested[name])
+        yield f"config.json says {name} {ran[name]!r}, plan.json {requested[name]!r}"
 
 
 def rejection_problem(evidence: CellEvidence) -> str:

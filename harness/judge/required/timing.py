@@ -24,7 +24,7 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     if not record.setup_s < math.inf:
         yield f"setup_s is {record.setup_s!r}"
     timing = expected.config.timing
-    if not timing.asked:
+    if not timing.timed:
         if record.timings or record.untimed or record.warmup_rounds or record.gpu_states:
             yield "timings: present, though the cell is not timed"
         return
@@ -38,7 +38,7 @@ def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[st
     """(load, documents) that a rank times; only rank 0 times the rotary function."""
     names = ["rotary", "rotary_other"] if first else []
     loads = {(name, count) for name in [*names, "step"] for count in timing.documents}
-    others = {name for name, asked in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if asked}
+    others = {name for name, requested in (("unpacked", timing.unpacked), ("full", timing.full_rows)) if requested}
     loads |= {(name, 0) for name in ({"packed"} if others - untimed else set()) | others}
     loads |= {(_TURN, 0)} if timing.turns else set()
     return {load for load in loads if load[0] not in untimed or load[0] == _TURN}

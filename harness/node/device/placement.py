@@ -34,12 +34,12 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose_device(local_rank: int, local_world_size: int, asked: str = "auto") -> Device:
-    """The device of one rank; `asked` as in core/hardware/devices.py. Only for forked ranks: it may initialise CUDA.
+def choose_device(local_rank: int, local_world_size: int, requested: str = "auto") -> Device:
+    """The device of one rank; `requested` as in core/hardware/devices.py. Only in forked ranks: may initialise CUDA.
 
     On the CPU, GPUs are hidden from upstream. ValueError when a GPU is asked for and there is none.
     """
-    found = place(asked, gpus(), local_rank, local_world_size)
+    found = place(requested, gpus(), local_rank, local_world_size)
     if found.kind == "cpu":
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""} if gpus() else {}
     else:

@@ -50,7 +50,7 @@ def run_probe(config: CellConfig, place: Coordinates, recorder: Recorder, listen
     begin = time.perf_counter()
     torch.set_num_threads(1)
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    os.environ |= determinism(os.environ, timed=config.timing.asked) if config.device != "cpu" else {}
+    os.environ |= determinism(os.environ, timed=config.timing.timed) if config.device != "cpu" else {}
     device = choose_device(int(os.environ["LOCAL_RANK"]), local_ranks, config.device)
     config = attention_kinds.resolved(config, device, capability(device))
     recorder.record.environment = _environment(config, device)

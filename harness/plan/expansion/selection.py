@@ -142,10 +142,10 @@ def _matcher(entry: str | Mapping[str, Any]) -> Callable[[CellConfig], bool]:
     if isinstance(entry, str):
         pattern = re.compile(translate(entry))
         return lambda config: pattern.match(cell_name(config)) is not None
-    return lambda config: all(value_of(config, name) == _asked(config, name, entry[name]) for name in entry)
+    return lambda config: all(value_of(config, name) == _requested(config, name, entry[name]) for name in entry)
 
 
-def _asked(config: CellConfig, name: str, value: Any) -> Any:
+def _requested(config: CellConfig, name: str, value: Any) -> Any:
     """The value of an axis that `keep` asks for; `auto` resolved for this cell."""
     if value is None and name == "sp":
         return config.layout.tp > 1

@@ -16,7 +16,7 @@ from harness.core.cell.config import ModelConfig, TrainConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_plan import HistoryAsked, XFail
+from harness.core.run.run_plan import BaselineRequest, XFail
 from harness.core.stack import DEFAULT, Stack
 from harness.core.tolerances import ToleranceOverrides
 from harness.plan.matrix.axes import AXES, AXIS_ALIASES, DOTTED, Axes, parse_axes
@@ -55,7 +55,7 @@ class Matrix:
     base: str  # the stack that cells of the other stack are timed against, interleaved; empty for none
     xfail: tuple[XFail, ...]
     values: Mapping[str, Any]  # the file as read
-    history: HistoryAsked | None = None  # earlier runs to compare times with
+    history: BaselineRequest | None = None  # earlier runs to compare times with
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where given
     covering: Covering | None = None  # None: every cell that constraints and rules allow
     cluster: str = "local"  # a profile's name or path
@@ -122,7 +122,7 @@ def _of_checks(checks: ChecksSection) -> dict[str, Any]:
         "fingerprints": checks.fingerprints,
         "timing": throughput.timing(),
         "base": throughput.base(),
-        "history": throughput.asked_history(),
+        "history": throughput.baseline_request(),
         "peak_tflops": throughput.peak_tflops,
     }
 

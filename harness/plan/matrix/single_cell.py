@@ -54,9 +54,9 @@ def one_cell(
 def pinned(stack: ReadyStack) -> Stack:
     """The stack with refs of checkouts replaced by the commits that they resolved to; working trees stay."""
     checkouts = [
-        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.asked.checkouts
+        replace(item, ref=item.ref and stack.commits.get(item.package, item.ref)) for item in stack.requested.checkouts
     ]
-    return replace(stack.asked, checkouts=tuple(checkouts))
+    return replace(stack.requested, checkouts=tuple(checkouts))
 
 
 def _axes(config: CellConfig) -> dict[str, Any]:

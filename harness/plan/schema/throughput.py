@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from harness.core.cell.timing import DOCUMENTS, ROUNDS, TimingConfig
 from harness.core.hardware.peak_flops import DTYPES
-from harness.core.run.run_plan import HistoryAsked
+from harness.core.run.run_plan import BaselineRequest
 from harness.core.tolerances import DEFAULTS, LEAST_RUNS
 from harness.plan.schema.section import Section
 
@@ -162,14 +162,14 @@ class ThroughputSection(Section):
     def bounds(self) -> dict[str, float]:
         """Bound -> value, for the checks that are switched on."""
         slope, packed = self.segment_slope, self.packed_slower
-        asked = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
-        asked |= {"packed_slower": packed.bound} if packed else {}
-        asked |= {"slower_than_history": self.history.slower} if self.history else {}
-        return asked | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
+        requested = {"segment_slope": slope.bound, "rotary_slope": slope.rotary_bound} if slope else {}
+        requested |= {"packed_slower": packed.bound} if packed else {}
+        requested |= {"slower_than_history": self.history.slower} if self.history else {}
+        return requested | ({"slower_than": self.slower_than.bound} if self.slower_than else {})
 
-    def asked_history(self) -> HistoryAsked | None:
+    def baseline_request(self) -> BaselineRequest | None:
         """The runs to compare with; None for none."""
-        return HistoryAsked(runs=self.history.runs, since=self.history.since) if self.history else None
+        return BaselineRequest(runs=self.history.runs, since=self.history.since) if self.history else None
 
     def base(self) -> str:
         """The stack to time the other one against; empty for none."""

@@ -76,7 +76,7 @@ class Smallest:
     minimal: bool  # False: the limit of rounds was reached
 
 
-Asked = tuple[CellConfig, ...]
+Round = tuple[CellConfig, ...]
 Answers = Mapping[CellConfig, Answer]
 
 
@@ -94,7 +94,7 @@ def minimal_cell(config: CellConfig, finding: Finding, took_s: float) -> CellCon
     return replace(config, canaries=canaries, timing=timing, deadline_s=deadline)
 
 
-def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Smallest]:
+def search(start: CellConfig, most_rounds: int) -> Generator[Round, Answers, Smallest]:
     """Yields the cells of a round, receives an answer for each, and returns the smallest cell. Deterministic."""
     known: dict[CellConfig, Answer] = {}
     steps: list[Step] = []
@@ -102,14 +102,14 @@ def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Sma
     current = starts[0]
     rounds, tried = 0, 0
     while rounds < most_rounds:
-        asked = _round(current, known, () if rounds else starts)
-        if not asked:
+        requested = _round(current, known, () if rounds else starts)
+        if not requested:
             break
         rounds += 1
-        tried += len(asked)
-        answers = yield asked
+        tried += len(requested)
+        answers = yield requested
         known.update(answers)
-        same = [config for config in asked if known[config].kind is Kind.SAME]
+        same = [config for config in requested if known[config].kind is Kind.SAME]
         if not same and rounds == 1:
             return Smallest(config=None, steps=(), needs=(), rounds=1, tried=tried, minimal=False)
         smallest = min(same, key=size_of, default=current)
@@ -121,7 +121,7 @@ def search(start: CellConfig, most_rounds: int) -> Generator[Asked, Answers, Sma
     return Smallest(config=current, steps=tuple(steps), needs=needs, rounds=rounds, tried=tried, minimal=minimal)
 
 
-def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Asked:
+def _round(current: CellConfig, known: dict[CellConfig, Answer], starts: Sequence[CellConfig] = ()) -> Round:
     """The cells to try in a round. Single reductions wait for later rounds, when the cell is cheaper to run."""
     wanted = [*starts, *_rungs(current, known), *(() if starts else _singles(current))]
     return tuple(config for config in dict.fromkeys(wanted) if _open(config, known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from harness.core.serialization import from_jsonable, loads
 from harness.judge.bisect.result import Bisection
 from tests.app.conftest import harness, write_matrix
+from tests.megatron_clone import CLONE, needs_clone
 
-CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
-]
+pytestmark = [pytest.mark.train, needs_clone]
 LIMIT_S = 3600
 STAGES = """\
 name: stages

@@ -89,7 +89,7 @@ def said(clone: Path, folder: Path, change: str, end: str, monkeypatch: pytest.M
     monkeypatch.setenv("HARNESS_STACKS", str(folder / "kept"))
     ends = {name: git(clone, "rev-parse", f"{name}^{{commit}}") for name in (change, end)}
     found = replace(
-        bisection(), repository=str(clone), found=Change(name=ends[change]), bad=End(asked=end, name=ends[end])
+        bisection(), repository=str(clone), found=Change(name=ends[change]), bad=End(requested=end, name=ends[end])
     )
     text = confirmed(found, shrunk_of(clone, folder), folder)
     return text.replace(ends[change][:12], change).replace(ends[end][:12], end)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.app.conftest import harness, only_run, write_matrix
+from tests.megatron_clone import CLONE, needs_clone
 
-CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
-]
+pytestmark = [pytest.mark.train, needs_clone]
 HEAD = """\
 name: checkout
 matrix:

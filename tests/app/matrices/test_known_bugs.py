@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.app.conftest import harness, only_run, write_matrix
+from tests.megatron_clone import CLONE, needs_clone
 
-CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
-]
+pytestmark = [pytest.mark.train, needs_clone]
 
 
 def test_every_bad_commit_fails_where_it_is_known_to_and_every_good_one_passes(tmp_path: Path, root: Path) -> None:

@@ -70,7 +70,7 @@ def test_just_the_known_bugs_fail_and_all_else_passes(ran: Ran) -> None:
         "tp1-pp4-cp1-bridge_offline-bridge042",
         "tp1-pp1-cp1-rules-pad-cu-seqlens-free-rows-bridge042",
     }
-    assert all(entry["strict"] and entry["lanes"] and entry["says"] for entry in ran.entries.values())
+    assert all(entry["strict"] and entry["lanes"] and entry["message_contains"] for entry in ran.entries.values())
     outcomes = {cell["id"].rpartition("-")[0]: cell["outcome"] for cell in ran.report["cells"]}
     assert outcomes == {name: "XFAIL" if name in ran.entries else "PASS" for name in outcomes}
 
@@ -181,7 +181,11 @@ BRIDGE, SFT = "tp1-pp4-cp1-bridge_offline-bridge042", "tp2-pp4-cp1-sft-core0171"
     ("name", "other", "reason"),
     [
         (BRIDGE, {"lanes": ["metadata"]}, "metadata and numerics failed, not metadata"),
-        (SFT, {"says": ["no packed params at stage 1"]}, "no finding says 'no packed params at stage 1'"),
+        (
+            SFT,
+            {"message_contains": ["no packed params at stage 1"]},
+            "no finding contains 'no packed params at stage 1'",
+        ),
     ],
 )
 def test_the_matrix_is_red_when_a_known_bug_shows_elsewhere(

@@ -92,7 +92,7 @@ def test_a_run_whose_working_tree_has_moved_is_not_resumed(tmp_path: Path) -> No
     run = simulated_run(tmp_path / "runs")
     source = repository(tmp_path / "source")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="")
-    ready = ReadyStack(asked=Stack(name="mine", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
+    ready = ReadyStack(requested=Stack(name="mine", checkouts=(checkout,)), commits={"megatron-lm": "0" * 40})
     plan = replace(read_plan(run), stacks={"mine": ready})
     assert resume(run, plan, FinalizeOptions(record=False), errors=False) in (
         EXIT_PASS,

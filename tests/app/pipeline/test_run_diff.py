@@ -101,11 +101,11 @@ def test_commits_are_counted_in_the_repository_of_the_stack(tmp_path: Path) -> N
     source = repository(tmp_path / "source")
     old, new = git(source, "rev-parse", "old"), git(source, "rev-parse", "main")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
-    plan = replace(PLAN, stacks={"main": ReadyStack(asked=Stack(name="main", checkouts=(checkout,)))})
+    plan = replace(PLAN, stacks={"main": ReadyStack(requested=Stack(name="main", checkouts=(checkout,)))})
     history = remember(tmp_path, in_stack(earlier_report(), old))
     since = told(tmp_path, history, in_stack(later_report(), new), plan).since
     assert since is not None
     assert since.cells[0].between == [f"megatron-lm {old[:10]}..{new[:10]}, 1 commit"]
     gone = replace(checkout, repository=str(tmp_path / "gone"))
-    nowhere = replace(PLAN, stacks={"main": ReadyStack(asked=Stack(name="main", checkouts=(gone,)))})
+    nowhere = replace(PLAN, stacks={"main": ReadyStack(requested=Stack(name="main", checkouts=(gone,)))})
     assert count_commits(nowhere, [("main", old, new)]) == []

@@ -11,7 +11,7 @@ from harness.core.cell.model import MlaConfig, MoeConfig, MtpConfig
 from harness.core.cell.timing import TimingConfig
 from harness.core.packing.documents import DocumentsConfig
 from harness.core.packing.options import PackingOptions
-from harness.core.run.run_dir import safe_name
+from harness.core.run.run_dir import path_component
 from harness.core.serialization import dumps, from_jsonable, loads
 from harness.core.setting import keys_of
 from harness.core.stack import Checkout, Stack, digest
@@ -40,7 +40,7 @@ def test_a_name_shows_the_axes_that_differ_from_their_defaults(change: dict[str,
     config = replace(CELL, **change)
     assert cell_name(config) == name
     assert cell_id(config).rpartition("-")[0] == name
-    assert safe_name(cell_id(config)) == cell_id(config)
+    assert path_component(cell_id(config)) == cell_id(config)
 
 
 def test_an_id_is_stable() -> None:

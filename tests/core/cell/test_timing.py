@@ -10,10 +10,10 @@ from harness.core.cell.timing import NOT_TIMED, ROTARY_TOKENS, STEP_TOKENS, Timi
 
 
 def test_nothing_is_timed_unless_requested() -> None:
-    assert not NOT_TIMED.asked
-    assert TimingConfig(documents=(4, 16)).asked
-    assert TimingConfig(unpacked=True).asked
-    assert TimingConfig(full_rows=True).asked
+    assert not NOT_TIMED.timed
+    assert TimingConfig(documents=(4, 16)).timed
+    assert TimingConfig(unpacked=True).timed
+    assert TimingConfig(full_rows=True).timed
 
 
 def test_a_gpu_warms_up_longer_unless_the_matrix_says_how_long() -> None:

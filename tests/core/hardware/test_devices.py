@@ -17,7 +17,7 @@ def cell(device: str = "auto", attention: str = "auto", **layout: int) -> CellCo
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "ranks", "expected"),
+    ("requested", "gpus", "ranks", "expected"),
     [
         ("auto", 0, 2, ["cpu with gloo", "cpu with gloo"]),
         ("cpu", 8, 1, ["cpu with gloo"]),
@@ -27,20 +27,20 @@ def cell(device: str = "auto", attention: str = "auto", **layout: int) -> CellCo
         ("cuda", 2, 3, ["cuda with gloo, 2 ranks on one GPU", "cuda with gloo", "cuda with gloo, 2 ranks on one GPU"]),
     ],
 )
-def test_who_computes_where(asked: str, gpus: int, ranks: int, expected: list[str]) -> None:
-    assert [str(place(asked, gpus, rank, ranks)) for rank in range(ranks)] == expected
+def test_who_computes_where(requested: str, gpus: int, ranks: int, expected: list[str]) -> None:
+    assert [str(place(requested, gpus, rank, ranks)) for rank in range(ranks)] == expected
 
 
 @given(st.sampled_from(["auto", "cuda", "cpu"]), st.integers(0, 9), st.integers(1, 40))
-def test_ranks_of_a_node_agree_on_device_and_back_end_and_spread_evenly(asked: str, gpus: int, ranks: int) -> None:
-    if asked == "cuda" and gpus == 0:
+def test_ranks_of_a_node_agree_on_device_and_back_end_and_spread_evenly(requested: str, gpus: int, ranks: int) -> None:
+    if requested == "cuda" and gpus == 0:
         with pytest.raises(ValueError, match="no GPU that torch can use"):
-            place(asked, gpus, 0, ranks)
+            place(requested, gpus, 0, ranks)
         return
-    places = [place(asked, gpus, rank, ranks) for rank in range(ranks)]
+    places = [place(requested, gpus, rank, ranks) for rank in range(ranks)]
     assert len({(found.kind, found.backend) for found in places}) == 1
     on_gpus = places[0].kind == "cuda"
-    assert on_gpus == (asked != "cpu" and gpus > 0)
+    assert on_gpus == (requested != "cpu" and gpus > 0)
     if not on_gpus:
         assert {found.index for found in places} == {None}
         return

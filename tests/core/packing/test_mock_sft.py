@@ -14,13 +14,10 @@ import pytest
 from harness.core.packing.documents import DocumentsConfig, documents_of_step
 from harness.infra.inputs.matrix_file import read_lengths
 from harness.infra.stacks.build import find_uv
+from tests.megatron_clone import CLONE, needs_clone
 
-CLONE = os.environ.get("HARNESS_MEGATRON_LM_REPO", "")
 COMMIT = "d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1"  # dev of 2026-08; main and the releases have no such class
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.skipif(not CLONE, reason="HARNESS_MEGATRON_LM_REPO does not name a clone of Megatron-LM"),
-]
+pytestmark = [pytest.mark.train, needs_clone]
 ASK = """\
 import json, sys
 sys.path.append(sys.argv[1])
@@ -43,10 +40,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([*git, "remove", "--force", str(folder)], check=True, capture_output=True)
 
 
-def upstream(checkout: Path, packages: Path, *asked: tuple[int, dict[str, object]]) -> list[list[int]]:
+def upstream(checkout: Path, packages: Path, *requested: tuple[int, dict[str, object]]) -> list[list[int]]:
     """The first 4,000 lengths of each (seed, mock_config). `packages` is searched last."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-c", ASK, str(packages), json.dumps(asked)]
+    command = [sys.executable, "-c", ASK, str(packages), json.dumps(requested)]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
@@ -56,10 +53,10 @@ def upstream(checkout: Path, packages: Path, *asked: tuple[int, dict[str, object
 def test_drawn_lengths_are_upstreams_for_the_same_seed(checkout: Path, tmp_path: Path) -> None:
     shapes = [(0, 100, 4096, 2048, 1.1), (0, 1, 64, 24, 0.5), (1234, 8, 100_000, 700, 2.0), (2**32 - 1, 5, 5, 3, 1.0)]
     names = ("min_seq_len", "max_seq_len", "mean_seq_len", "lognormal_sigma")
-    asked = [
+    requested = [
         (seed, {"mode": "distribution", "type": "lognormal", **dict(zip(names, values))}) for seed, *values in shapes
     ]
-    for (seed, *values), lengths in zip(shapes, upstream(checkout, tmp_path, *asked)):
+    for (seed, *values), lengths in zip(shapes, upstream(checkout, tmp_path, *requested)):
         config = DocumentsConfig(mode="distribution", **dict(zip(names, values)))
         assert lengths_of(config, seed) == lengths
 

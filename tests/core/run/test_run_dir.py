@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from harness.core.errors import DiskFullError, InputError
-from harness.core.run.run_dir import needs_room, safe_name, write_atomic
+from harness.core.run.run_dir import needs_room, path_component, write_atomic
 
 
 def test_a_full_disk_is_reported_with_the_file() -> None:
@@ -47,7 +47,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
 @pytest.mark.parametrize("name", ["", "..", "../up", "a/b", ".hidden", "a b", "a\n", "-x", "x" * 201])
 def test_a_name_that_could_leave_the_run_directory_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot name a file"):
-        safe_name(name)
+        path_component(name)
 
 
 def test_new_files_are_never_writable_for_others(tmp_path: Path) -> None:

@@ -104,28 +104,28 @@ def test_each_broken_fact_is_reported_with_its_fix(broken: dict[str, object], le
 
 
 def test_a_gpu_type_that_the_partition_lacks_is_reported() -> None:
-    asked = replace(SLURM, gpu_flag="gres", gres="gpu:a100", gpus_per_node=4)
-    found = [line(one) for one in checks(asked, WELL) if one.level == FAIL]
+    requested = replace(SLURM, gpu_flag="gres", gres="gpu:a100", gpus_per_node=4)
+    found = [line(one) for one in checks(requested, WELL) if one.level == FAIL]
     assert found == [
         "FAIL  GPUs of nodes     4 of gpu:a100 requested per node, the partition has gpu:h100:8  "
         "(correct gpus_per_node or gres, or choose another partition)"
     ]
     two_kinds = Answer(text="main|gpu:a100:4(S:0),gpu:h100:4(S:1)|infinite\n")
-    assert all(one.level == OK for one in checks(asked, replace(WELL, partitions=two_kinds)))
+    assert all(one.level == OK for one in checks(requested, replace(WELL, partitions=two_kinds)))
 
 
 def test_apptainer_is_checked_where_the_profile_names_it() -> None:
     mounts = ("/gone:/x", "/there:/y")
-    asked = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
+    requested = replace(SLURM, container=Container(image="/i.sif", runtime="apptainer", mounts=mounts))
     well = replace(WELL, srun_help=Answer(text=""), apptainer=Answer(text="apptainer version 1.3.4\n"))
-    assert "ok    container         apptainer version 1.3.4" in [line(one) for one in checks(asked, well)]
+    assert "ok    container         apptainer version 1.3.4" in [line(one) for one in checks(requested, well)]
     absent = replace(well, apptainer=Answer(problem="not on PATH"), missing=("/gone",))
-    found = [line(one) for one in checks(asked, absent) if one.level != OK]
+    found = [line(one) for one in checks(requested, absent) if one.level != OK]
     assert found == [
         "warn  container         apptainer: not on PATH  (nodes must have it on PATH: load its module in setup)",
         "warn  mounts            not on this machine: /gone:/x  (every source must exist on the nodes)",
     ]
-    assert named_paths(asked) == ["/i.sif", "/gone", "/there"]
+    assert named_paths(requested) == ["/i.sif", "/gone", "/there"]
     assert named_paths(replace(SLURM, container=Container(image="nvcr.io#nvidia/pytorch:1"))) == []
 
 

@@ -109,7 +109,7 @@ def test_facts_that_may_differ_on_the_nodes_are_warnings(broken: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("asked", "good"),
+    ("requested", "good"),
     [
         ("ib", True),
         ("ib0", True),
@@ -120,8 +120,8 @@ def test_facts_that_may_differ_on_the_nodes_are_warnings(broken: dict[str, Any],
         ("^docker", True),
     ],
 )
-def test_interfaces_are_named_as_nccl_reads_them(asked: str, good: bool) -> None:
-    profile = replace(NODES, env={"NCCL_SOCKET_IFNAME": asked})
+def test_interfaces_are_named_as_nccl_reads_them(requested: str, good: bool) -> None:
+    profile = replace(NODES, env={"NCCL_SOCKET_IFNAME": requested})
     assert any(one.what == "NCCL sockets" and one.level != OK for one in gpu_checks(profile, WELL)) is not good
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.core.run.run_plan import HistoryAsked
+from harness.core.run.run_plan import BaselineRequest
 from harness.infra.history import database as history_module
 from harness.infra.history.database import HistoryError, opened
 from harness.infra.history.queries import Filters, baseline
@@ -217,7 +217,9 @@ def test_a_baseline_on_a_gpu_comes_from_the_timing_leg_and_names_the_version(
     cells = tuple(replace(cell, version="megatron-lm main = 1a2b") for cell in run.cells)
     record(file, replace(run, device=device, hardware=device, cells=cells))
     with opened(file, write=False) as history:
-        (row, *_) = history.rows(baseline("smoke", [run.cells[0].cell_id], "smoke-08", HistoryAsked(runs=5, since="")))
+        (row, *_) = history.rows(
+            baseline("smoke", [run.cells[0].cell_id], "smoke-08", BaselineRequest(runs=5, since=""))
+        )
     assert (row["seconds"], row["version"]) == (seconds, "megatron-lm main = 1a2b")
 
 
@@ -230,8 +232,8 @@ def test_a_baseline_is_the_newest_green_runs_of_a_cell_by_hardware(file: Path) -
     with opened(file, write=False) as history:
 
         def found(since: str, runs: int) -> list[tuple[str, str]]:
-            asked = HistoryAsked(runs=runs, since=since)
-            rows = history.rows(baseline("smoke", [cell, "gone"], "smoke-08", asked))
+            requested = BaselineRequest(runs=runs, since=since)
+            rows = history.rows(baseline("smoke", [cell, "gone"], "smoke-08", requested))
             return [(row["run_id"], row["hardware"]) for row in rows]
 
         assert found("", 3) == [
@@ -241,7 +243,7 @@ def test_a_baseline_is_the_newest_green_runs_of_a_cell_by_hardware(file: Path) -
             ("smoke-04", "other x 2"),
         ]
         assert found("2026-08-06", 10) == [("smoke-07", "cpu"), ("smoke-06", "cpu")]
-        assert list(history.rows(baseline("other", [cell], "", HistoryAsked(runs=5)))) == []
+        assert list(history.rows(baseline("other", [cell], "", BaselineRequest(runs=5)))) == []
 
 
 def test_an_older_file_gets_the_new_tables_and_keeps_its_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_provenance_shows_a_stack_as_lines_of_text_and_hides_its_secrets() -> No
         project="megatron-lm", ref="", commit="1a2b+changes.3c", reverted=("4d", "5e"), repository="/lm"
     )
     stack = StackFacts(
-        asked=("six",),
+        requested=("six",),
         checkouts=(checkout, replace(checkout, project="skyrl", ref="main", commit="", reverted=())),
         packages=(Version(name="google-auth", version="2.30"),),
         env={"A": "1", "HF_TOKEN": "hunter2hunter2"},
@@ -173,7 +173,7 @@ def test_provenance_shows_a_stack_as_lines_of_text_and_hides_its_secrets() -> No
     }
     report = without_secrets(replace(sample_report(), provenance=provenance))
     assert dict(_flat(_in_words(report.provenance))) == {
-        "stacks.s.asked": "six",
+        "stacks.s.requested": "six",
         "stacks.s.checkouts": "megatron-lm working tree = 1a2b+changes.3c without 4d, 5e of /lm\n"
         "skyrl main = unknown of /lm",
         "stacks.s.commits.megatron-lm": "1a2b+changes.3c",

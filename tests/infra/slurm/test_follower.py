@@ -38,10 +38,10 @@ class Scripted(SlurmClient):
     def __init__(self, *script: JobState) -> None:
         super().__init__()
         self.script = list(script)
-        self.asked: list[list[str]] = []
+        self.requested: list[list[str]] = []
 
     def states(self, jobs: Sequence[str], silent: Collection[str] = ()) -> dict[str, JobState]:
-        self.asked.append(list(jobs))
+        self.requested.append(list(jobs))
         state = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         return dict.fromkeys(jobs, state)
 
@@ -69,8 +69,8 @@ class Bench:
 
     def sleep(self, seconds: float) -> None:
         self.clock.sleep(seconds)
-        if self.follower.queries.asked is not None:
-            wait([self.follower.queries.asked])
+        if self.follower.queries.requested is not None:
+            wait([self.follower.queries.requested])
         assert self.seconds < 3600, "a job is followed for too long"
         self.act(self.seconds)
 
@@ -111,7 +111,7 @@ def test_a_job_that_slurm_shows_as_ended_is_over_only_if_it_stays_so(tmp_path: P
     bench = Bench(tmp_path, NODE_FAIL, PENDING, RUNNING, NODE_FAIL)
     ended = bench.end()
     assert (ended.finished, ended.state.state) == (False, "NODE_FAIL")
-    assert len(bench.client.asked) >= 4
+    assert len(bench.client.requested) >= 4
     assert bench.seconds > SURE_AFTER_S
 
 
@@ -205,7 +205,7 @@ def test_slurm_is_queried_for_the_job_that_claimed_the_cells(tmp_path: Path) -> 
     bench = Bench(tmp_path, NODE_FAIL)
     bench.claim(1, "9_0")
     assert bench.end().job == "9_0"
-    assert bench.client.asked[-1] == ["9_0"]
+    assert bench.client.requested[-1] == ["9_0"]
 
 
 def test_the_text_about_the_queue_counts_the_reasons() -> None:

@@ -132,9 +132,9 @@ def test_every_optional_key_becomes_its_flag() -> None:
 
 
 def test_gpu_flag_none_requests_no_gpus() -> None:
-    asked = [rendered(replace(LAB, gpus_per_node=8, gpu_flag=flag)) for flag in ("gpus-per-node", "none")]
-    assert ["gpus-per-node=8" in text for text in asked] == [True, False]
-    assert all("gres" not in text for text in asked)
+    requested = [rendered(replace(LAB, gpus_per_node=8, gpu_flag=flag)) for flag in ("gpus-per-node", "none")]
+    assert ["gpus-per-node=8" in text for text in requested] == [True, False]
+    assert all("gres" not in text for text in requested)
 
 
 def test_the_profile_overrides_the_determinism_environment() -> None:

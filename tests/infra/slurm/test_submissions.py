@@ -97,8 +97,8 @@ def in_stack(stack: ReadyStack) -> RunPlan:
 
 def test_a_job_in_a_stack_runs_its_interpreter_with_its_path_and_variables(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "r")
-    asked = Stack(name="s", packages=("six",), env={"A": "b c"})
-    stack = ReadyStack(asked=asked, python="/env/bin/python", paths=("/trees/lm",))
+    requested = Stack(name="s", packages=("six",), env={"A": "b c"})
+    stack = ReadyStack(requested=requested, python="/env/bin/python", paths=("/trees/lm",))
     profile = replace(LAB, container=Container(image="image-of-the-cluster"))
     text = write_submissions(run, in_stack(stack), profile, TEMPLATE, LAUNCH)[0].read_text()
     payload = shlex.split(shlex.split(text[text.index("exec srun") :].replace("\\\n", " "))[-1])
@@ -111,9 +111,9 @@ def test_a_job_in_a_stack_runs_its_interpreter_with_its_path_and_variables(tmp_p
 
 
 def test_a_container_stack_runs_in_its_image_with_its_worktrees_mounted(tmp_path: Path) -> None:
-    asked = Stack(name="s", container="nvcr/pytorch:25.10")
+    requested = Stack(name="s", container="nvcr/pytorch:25.10")
     homes = (ModuleHome(prefix="megatron.core", folders=("/trees/lm",)),)
-    stack = ReadyStack(asked=asked, python="python3", paths=("/trees/lm",), homes=homes)
+    stack = ReadyStack(requested=requested, python="python3", paths=("/trees/lm",), homes=homes)
     profile = replace(LAB, container=Container(image="image-of-the-cluster", mounts=("/data:/data",)))
     run = RunDir(tmp_path / "r")
     text = write_submissions(run, in_stack(stack), profile, TEMPLATE, LAUNCH)[0].read_text()

@@ -115,8 +115,8 @@ def test_a_stack_whose_revert_conflicts_is_an_error_and_the_others_are_built(tmp
     def over(*revert: str) -> tuple[Checkout, ...]:
         return (Checkout(package="megatron-lm", repository=str(source), ref="main", revert=revert),)
 
-    asked = [Stack(name=f"without_{ref}", interpreter=python, checkouts=over(ref)) for ref in ("old", "main")]
-    ready = prepare(asked, print)
+    requested = [Stack(name=f"without_{ref}", interpreter=python, checkouts=over(ref)) for ref in ("old", "main")]
+    ready = prepare(requested, print)
     old, new = (git(source, "rev-parse", ref) for ref in ("old", "main"))
     assert not ready["without_old"].usable
     assert ready["without_old"].error.startswith(
@@ -155,13 +155,15 @@ def test_errors_in_the_matrix_are_reported_for_all_stacks_before_anything_is_bui
 
 
 def test_the_facts_have_the_request_and_the_resolved_versions() -> None:
-    asked = Stack(
+    requested = Stack(
         name="s", packages=("a==1",), checkouts=(Checkout(package="megatron-lm", repository="/lm", ref="main"),)
     )
-    ready = ReadyStack(asked=asked, python="/p", packages={"a": "1", "torch": "2"}, commits={"megatron-lm": "0123"})
+    ready = ReadyStack(
+        requested=requested, python="/p", packages={"a": "1", "torch": "2"}, commits={"megatron-lm": "0123"}
+    )
     facts = ready.facts()
     assert facts == StackFacts(
-        asked=("a==1",),
+        requested=("a==1",),
         checkouts=(CheckedOut(project="megatron-lm", ref="main", commit="0123", reverted=(), repository="/lm"),),
         interpreter="/p",
         packages=(Version(name="a", version="1"), Version(name="torch", version="2")),
@@ -170,8 +172,8 @@ def test_the_facts_have_the_request_and_the_resolved_versions() -> None:
 
 
 def test_checkouts_come_before_the_stacks_own_path_and_the_harness_comes_last() -> None:
-    asked = Stack(name="s", packages=("six",), env={"PYTHONPATH": "/own", "A": "1"})
-    env = agent_environment(ReadyStack(asked=asked, paths=("/lm", "/bridge/src")), Path("/run/node-code"))
+    requested = Stack(name="s", packages=("six",), env={"PYTHONPATH": "/own", "A": "1"})
+    env = agent_environment(ReadyStack(requested=requested, paths=("/lm", "/bridge/src")), Path("/run/node-code"))
     assert env["PYTHONPATH"] == "/lm:/bridge/src:/own:/run/node-code"
     assert env["A"] == "1"
 
@@ -193,7 +195,7 @@ def test_the_node_code_has_what_ranks_need_and_nothing_of_the_launcher(tmp_path:
 def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path, kept: Path) -> None:
     source = repository(tmp_path / "lm")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
-    asked = [
+    requested = [
         Stack(name="wheel", packages=("six==1.16.0",), python=HERE),
         Stack(name="tree", checkouts=(checkout,), interpreter=sys.executable),
         Stack(name="gone", interpreter="/nowhere/python"),
@@ -207,7 +209,7 @@ def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path,
         Stack(name="back", checkouts=(replace(checkout, revert=("main",)),), interpreter=sys.executable),
         Stack(name="merge", checkouts=(replace(checkout, revert=("gone",)),), interpreter=sys.executable),
     ]
-    found = {forecast.stack: forecast for forecast in forecasts(asked)}
+    found = {forecast.stack: forecast for forecast in forecasts(requested)}
     states = {name: [part.state for part in forecast.parts] for name, forecast in found.items()}
     assert states == {
         "wheel": [TO_MAKE],
@@ -258,7 +260,7 @@ def test_a_working_tree_that_changed_since_the_run_began_is_named(tmp_path: Path
     source = repository(tmp_path / "source")
     checkout = Checkout(package="megatron-lm", repository=str(source), ref=ref)
     commit = git(source, "rev-parse", "HEAD")
-    ready = {"s": ReadyStack(asked=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
+    ready = {"s": ReadyStack(requested=Stack(name="s", checkouts=(checkout,)), commits={"megatron-lm": commit})}
     assert moved_since(ready) == []
     (source / "code.py").write_text("# changed\n")
     found = moved_since(ready)
@@ -270,19 +272,3 @@ def test_a_working_tree_that_changed_since_the_run_began_is_named(tmp_path: Path
 def test_torch_is_the_harnesss_version_without_its_build_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "version", lambda name: "2.15.0+cpu")
     assert stacks.torch_version() == "2.15.0"
-
-
-def test_worktrees_used_once_are_not_compiled_if_their_environment_is(tmp_path: Path) -> None:
-    """The interpreter is a script that records each call."""
-    python, calls, environment = tmp_path / "python", tmp_path / "calls", tmp_path / "environment"
-    python.write_text(f"#!/bin/sh\necho called >> {calls}\n")
-    python.chmod(0o755)
-    environment.mkdir()
-    first, second, third = (
-        ReadyStack(asked=Stack(name="s"), python=str(python), paths=(f"/worktree/{number}",)) for number in range(3)
-    )
-    counts = []
-    for stack, once in ((first, True), (second, True), (second, False), (second, False), (third, False)):
-        stacks._compile(stack, environment, once)
-        counts.append(calls.read_text().count("called"))
-    assert counts == [1, 1, 2, 2, 3]

@@ -115,8 +115,8 @@ def bisection(**changes: Any) -> Bisection:
         kind=PointKind.COMMIT,
         project="megatron-lm",
         repository=f"{HOME}/Megatron-LM",
-        good=End(asked="core_v0.16.1", name=BEFORE),
-        bad=End(asked="main", name="f00dfeed" + "0" * 32),
+        good=End(requested="core_v0.16.1", name=BEFORE),
+        bad=End(requested="main", name="f00dfeed" + "0" * 32),
         found=FOUND,
         candidates=(FOUND,),
         cells=("tp2-pp4-cp1-sft",),
@@ -210,8 +210,8 @@ def test_hostile_text_stays_text_and_links_nowhere(issue: Issue, text: str) -> N
     cell = replace(issue.cell, id=text, findings=[finding], failure=failure)
     change = Change(name="c" * 40, subject=text, author=text, date=text)
     found = bisection(candidates=(change,), found=change, notes=(text,))
-    asked = {"cell": cell, "bisection": found, "needs": (text,), "confirmation": text, "matrix": text}
-    shown = render_issue(replace(issue, **asked, provenance={"python": text, "devices": [text]}))
+    requested = {"cell": cell, "bisection": found, "needs": (text,), "confirmation": text, "matrix": text}
+    shown = render_issue(replace(issue, **requested, provenance={"python": text, "devices": [text]}))
     page = read_markdown(shown)
     assert page.live == []
     assert [link for link in page.links if not link.startswith("https://github.com/NVIDIA/")] == []
@@ -225,8 +225,12 @@ def test_no_path_or_host_of_a_machine_is_published(issue: Issue, place: str) -> 
     text = f"cannot read {place} on {HOST}"
     finding = replace(issue.cell.findings[0], message=text, measured=text, bound={"value": text, "origin": text})
     failure = FailureView(rank=0, place=Layout().coordinates(0), ended="raised", message=text, traceback=text, log=text)
-    asked = {"cell": replace(issue.cell, findings=[finding], failure=failure), "needs": (text,), "confirmation": text}
+    requested = {
+        "cell": replace(issue.cell, findings=[finding], failure=failure),
+        "needs": (text,),
+        "confirmation": text,
+    }
     provenance = {**issue.provenance, "host": HOST, "python": text}
-    shown = render_issue(replace(issue, **asked, matrix=f"a: {text}\n", provenance=provenance))
+    shown = render_issue(replace(issue, **requested, matrix=f"a: {text}\n", provenance=provenance))
     assert not [word for word in ("melinda", "gpu-node-17") if word in shown]
     assert "cannot read" in shown

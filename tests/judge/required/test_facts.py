@@ -93,20 +93,20 @@ def test_device_and_backend_must_fit_together(found: dict[str, str]) -> None:
     ]
 
 
-@pytest.mark.parametrize(("asked", "gpu"), [("cpu", False), ("cuda", True), ("auto", False), ("auto", True)])
-def test_a_rank_on_the_device_that_the_cell_asks_for_has_no_problem(asked: str, gpu: bool) -> None:
-    evidence = evidence_for(replace(config_of("sft"), device=asked))
+@pytest.mark.parametrize(("requested", "gpu"), [("cpu", False), ("cuda", True), ("auto", False), ("auto", True)])
+def test_a_rank_on_the_device_that_the_cell_asks_for_has_no_problem(requested: str, gpu: bool) -> None:
+    evidence = evidence_for(replace(config_of("sft"), device=requested))
     if gpu:
         on_gpu(evidence.records[0])
     assert problems_of(evidence) == []
 
 
-@pytest.mark.parametrize(("asked", "gpu", "found"), [("cuda", False, "cpu"), ("cpu", True, "cuda:0")])
-def test_a_rank_on_another_device_is_named(asked: str, gpu: bool, found: str) -> None:
-    evidence = evidence_for(replace(config_of("sft"), device=asked))
+@pytest.mark.parametrize(("requested", "gpu", "found"), [("cuda", False, "cpu"), ("cpu", True, "cuda:0")])
+def test_a_rank_on_another_device_is_named(requested: str, gpu: bool, found: str) -> None:
+    evidence = evidence_for(replace(config_of("sft"), device=requested))
     if gpu:
         on_gpu(evidence.records[0])
-    assert problems_of(evidence) == [f"environment: torch_device is {found}, the cell asks for {asked}"]
+    assert problems_of(evidence) == [f"environment: torch_device is {found}, the cell asks for {requested}"]
 
 
 def test_the_dtype_must_be_the_one_of_the_cell() -> None:

@@ -119,10 +119,10 @@ def test_a_cell_that_is_not_timed_has_no_times(name: str, value: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("torch_device", "asked", "right"), [("cpu", 0, 1), ("cuda:1", 0, 3), ("cpu", 5, 5), ("cuda:0", 5, 5)]
+    ("torch_device", "requested", "right"), [("cpu", 0, 1), ("cuda:1", 0, 3), ("cpu", 5, 5), ("cuda:0", 5, 5)]
 )
-def test_the_number_of_warm_up_rounds_depends_on_the_device(torch_device: str, asked: int, right: int) -> None:
-    evidence = evidence_of(replace(UNPACKED, warmup=asked), *BOTH)
+def test_the_number_of_warm_up_rounds_depends_on_the_device(torch_device: str, requested: int, right: int) -> None:
+    evidence = evidence_of(replace(UNPACKED, warmup=requested), *BOTH)
     record = evidence.records[0]
     record.environment["torch_device"] = torch_device
     record.warmup_rounds = right

@@ -80,10 +80,10 @@ def test_broken_gpus_end_the_allocation(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "asked"), [(2, (2, 3), [2, 3]), (2, None, [0, 1]), (16, None, [*range(8)]), (1, (7,), [7])]
+    ("ranks", "gpus", "requested"), [(2, (2, 3), [2, 3]), (2, None, [0, 1]), (16, None, [*range(8)]), (1, (7,), [7])]
 )
 def test_only_the_gpus_of_the_cell_itself_are_tested(
-    ranks: int, gpus: tuple[int, ...] | None, asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, gpus: tuple[int, ...] | None, requested: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, used = AttemptDir(tmp_path), list[list[int]]()
     write_json(attempt.result, CellResult(cell="cell", attempt=1, status="failed"))
@@ -91,7 +91,7 @@ def test_only_the_gpus_of_the_cell_itself_are_tested(
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: used.append([*part]) or "")
     gpu_health.check_after(attempt, config(), NodeShare(node=0, nodes=1, world_size=ranks, gpus=gpus))
-    assert used == [asked]
+    assert used == [requested]
 
 
 def test_a_node_without_gpus_is_not_tested() -> None:

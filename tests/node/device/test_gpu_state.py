@@ -44,14 +44,14 @@ def test_of_the_samples_under_load_the_busiest_counts_and_every_reason_for_lower
 
 def test_a_gpu_is_sampled_while_something_runs() -> None:
     enough = threading.Event()
-    asked: list[int] = []
+    requested: list[int] = []
 
     def ask() -> GpuState:
-        asked.append(1)
-        if len(asked) == 3:
+        requested.append(1)
+        if len(requested) == 3:
             enough.set()
-        return GpuState(when="under load", power_w=float(len(asked)))
+        return GpuState(when="under load", power_w=float(len(requested)))
 
     with sampled(ask) as states:
         enough.wait()
-    assert len(states) == len(asked) >= 3
+    assert len(states) == len(requested) >= 3

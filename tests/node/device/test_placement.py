@@ -75,9 +75,9 @@ def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def barriers(monkeypatch: pytest.MonkeyPatch) -> list[list[int] | None]:
-    asked: list[list[int] | None] = []
-    monkeypatch.setattr(dist, "barrier", lambda device_ids=None: asked.append(device_ids))
-    return asked
+    requested: list[list[int] | None] = []
+    monkeypatch.setattr(dist, "barrier", lambda device_ids=None: requested.append(device_ids))
+    return requested
 
 
 def test_a_barrier_over_nccl_is_on_the_gpu_of_the_rank(barriers: list[list[int] | None]) -> None:

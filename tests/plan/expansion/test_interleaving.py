@@ -45,7 +45,7 @@ def test_the_partner_of_a_cell_is_not_part_of_its_id() -> None:
 def test_added_controls_are_not_paired() -> None:
     added = [cell for cell in planned(packing=["reference"]) if cell.role == "control"]
     assert len(added) == 2
-    assert not any(cell.config.timing.asked or cell.base for cell in added)
+    assert not any(cell.config.timing.timed or cell.base for cell in added)
 
 
 def test_both_allocations_hold_the_pairs_in_the_same_order() -> None:

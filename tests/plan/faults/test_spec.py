@@ -10,7 +10,7 @@ import pytest
 from harness.core.cell.config import cell_id, same_rows
 from harness.core.cell.layout import Layout
 from harness.core.outcomes import Lane, Outcome
-from harness.core.run.run_dir import safe_name
+from harness.core.run.run_dir import path_component
 from harness.judge.checks.table import CHECKS
 from harness.plan.faults import CLASSES, FAULTS, FaultSpec
 from harness.plan.faults.text import catalogue_markdown, catalogue_text, demand_text, with_catalogue
@@ -21,7 +21,7 @@ each = pytest.mark.parametrize("spec", FAULTS, ids=lambda spec: spec.name)
 def test_names_are_unique_and_make_file_names() -> None:
     names = [spec.name for spec in FAULTS]
     assert len(set(names)) == len(names) >= 40
-    assert all(safe_name(cell_id(spec.faulty)) for spec in FAULTS)
+    assert all(path_component(cell_id(spec.faulty)) for spec in FAULTS)
 
 
 def test_every_class_has_a_fault_and_no_other_class_occurs() -> None:

@@ -74,13 +74,13 @@ def test_its_stack_comes_with_it() -> None:
 
 
 def test_a_checkout_is_pinned_to_the_commit_that_its_ref_resolved_to() -> None:
-    ready = ReadyStack(asked=STACK, commits={"megatron-lm": "c" * 40})
+    ready = ReadyStack(requested=STACK, commits={"megatron-lm": "c" * 40})
     assert pinned(ready).checkouts[0].ref == "c" * 40
 
 
 def test_a_working_tree_is_not_pinned() -> None:
     tree = replace(STACK, checkouts=(replace(STACK.checkouts[0], ref=""),))
-    ready = ReadyStack(asked=tree, commits={"megatron-lm": "c" * 40 + " with changes"})
+    ready = ReadyStack(requested=tree, commits={"megatron-lm": "c" * 40 + " with changes"})
     assert pinned(ready).checkouts == tree.checkouts
     config = replace(PLAIN, stack="two", train=TWO)
     assert matrix_of(one_cell(config, name="smallest", stack=tree)).stacks == {"two": tree}

@@ -89,9 +89,9 @@ def test_a_stack_that_pins_a_release_that_ignores_padding_is_rejected(
 @pytest.mark.parametrize("stack", ["default", "another"])
 def test_a_stack_without_known_packages_is_left_to_the_node(stack: str) -> None:
     rule = te_version_rule({"pinned": Stack(name="pinned", packages=("transformer-engine==2.9",))})
-    asked = {"attention": "te", "dtype": "bf16", "options": PADDED}
-    assert rule.predicate(cell(stack=stack, **asked)) is None
-    assert rule.predicate(cell(stack="pinned", **asked)) is not None
+    requested = {"attention": "te", "dtype": "bf16", "options": PADDED}
+    assert rule.predicate(cell(stack=stack, **requested)) is None
+    assert rule.predicate(cell(stack="pinned", **requested)) is not None
 
 
 @pytest.mark.parametrize("attention", ["auto", "reference"])

@@ -129,10 +129,10 @@ def test_cuda_graphs_are_rejected_with_the_reason() -> None:
         ("sft", "packing.cuda-graphs", "cu_seqlens and max_seqlen differ in every micro-batch"),
         ("unpacked", "probe.cuda-graphs", "not allowed while a graph is captured"),
     ):
-        asked = CellConfig(layout=Layout(), data_path=path, model=ModelConfig(cuda_graphs=True))
-        (rejected,) = rejections(asked)
+        requested = CellConfig(layout=Layout(), data_path=path, model=ModelConfig(cuda_graphs=True))
+        (rejected,) = rejections(requested)
         assert (rejected.rule, reason in rejected.reason) == (rule, True)
-        assert rejections(replace(asked, model=ModelConfig())) == ()
+        assert rejections(replace(requested, model=ModelConfig())) == ()
 
 
 def test_fused_rotary_positions_of_latent_attention_need_yarn() -> None:

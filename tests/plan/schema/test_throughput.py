@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.core.cell.timing import DOCUMENTS, NOT_TIMED, TimingConfig
-from harness.core.run.run_plan import HistoryAsked
+from harness.core.run.run_plan import BaselineRequest
 from harness.plan.matrix.load import load, resolved
 from tests.plan.helpers import expand_axes, matrix_of, problems_of
 
@@ -45,16 +45,16 @@ def test_warmup_pack_length_and_peak_can_be_set() -> None:
 
 def test_history_is_off_by_default() -> None:
     assert of(segment_slope=True).history is None
-    assert of(history=True).history == HistoryAsked(runs=20)
+    assert of(history=True).history == BaselineRequest(runs=20)
     matrix = of(history={"runs": 10})
-    assert matrix.history == HistoryAsked(runs=10)
+    assert matrix.history == BaselineRequest(runs=10)
     assert matrix.tolerances.throughput == {"slower_than_history": 1.15}
     assert matrix.timing == NOT_TIMED  # training steps are compared: no timing leg runs
 
 
 def test_only_packed_cells_are_timed() -> None:
     cells = expand_axes(MATRIX, checks={"throughput": {"segment_slope": True}}).cells
-    assert {cell.config.data_path: cell.config.timing.asked for cell in cells} == {"reference": True, "unpacked": False}
+    assert {cell.config.data_path: cell.config.timing.timed for cell in cells} == {"reference": True, "unpacked": False}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.core.outcomes import Finding, Lane
 from harness.core.packing.documents import DocumentsConfig, adversarial_mix
 from harness.plan.rules.table import rejections
 from harness.plan.shrink.reductions import changes, normalized, reductions, size_of
-from harness.plan.shrink.search import Answer, Answers, Asked, Kind, Smallest, minimal_cell, search
+from harness.plan.shrink.search import Answer, Answers, Kind, Round, Smallest, minimal_cell, search
 from harness.plan.shrink.text import described, needs_lines, smallest_text
 
 Predicate = Callable[[CellConfig], bool]
@@ -34,19 +34,19 @@ def shrunk(start: CellConfig, fails: Predicate, most_rounds: int = 200) -> tuple
     """The result of a search, and every cell that it ran."""
     ran: dict[CellConfig, bool] = {}
 
-    def answers(asked: Asked) -> Answers:
-        assert not ran.keys() & set(asked), "a cell is run twice"
-        ran.update({config: fails(config) for config in asked})
-        return {config: SAME if ran[config] else PASSES for config in asked}
+    def answers(requested: Round) -> Answers:
+        assert not ran.keys() & set(requested), "a cell is run twice"
+        ran.update({config: fails(config) for config in requested})
+        return {config: SAME if ran[config] else PASSES for config in requested}
 
     searching = search(start, most_rounds)
     given_: Mapping[CellConfig, Answer] | None = None
     while True:
         try:
-            asked = next(searching) if given_ is None else searching.send(given_)
+            requested = next(searching) if given_ is None else searching.send(given_)
         except StopIteration as ended:
             return ended.value, ran
-        given_ = answers(asked)
+        given_ = answers(requested)
 
 
 def lengths(config: CellConfig) -> list[int]:
@@ -118,12 +118,12 @@ def test_the_number_of_rounds_can_be_limited() -> None:
 
 def test_a_smaller_cell_that_cannot_be_judged_is_not_chosen() -> None:
     searching = search(BIG, 50)
-    asked = next(searching)
+    requested = next(searching)
     try:
         while True:
-            usable = {config: config.layout.tp == 2 for config in asked}
+            usable = {config: config.layout.tp == 2 for config in requested}
             unusable = Answer(kind=Kind.UNUSABLE, text="cannot be judged: no torch")
-            asked = searching.send({config: SAME if usable[config] else unusable for config in asked})
+            requested = searching.send({config: SAME if usable[config] else unusable for config in requested})
     except StopIteration as ended:
         smallest: Smallest = ended.value
     assert smallest.config is not None

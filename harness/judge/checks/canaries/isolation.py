@@ -10,7 +10,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 from harness.judge.stats.distance import bound_text, exactly, stated
 
 LEGS = ("isolation", "isolation-middle")
@@ -74,7 +74,7 @@ def _unchanged(evidence: CellEvidence, leg: LegEvidence) -> list[CheckFinding]:
     return [
         CheckFinding(
             fault_class=fault_classes.TOKEN_CONTENT,
-            message=f"{counted('document', stuck)} got other tokens, but the loss is the same, bit for bit: the new "
+            message=f"{numbered('document', stuck)} got other tokens, but the loss is the same, bit for bit: the new "
             "tokens did not reach the model",
             where=leg.positions[stuck[0]].where(leg.leg.name, evidence.last_stage) | {"document": stuck[0]},
             measured=leg.losses[stuck[0]].loss_sum,

@@ -6,7 +6,7 @@ from harness.core.run.records import RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.locations import counted, where_of
+from harness.judge.locations import numbered, where_of
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -25,7 +25,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.MICRO_BATCHES,
             message=f"rank {rank} ({record.place}) has {found} micro-batches in step {step}, the plan has {expected}; "
-            f"wrong on {counted('rank', ranks)}{_replicas(evidence, step)}",
+            f"wrong on {numbered('rank', ranks)}{_replicas(evidence, step)}",
             where=where_of(record.place, rank=rank, step=step) | {"ranks": ranks},
             measured=found,
             bound=expected,

@@ -1,4 +1,4 @@
-"""The workload counted by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
+"""The workload numbered by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
 
 The schedule runs that number of micro-batches, and FLOPs are computed from the sums, which must not depend on the
 number of model chunks. Data paths that do not count their work are not compared.
@@ -12,7 +12,7 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.diagnosis.ratios import factors_of, ratio_name
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.locations import counted, where_of
+from harness.judge.locations import numbered, where_of
 
 NAMES = {
     "micro_batches": "the number of micro-batches",
@@ -46,7 +46,7 @@ def _of_field(evidence: CellEvidence, field: str, truths: list[list[Workload]]) 
         CheckFinding(
             fault_class=fault_classes.WORKLOAD,
             message=f"{NAMES[field]} of step {seen.step} is {found:g} on rank {record.rank} ({record.place}), expected "
-            f"{expected:g}{_note(evidence, seen.step, field, found, expected)}; wrong on {counted('rank', ranks)}",
+            f"{expected:g}{_note(evidence, seen.step, field, found, expected)}; wrong on {numbered('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, leg=seen.leg, step=seen.step)
             | {"field": field, "ranks": ranks},
             measured=found,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.locations import counted
+from harness.judge.locations import numbered
 from harness.judge.stats.distance import exactly
 
 
@@ -18,7 +18,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     first, rank = min(bad, key=lambda item: (item[0].order, item[1]))
     ranks = sorted({item[1] for item in bad})
-    more = f"; {len(bad) - 1} further values on {counted('rank', ranks)} are not finite" if len(bad) > 1 else ""
+    more = f"; {len(bad) - 1} further values on {numbered('rank', ranks)} are not finite" if len(bad) > 1 else ""
     return [
         CheckFinding(
             fault_class=fault_classes.NON_FINITE,

@@ -6,7 +6,7 @@ from harness.core.run.records import Fingerprint, RankRecord
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.locations import counted, where_of
+from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
 
 
@@ -32,7 +32,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         CheckFinding(
             fault_class=fault_classes.GRADIENT_REDUCTION,
             message=f"gradient of {name} on rank {record.rank} ({record.place}) differs from its copy on rank {other} "
-            f"by {off:.3g} > {bound_text(bound)}; differing: {counted('parameter', names)} on {counted('rank', ranks)}",
+            f"by {off:.3g} > {bound_text(bound)}; "
+            f"differing: {numbered('parameter', names)} on {numbered('rank', ranks)}",
             where=where_of(record.place, rank=record.rank, parameter=name, step=0) | {"ranks": ranks},
             measured=off,
             bound=stated(bound),

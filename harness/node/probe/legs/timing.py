@@ -59,10 +59,10 @@ class TimingLeg:
     def run(self) -> None:
         """Time every load `rounds` times, after unrecorded warm-up rounds. Collective."""
         timing = self.context.config.timing
-        if not timing.asked:
+        if not timing.timed:
             return
         self.prepare()
-        if timing.alone:
+        if timing.unpaired:
             self._rounds([*self._slope(), *self._packing()])
         if timing.turns:
             self._turns()
@@ -188,9 +188,9 @@ class TimingLeg:
     def _packing(self) -> Iterator[Load]:
         """The documents of step 0 packed by the data path, one per row, and full rows; all in the same layout."""
         config = self.context.config
-        asked = [name for name, wanted in self._unpacked_loads().items() if wanted]
+        requested = [name for name, wanted in self._unpacked_loads().items() if wanted]
         made = {}
-        for name in asked:
+        for name in requested:
             try:
                 made[name] = load_config(config, name, 0)
             except ValueError as error:

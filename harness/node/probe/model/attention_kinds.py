@@ -82,7 +82,7 @@ def _unsupported_engine(config: CellConfig, capability: tuple[int, int] | None) 
     explicit = config.path.sets_pad_between_seqs and SETS_PAD_BETWEEN_SEQS
     if wrong := te_auto_padding(_numbers(engine), config, explicit):
         return Rejection(rule=TE_PADDING[0], reason=wrong, source=TE_PADDING[1])
-    bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.asked)
+    bound = capability is not None and is_deterministic_te(os.environ, timed=config.timing.timed)
     if bound and (wrong := te_deterministic(config, capability or (0, 0))):
         return Rejection(rule=TE_DETERMINISTIC[0], reason=wrong, source=TE_DETERMINISTIC[1])
     return _unsupported_flash(config) if config.attention == "te-flash" else None

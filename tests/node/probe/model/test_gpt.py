@@ -77,12 +77,12 @@ def test_a_group_whose_all_reduce_is_wrong_is_named(monkeypatch: pytest.MonkeyPa
 def test_groups_outlive_the_deadline_and_have_no_copies_under_nccl(
     backend: str, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def upstream(distributed_timeout_minutes: int = 30, create_gloo_process_groups: bool = True, **more: Any) -> None:
-        asked.update(minutes=distributed_timeout_minutes, copies=create_gloo_process_groups)
+        requested.update(minutes=distributed_timeout_minutes, copies=create_gloo_process_groups)
 
     monkeypatch.setattr(gpt.parallel_state, "initialize_model_parallel", upstream)
     monkeypatch.setattr(gpt.tensor_parallel, "model_parallel_cuda_manual_seed", lambda seed: None)
     gpt.initialize_parallel(config(deadline_s=3000.0), Device(kind="cuda", backend=backend, index=0))
-    assert asked == {"minutes": 51, "copies": copies}
+    assert requested == {"minutes": 51, "copies": copies}
