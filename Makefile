@@ -16,8 +16,8 @@ smoke: setup ## run matrices/smoke.yaml on this machine and write its report
 	$(BIN)/harness run matrices/smoke.yaml
 
 test: browser slurm compiler ## all checks: ruff, mypy, pytest
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		pytest-matrices pytest-slurm lint types pytest-rest
+	@$(MAKE) --no-print-directory --keep-going --jobs=4 --output-sync=target \
+		pytest-app pytest-matrices pytest-slurm pytest-rest lint types
 
 test-long: test ## the same, and the tests that are too slow for CI (marker long)
 	$(PYTEST) -m long --durations 15
@@ -46,9 +46,12 @@ slurm: browser # in sequence: both may install packages
 compiler: slurm
 	@scripts/setup --compiler
 
-# Three jobs on two cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py
-# checks that together they run every test that is not long.
-.PHONY: pytest-matrices pytest-slurm pytest-rest
+# More jobs than cores, since cluster tests mostly wait; each prints its output when it ends. tests/test_setup.py checks
+# that together they run every test that is not long.
+.PHONY: pytest-app pytest-matrices pytest-slurm pytest-rest
+pytest-app:
+	$(PYTEST) tests/app --ignore tests/app/matrices -m "not long" --durations 25
+
 pytest-matrices:
 	$(PYTEST) tests/app/matrices -m "not long" --durations 25
 
@@ -56,4 +59,4 @@ pytest-slurm:
 	$(PYTEST) tests/slurm -m "not long" --durations 25
 
 pytest-rest:
-	$(PYTEST) --ignore tests/app/matrices --ignore tests/slurm -m "not long" --durations 25
+	$(PYTEST) --ignore tests/app --ignore tests/slurm -m "not long" --durations 25
