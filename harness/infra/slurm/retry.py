@@ -48,8 +48,11 @@ def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[A
 
 
 def keep_from_starting(plan: RunPlan, one: Ended, client: SlurmClient) -> None:
-    """Cancel a job that is no longer followed: Slurm may restart it, or it may still run unnoticed."""
-    if not one.finished and (one.state.state in RETRIED or not one.state.ended):
+    """Cancel a job that is no longer followed: Slurm may restart it, or it may still run unnoticed.
+
+    A job that Slurm last showed in the queue stays: if it starts after all, its cells have results and do not run.
+    """
+    if not one.finished and (one.state.state in RETRIED or not (one.state.ended or one.state.waits)):
         client.cancel(job_name(plan.run_id, one.allocation.array), [one.job])
 
 

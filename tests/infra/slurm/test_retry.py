@@ -139,7 +139,11 @@ def test_a_retry_repeats_the_attempts_of_the_newest_start_of_a_job(bench: Bench)
 
 
 @pytest.mark.parametrize(
-    ("state", "calls"), [("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("COMPLETED", 0), ("FAILED", 0)]
+    ("state", "calls"),
+    [
+        *(("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("RUNNING", 1)),
+        *(("COMPLETED", 0), ("FAILED", 0), ("PENDING", 0), ("REQUEUE_HOLD", 0)),
+    ],
 )
 def test_a_job_that_is_no_longer_followed_is_cancelled_so_that_slurm_does_not_restart_it(
     bench: Bench, slurm: Scheduler, state: str, calls: int
