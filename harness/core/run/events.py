@@ -158,6 +158,7 @@ class Retry(Event):
     kind = EventKind.RETRY
     why: str
     allocation: Allocation
+    exclude: tuple[str, ...] = ()  # nodes on which an attempt of its cells failed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,9 +174,7 @@ class _Queries:
         self.pending: dict[str, Pending] = {}  # of the last answer
         self.pause_s = FIRST_ASK_S
         self.asked = 0.0
-        self.last_poll = (
-            -FIRST_ASK_S
-        )  # the first query is made at once: a job may have ended before this launcher began
+        self.last_poll = -FIRST_ASK_S  # the first query is made at once: a job may have ended before the launcher began
 
     def poll(self, waiting: Sequence[Following], now: float) -> bool:
         """Take an answer that has arrived, or query again when it is time; returns whether there was an answer."""
