@@ -65,6 +65,12 @@ class Following:
         self.first_ended = self.first_unknown = None
 
     @property
+    def alive(self) -> bool:
+        """Whether the newest answer, or a sign of life since the job became unknown, shows that it has not ended."""
+        known = self.first_unknown is None or self.last_word > self.first_unknown
+        return self.asked is not None and known and self.first_ended is None and self.state.state != "COMPLETING"
+
+    @property
     def over(self) -> bool:
         """Whether the newest answer confirms that the job has ended, or that it is lost."""
         if self.asked is None:
@@ -110,9 +116,12 @@ class Follower:
             journal = Journal(self.run.agent_journal(one.name, 0))
             self.waiting.append(Following(one, ids[one.name], journal, last_word=self.turns.now))
 
-    def ended(self) -> Iterator[Ended]:
-        """Pass on the agents' events; yield every allocation as soon as it has ended, until none is left."""
-        while self.waiting:
+    def ended(self, *, wait: bool = True) -> Iterator[Ended]:
+        """Pass on the agents' events; yield every allocation as soon as it has ended, until none is left.
+
+        `wait` False: until those that are left are known to have jobs that have not ended.
+        """
+        while self.waiting and (wait or not all(one.alive for one in self.waiting)):
             self.turns.next()
             for one in list(self.waiting):
                 finished = self._pass_on(one)

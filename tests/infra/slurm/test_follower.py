@@ -23,7 +23,9 @@ from tests.infra.scheduler import Clock
 ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")
 AWAY = JobState(answered=False)
 GONE = JobState()
-NODE_FAIL, PENDING, RUNNING = (JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING"))
+NODE_FAIL, PENDING, RUNNING, COMPLETING, CANCELLED = (
+    JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING", "COMPLETING", "CANCELLED")
+)
 
 
 EVENTS: dict[str, Event] = {
@@ -291,6 +293,26 @@ def test_a_launcher_that_comes_after_the_only_start_has_finished_sees_it(tmp_pat
     bench.say("finished")
     assert bench.end().finished
     assert bench.client.requested == [], "the journal decides"
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [
+        ([PENDING], []),
+        ([RUNNING], []),
+        ([NODE_FAIL, PENDING], []),
+        ([AWAY], []),
+        ([COMPLETING, CANCELLED], ["CANCELLED"]),
+        ([GONE], ["UNKNOWN"]),
+    ],
+    ids=lambda value: "-".join(getattr(one, "state", one) for one in value),
+)
+def test_a_caller_that_does_not_wait_gets_the_jobs_that_have_ended_by_now(
+    tmp_path: Path, script: list[JobState], ended: list[str]
+) -> None:
+    bench = Bench(tmp_path, *script)
+    bench.follower.add([ONE], {"1n2r-0": "7"})
+    assert [one.state.state for one in bench.follower.ended(wait=False)] == ended
 
 
 def test_slurm_is_queried_for_the_job_that_claimed_the_cells(tmp_path: Path) -> None:
