@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from signal import SIGTERM
 
+from harness.core.errors import STORAGE_EXITS
 from harness.core.run.records import CellResult
+
+_STARTED_AGAIN = "Slurm started job"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,24 @@ class Claim:
         return None
 
 
+def started_again(start: JobStart) -> str:
+    """The reason in the result that a later start of a job gives to the attempts that an earlier one left."""
+    return f"{_STARTED_AGAIN} {start.job} again (restart {start.restart}) before the cell ended"
+
+
 def was_cut_off(result: CellResult) -> bool:
-    """Whether the attempt did not complete and a rank left no record of its end, as when its node is lost."""
-    return result.status != "completed" and any(rank.ended in ("missing", "killed") for rank in result.ranks)
+    """Whether something other than the code under test ended the attempt: its node, its job or the disk.
+
+    A rank that crashed, or that the kernel killed for its memory, ended by itself, and its peers by SIGTERM of their
+    parent. Ranks whose end no parent saw were on a lost node, unless the result names no trouble of a node (status
+    "failed"): then they had not begun when another rank failed. When all were ended by SIGTERM, it was the job's.
+    """
+    if result.status == "completed":
+        return False
+    if not result.ranks:
+        return result.reason.startswith(_STARTED_AGAIN)
+    silent = [rank.exit_code for rank in result.ranks if rank.ended in ("missing", "killed")]
+    failed = sum(rank.ended != "completed" for rank in result.ranks)
+    if len(silent) == failed and all(code in (None, -SIGTERM) for code in silent):
+        return True
+    return any(code in STORAGE_EXITS or (code is None and result.status == "error") for code in silent)

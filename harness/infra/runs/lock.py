@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from harness.infra import screen
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre without -o flock, NFS without lockd
 
+_HOLDER = re.compile(r"pid (?P<pid>\d+) on (?P<host>.+)")
+
 
 def unlocked(folder: Path) -> str:
     """Warning for a folder whose file system has no locks."""
@@ -26,16 +29,30 @@ def unlocked(folder: Path) -> str:
 
 
 def launcher_of(run: RunDir) -> str | None:
-    """The process that holds the run's lock, e.g. "pid 12 on host"; None when no process holds it."""
+    """The process that holds the run's lock, e.g. "pid 12 on host"; None when no process holds it.
+
+    Without locks it goes by the name that a launcher leaves in the file until it ends, and says if that is unsure.
+    """
     try:
         with opened(run.root / "launcher.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return lock.read().decode("utf-8", "replace").strip() or "unknown"
+            except OSError as error:
+                holder = lock.read().decode("utf-8", "replace").strip()
+                if isinstance(error, BlockingIOError):
+                    return holder or "unknown"
+                return _without_locks(holder) if error.errno in UNSUPPORTED else None
     except OSError:
         pass
     return None
+
+
+def _without_locks(holder: str) -> str | None:
+    """What is known of a launcher that wrote its name and has not removed it, on a file system without locks."""
+    named = _HOLDER.fullmatch(holder)
+    if named is None or named["host"] != socket.gethostname():
+        return f"unknown: the file system has no locks; {holder} has not said that it ended" if holder else None
+    return holder if Path(f"/proc/{named['pid']}").exists() else None
 
 
 @contextmanager
@@ -59,4 +76,7 @@ def only_launcher(run: RunDir) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            lock.truncate(0)  # tells `launcher_of` that this launcher has ended, where there are no locks

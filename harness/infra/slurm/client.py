@@ -117,6 +117,21 @@ class SlurmClient:
         """The nodes of a list ("n[1-4]") that cannot run jobs now, in the form of --exclude; empty when all can."""
         return ",".join((self._call(["sinfo", "-h", "-N", "-n", nodes, "-t", _UNUSABLE, "-o", "%N"]) or "").split())
 
+    def nodes_of_hosts(self, nodes: str, hosts: Collection[str]) -> str:
+        """The nodes of a list ("n[1-4]") that are these hosts, in the form of --exclude; empty when that is unclear.
+
+        A host may be known by its name in Slurm, or by the host name of exactly one node.
+        """
+        if not hosts:
+            return ""
+        rows = (self._call(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N %n"]) or "").splitlines()
+        known = {name: host for name, _, host in (row.partition(" ") for row in rows)}
+        found = []
+        for host in hosts:
+            of_host = [name for name, other in known.items() if _short(other) == _short(host)]
+            found += [host] if host in known else of_host if len(of_host) == 1 else []
+        return ",".join(dict.fromkeys(found))
+
     def submit(self, job_file: Path) -> str:
         """Submit a job file; returns the job's number.
 
@@ -184,6 +199,10 @@ class SlurmClient:
     def _ask(self, argv: list[str]) -> Answer:
         self.calls += 1
         return ask(argv, {**os.environ, **_WHOLE_LISTS}, CALL_TIMEOUT_S)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _roots(jobs: Iterable[str]) -> str:

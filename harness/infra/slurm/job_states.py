@@ -12,6 +12,7 @@ TERMINAL = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED")
     + ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
 )
+_WAITING = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
 _NO_NODES = "None assigned"  # sacct, of a job that never started
 _MEMBERS = re.compile(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]")
 _SPAN = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -34,6 +35,11 @@ class JobState:
     def ended(self) -> bool:
         """Whether the job is over for Slurm. Preempted and failed jobs that are requeued show as PENDING."""
         return self.state in TERMINAL
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job has no nodes yet, or again; a held one needs the user."""
+        return self.state in _WAITING
 
     @property
     def disk_full(self) -> bool:

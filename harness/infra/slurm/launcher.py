@@ -14,10 +14,10 @@ from harness.infra.screen import relative_path
 from harness.infra.slurm.cancel import cancel_run
 from harness.infra.slurm.client import SlurmClient
 from harness.infra.slurm.closing import close, close_refused, unfinished
-from harness.infra.slurm.follower import Follower
+from harness.infra.slurm.follower import Ended, Follower
 from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
 from harness.infra.slurm.submissions import jobs_of, write_submissions
-from harness.infra.slurm.submit import Submitter
+from harness.infra.slurm.submit import Submitter, submitted
 from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.schema.sections import Launch
 
@@ -54,14 +54,30 @@ class SlurmLauncher:
         follower = Follower(run, observer.event, self.client, observer.queue)
         _submit_and_follow(run, unfinished(run, allocations_of(run, plan)), submitter, follower)
         for ended in follower.ended():
-            keep_from_starting(plan, ended, self.client)
-            again = retry(run, plan, ended, self.client)
-            close(run, ended)
+            again = _close_and_retry(run, plan, ended, self.client)
             _submit_and_follow(run, again, submitter, follower)
         submitter.end_duplicates(allocations_of(run, plan))
 
     def cancel(self, run: RunDir, plan: RunPlan) -> Cancelled:
         return cancel_run(run, plan.run_id, allocations_of(run, plan), self.client)
+
+
+def close_ended(run: RunDir, plan: RunPlan, follower: Follower, client: SlurmClient) -> None:
+    """Record the jobs that have ended while no launcher followed them, so that `retry.again` knows their cells.
+
+    Submits nothing. Retries that this makes are submitted when the run is followed.
+    """
+    ids = submitted(run)
+    follower.add([one for one in unfinished(run, allocations_of(run, plan)) if one.name in ids], ids)
+    for ended in follower.ended(wait=False):
+        _close_and_retry(run, plan, ended, client)
+
+
+def _close_and_retry(run: RunDir, plan: RunPlan, ended: Ended, client: SlurmClient) -> list[Allocation]:
+    keep_from_starting(plan, ended, client)
+    again = retry(run, plan, ended, client)
+    close(run, ended)
+    return again
 
 
 def _submit_and_follow(

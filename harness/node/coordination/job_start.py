@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.core.errors import InfrastructureError
-from harness.core.run.job_start import Claim, JobStart, was_cut_off
+from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_atomic, write_json, write_new
 from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
@@ -67,24 +67,29 @@ def _claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> s
 def _write_second_order(run: RunDir, before: str, name: str, start: JobStart) -> None:
     """The work order of a second start: the cells that the earlier starts did not finish, each as a new attempt.
 
-    The earlier attempts get a result, so that an agent of an earlier start that still runs starts none of them.
+    The earlier attempts get a result, so that an agent of an earlier start that still runs starts none of them; but
+    after the order is written, since this start may be ended at any point and a later one goes by what it finds.
     """
-    reason = f"Slurm started job {start.job} again (restart {start.restart}) before the cell ended"
     first = read_work_order(run, before)
     cells = []
+    left = []
     for item in first.cells:
         cell, earlier = item.cell, run.attempt(item.cell, item.attempt)
         if earlier.result.exists():
             result = from_jsonable(CellResult, loads(earlier.result.read_text(encoding="utf-8")))
             if not was_cut_off(result):
                 continue
-        now = time.time()
-        over = CellResult(cell=cell, attempt=item.attempt, status="error", reason=reason, started=now, finished=now)
-        write_new(earlier.result, over)
+        left.append(item)
         number = run.new_attempt(cell, item.attempt)
         write_atomic(run.attempt(cell, number).config, earlier.config.read_text(encoding="utf-8"))
         cells.append(CellAttempt(cell=cell, attempt=number))
     write_work_order(run, name, replace(first, cells=tuple(cells)))
+    reason, now = started_again(start), time.time()
+    for item in left:
+        over = CellResult(
+            cell=item.cell, attempt=item.attempt, status="error", reason=reason, started=now, finished=now
+        )
+        write_new(run.attempt(item.cell, item.attempt).result, over)
 
 
 def _await_claim(run: RunDir, allocation: str, start: JobStart, timeout_s: float) -> str | None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from harness.core.run.job_start import Claim, JobStart, was_cut_off
+from harness.core.run.job_start import Claim, JobStart, started_again, was_cut_off
 from harness.core.run.records import CellResult, RankEnding
+from harness.core.run.states import CellStatus, ProcessEnd
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,34 @@ def test_a_start_is_identified_by_job_id_and_restart_count(environment: dict[str
 )
 def test_only_a_later_start_of_the_same_job_may_follow(start: JobStart, words: str | None) -> None:
     assert Claim(job="7", restart=1, order="x").refusal(start) == words
+
+
+@pytest.mark.parametrize(
+    ("status", "codes", "cut_off"),
+    [
+        ("failed", [-11, -15], False),  # it crashed; its parent ended the other rank
+        ("failed", [-9, -15], False),  # the kernel ended it for its memory
+        ("failed", [0, -15], False),  # it left without a word
+        ("failed", [-11, None], False),  # the rank of another node had not begun
+        ("failed", [-15, -15], True),  # the job was ended
+        ("error", [-15, None], True),  # the other node was lost
+        ("error", [-6, None], True),  # likewise, seen by NCCL's watchdog
+        ("error", [28, -15], True),  # no space left on the disk
+        ("error", [74, -15], True),  # the file system failed
+    ],
+)
+@pytest.mark.parametrize("ended", ["killed", "missing"])
+def test_an_attempt_whose_ranks_left_no_record_of_their_end_was_cut_off_unless_one_ended_by_itself(
+    status: CellStatus, codes: list[int | None], ended: ProcessEnd, cut_off: bool
+) -> None:
+    ranks = [RankEnding(rank=rank, ended=ended, exit_code=code) for rank, code in enumerate(codes)]
+    assert was_cut_off(CellResult(cell="a", attempt=1, status=status, ranks=ranks)) is cut_off
+
+
+def test_an_attempt_that_a_later_start_of_its_job_closed_was_cut_off() -> None:
+    closed = CellResult(cell="a", attempt=1, status="error", reason=started_again(JobStart(job="7", restart=1)))
+    assert was_cut_off(closed)
+    assert not was_cut_off(replace(closed, reason="16 ranks cannot be split over 3 nodes"))
 
 
 @pytest.mark.parametrize(

@@ -23,3 +23,4 @@ def test_the_lock_is_free_after_its_holder(tmp_path: Path) -> None:
     for _ in range(2):
         with only_launcher(RunDir(tmp_path)):
             assert str(os.getpid()) in (tmp_path / "launcher.lock").read_text()
+        assert (tmp_path / "launcher.lock").read_text() == ""

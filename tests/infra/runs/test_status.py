@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.run.events import Submitted
+from harness.core.run.events import CellStarted, Submitted
 from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_plan import Allocation
 from harness.infra.runs.status import status_text
 from tests.infra.scheduler import Scheduler, fails, says
+from tests.infra.slurm.test_retry import Bench
 from tests.infra.slurm.test_submissions import plan
 
 
@@ -25,3 +27,26 @@ def test_the_status_shows_why_jobs_wait_and_that_a_run_was_cancelled(
     ]
     write_json(run.cancelled, {})
     assert "The run was cancelled" in status_text(run, plan()).splitlines()[-1]
+
+
+def test_a_cell_runs_in_the_job_of_its_newest_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm, bench = Scheduler(tmp_path, monkeypatch), Bench(tmp_path)
+    (cell,) = bench.narrow.cells
+
+    def shown() -> list[str]:
+        return [line.strip() for line in status_text(bench.run, bench.plan).splitlines() if cell in line]
+
+    def begin(allocation: Allocation, attempt: int, job: str) -> None:
+        note(bench.run.events, Submitted(job=allocation.array, allocations={allocation.name: job}))
+        note(bench.run.agent_journal(allocation.name, 0), CellStarted(cell=cell, attempt=attempt, ranks=1))
+
+    write_json(bench.run.plan, bench.plan)
+    begin(bench.narrow, 1, "7")
+    slurm.answers("sacct", says("7|RUNNING|0:0|n1|10:00"))
+    assert shown() == [f"running: {cell}"]
+    slurm.answers("sacct", says("7|NODE_FAIL|0:0|n1|10:00", "8|RUNNING|0:0|n2|10:00"))
+    assert shown() == [f"interrupted: {cell}"]
+    (second,) = bench.again(bench.narrow, "NODE_FAIL")
+    assert shown() == [], "the new attempt waits"
+    begin(second, 2, "8")
+    assert shown() == [f"running: {cell}"]

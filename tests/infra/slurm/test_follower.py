@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from harness.core.run.events import CellFinished, CellStarted, Event, Failed, Finished, Loaded
 from harness.core.run.job_start import Claim
@@ -13,14 +16,16 @@ from harness.core.run.journal import note
 from harness.core.run.run_dir import RunDir, write_new
 from harness.core.run.run_plan import Allocation
 from harness.infra.slurm.client import SlurmClient
-from harness.infra.slurm.follower import LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
+from harness.infra.slurm.follower import LONGEST_ASK_S, LOST_AFTER_S, SURE_AFTER_S, Ended, Follower, queue_text
 from harness.infra.slurm.job_states import JobState, Pending
 from tests.infra.scheduler import Clock
 
 ONE = Allocation(name="1n2r-0", cells=("x",), array="1n2r")
 AWAY = JobState(answered=False)
 GONE = JobState()
-NODE_FAIL, PENDING, RUNNING = (JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING"))
+NODE_FAIL, PENDING, RUNNING, COMPLETING, CANCELLED = (
+    JobState(state=name, source="squeue") for name in ("NODE_FAIL", "PENDING", "RUNNING", "COMPLETING", "CANCELLED")
+)
 
 
 EVENTS: dict[str, Event] = {
@@ -49,11 +54,31 @@ class Scripted(SlurmClient):
         return {job: Pending(reason="Resources") for job in jobs}
 
 
+class Slow(Executor):
+    """Runs a call when the clock has moved by `takes_s` since it was made."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.takes_s = clock, 0.0
+        self.due: tuple[float, Future[Any], Callable[[], Any]] | None = None
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.due = self.clock() + self.takes_s, future, lambda: call(*args, **kwargs)
+        return future
+
+    def run_what_is_due(self) -> None:
+        if self.due is not None and self.clock() >= self.due[0]:
+            _, future, call = self.due
+            self.due = None
+            future.set_result(call())
+
+
 class Bench:
-    """A follower whose sleep moves the clock, waits for Slurm's answer and lets the test act."""
+    """A follower whose sleep moves the clock, delivers Slurm's answer and lets the test act."""
 
     def __init__(self, folder: Path, *script: JobState) -> None:
         self.run, self.clock, self.client = RunDir(folder), Clock(), Scripted(*script)
+        self.slurm = Slow(self.clock)
         self.heard: list[str] = []
         self.queue: list[str] = []
         self.act: Callable[[float], None] = lambda seconds: None  # seconds since the beginning
@@ -66,11 +91,11 @@ class Bench:
             self.clock,
             self.sleep,
         )
+        self.follower.queries.thread = self.slurm
 
     def sleep(self, seconds: float) -> None:
         self.clock.sleep(seconds)
-        if self.follower.queries.requested is not None:
-            wait([self.follower.queries.requested])
+        self.slurm.run_what_is_due()
         assert self.seconds < 3600, "a job is followed for too long"
         self.act(self.seconds)
 
@@ -83,6 +108,9 @@ class Bench:
 
     def claim(self, number: int, job: str, order: str = "1n2r-0", restart: int = 0) -> None:
         assert write_new(self.run.claim("1n2r-0", number), Claim(job=job, restart=restart, order=order))
+
+    def finish_after(self, seconds: float) -> None:
+        self.act = lambda now: self.say("finished") if now > seconds else None
 
     def end(self) -> Ended:
         self.follower.add([ONE], {"1n2r-0": "7"})
@@ -117,14 +145,68 @@ def test_a_job_that_slurm_shows_as_ended_is_over_only_if_it_stays_so(tmp_path: P
 
 def test_a_pending_job_is_never_lost_however_long_it_waits(tmp_path: Path) -> None:
     bench = Bench(tmp_path, PENDING)
-
-    def finish_later(seconds: float) -> None:
-        if seconds > 20 * LOST_AFTER_S:
-            bench.say("finished")
-
-    bench.act = finish_later
+    bench.finish_after(20 * LOST_AFTER_S)
     assert bench.end().finished
     assert set(bench.queue) == {"1 job waits in the queue: Resources (1)"}
+
+
+@pytest.mark.parametrize("takes_s", [20.0, 60.0])
+def test_a_slow_answer_ends_no_job(tmp_path: Path, takes_s: float) -> None:
+    bench = Bench(tmp_path, PENDING)
+    bench.slurm.takes_s = takes_s
+    bench.finish_after(6 * LOST_AFTER_S)
+    assert bench.end().finished
+
+
+def test_an_old_end_of_a_requeued_job_counts_only_when_a_later_question_shows_it_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, NODE_FAIL, PENDING)
+    bench.slurm.takes_s = 2 * SURE_AFTER_S
+    bench.finish_after(LOST_AFTER_S)
+    assert bench.end().finished
+
+
+@pytest.mark.parametrize(
+    "state", ["STOPPED", "SPECIAL_EXIT", "POWER_UP_NODE", "REQUEUE_HOLD", "SIGNALING", "STAGE_OUT", "RESIZING"]
+)
+def test_a_job_that_slurm_lists_in_any_state_but_an_end_is_not_lost(tmp_path: Path, state: str) -> None:
+    bench = Bench(tmp_path, JobState(state=state, source="squeue"))
+    bench.finish_after(2 * LOST_AFTER_S)
+    assert bench.end().finished
+
+
+@pytest.mark.parametrize("stopped_s", [30.0, 10 * LOST_AFTER_S])
+def test_a_launcher_that_was_stopped_counts_a_queued_job_as_queued(tmp_path: Path, stopped_s: float) -> None:
+    bench = Bench(tmp_path, PENDING)
+    stops = [3 * LONGEST_ASK_S]  # when the questions have become rare
+
+    def stop(seconds: float) -> None:
+        if stops and seconds > stops[0]:
+            stops.pop(0)
+            bench.clock.sleep(stopped_s)
+        if seconds > 6 * LONGEST_ASK_S + stopped_s:
+            bench.say("finished")
+
+    bench.act = stop
+    assert bench.end().finished
+
+
+def test_the_time_in_which_launcher_and_agents_were_stopped_is_not_silence(tmp_path: Path) -> None:
+    """As when the shared file system hangs: afterwards the agents have as long as ever for their next heartbeat."""
+    bench = Bench(tmp_path, GONE)
+    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("{}")
+    hung: list[float] = []
+
+    def hang(seconds: float) -> None:
+        if not hung and seconds > 20:
+            bench.clock.sleep(2 * LOST_AFTER_S)
+            hung.append(bench.seconds)
+        elif hung and seconds > hung[0] + 10:
+            bench.say("finished")
+
+    bench.act = hang
+    assert bench.end().finished
 
 
 def test_a_job_that_slurm_does_not_know_and_whose_agent_is_silent_is_lost(tmp_path: Path) -> None:
@@ -152,12 +234,16 @@ def test_a_heartbeat_keeps_a_job_that_slurm_has_forgotten(tmp_path: Path) -> Non
 def test_a_job_that_has_not_begun_waits_for_a_controller_that_is_away(tmp_path: Path) -> None:
     """It may be in the queue: only a job whose agent has been heard can be lost while Slurm does not answer."""
     bench = Bench(tmp_path, AWAY)
+    bench.finish_after(10 * LOST_AFTER_S)
+    assert bench.end().finished
 
-    def finish_later(seconds: float) -> None:
-        if seconds > 10 * LOST_AFTER_S:
-            bench.say("finished")
 
-    bench.act = finish_later
+def test_a_requeued_job_waits_for_a_controller_that_is_away_although_its_first_start_was_heard(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, PENDING, AWAY)
+    heartbeat = bench.run.agent_journal("1n2r-0", 0).with_suffix(".heartbeat")
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("{}")
+    bench.finish_after(3 * LOST_AFTER_S)
     assert bench.end().finished
 
 
@@ -198,6 +284,35 @@ def test_a_launcher_that_comes_later_follows_the_newest_start(tmp_path: Path) ->
     bench.act = lambda seconds: bench.say("finished", "1n2r-0.restart1") if seconds > 10 else None
     assert bench.end().finished
     assert bench.seconds > 10
+
+
+@pytest.mark.parametrize("state", [NODE_FAIL, GONE, RUNNING], ids=lambda state: state.state)
+def test_a_launcher_that_comes_after_the_only_start_has_finished_sees_it(tmp_path: Path, state: JobState) -> None:
+    bench = Bench(tmp_path, state)
+    bench.claim(1, "7")
+    bench.say("finished")
+    assert bench.end().finished
+    assert bench.client.requested == [], "the journal decides"
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [
+        ([PENDING], []),
+        ([RUNNING], []),
+        ([NODE_FAIL, PENDING], []),
+        ([AWAY], []),
+        ([COMPLETING, CANCELLED], ["CANCELLED"]),
+        ([GONE], ["UNKNOWN"]),
+    ],
+    ids=lambda value: "-".join(getattr(one, "state", one) for one in value),
+)
+def test_a_caller_that_does_not_wait_gets_the_jobs_that_have_ended_by_now(
+    tmp_path: Path, script: list[JobState], ended: list[str]
+) -> None:
+    bench = Bench(tmp_path, *script)
+    bench.follower.add([ONE], {"1n2r-0": "7"})
+    assert [one.state.state for one in bench.follower.ended(wait=False)] == ended
 
 
 def test_slurm_is_queried_for_the_job_that_claimed_the_cells(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.run.events import Failed, JobEnded
 from harness.core.run.job_start import Claim
-from harness.core.run.journal import read_lines
+from harness.core.run.journal import note, read_lines
 from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.run.run_plan import Allocation
 from harness.core.run.work_order import newest_work_order
 from harness.infra.slurm.client import SlurmClient
+from harness.infra.slurm.closing import unfinished
 from harness.infra.slurm.follower import Ended
 from harness.infra.slurm.job_states import JobState
-from harness.infra.slurm.retry import allocations_of, keep_from_starting, retry
+from harness.infra.slurm.retry import again, allocations_of, keep_from_starting, retry
 from harness.infra.slurm.submissions import order_allocation, write_submissions
 from tests.infra.scheduler import Scheduler, says
 from tests.infra.slurm.test_submissions import LAB, LAUNCH, TEMPLATE, plan
@@ -81,6 +83,41 @@ def test_a_retry_that_a_killed_launcher_has_recorded_is_not_made_twice(bench: Be
     assert len(read_lines(bench.run.events)) == 1
 
 
+def ended_as_error(run: RunDir, cell: str, attempt: int = 1) -> None:
+    ranks = [RankEnding(rank=0, ended="raised")]
+    write_json(run.attempt(cell, attempt).result, CellResult(cell=cell, attempt=attempt, status="error", ranks=ranks))
+
+
+def test_cells_of_one_job_that_run_again_apart_get_separate_jobs(bench: Bench) -> None:
+    first, second = bench.wide.cells[:2]
+    ended_as_error(bench.run, first)
+    (lost,) = bench.again(bench.wide, "NODE_FAIL", "n[1-2]")
+    note(bench.run.events, JobEnded(allocation=lost.name, array=lost.array, job="8", state="COMPLETED"))
+    (wanted,) = again(bench.run, bench.plan, {first})
+    assert (lost.cells, wanted.cells) == ((second,), (first,))
+    assert newest_work_order(bench.run, lost.name).attempts == {second: 2}
+    assert newest_work_order(bench.run, wanted.name).attempts == {first: 2}
+    assert unfinished(bench.run, allocations_of(bench.run, bench.plan))[-1] == wanted
+    ended_as_error(bench.run, first, 2)
+    (third,) = again(bench.run, bench.plan, {first})
+    assert newest_work_order(bench.run, third.name).attempts == {first: 3}
+
+
+def test_a_lost_cell_runs_again_after_another_one_of_its_job_did_on_request(bench: Bench) -> None:
+    first, second = bench.wide.cells[:2]
+    ended_as_error(bench.run, first)
+    assert [one.cells for one in again(bench.run, bench.plan, {first, second})] == [(first,)]
+    assert [one.cells for one in bench.again(bench.wide, "NODE_FAIL", "n[1-2]")] == [(second,)]
+
+
+def test_a_cell_that_crashed_by_itself_does_not_run_again_when_its_job_is_preempted_later(bench: Bench) -> None:
+    first, second = bench.wide.cells[:2]
+    ranks = [RankEnding(rank=0, ended="killed", exit_code=-11), RankEnding(rank=1, ended="killed", exit_code=-15)]
+    write_json(bench.run.attempt(first).result, CellResult(cell=first, attempt=1, status="failed", ranks=ranks))
+    (made,) = bench.again(bench.wide, "PREEMPTED", "n[1-2]")
+    assert made.cells == (second,)
+
+
 def test_a_cell_has_as_many_attempts_as_the_plan_allows_and_no_more(bench: Bench) -> None:
     allocation = bench.narrow
     for number in range(2, bench.plan.max_attempts + 1):
@@ -117,6 +154,61 @@ def test_of_several_nodes_those_that_slurm_marks_unusable_are_excluded(bench: Be
     assert "-n n[1-2]" in slurm.calls("sinfo")[0]
 
 
+def test_every_node_on_which_an_attempt_failed_is_excluded_until_the_user_wants_the_cell_again(bench: Bench) -> None:
+    (second,) = bench.again(bench.narrow, "NODE_FAIL", "n3")
+    (third,) = bench.again(second, "NODE_FAIL", "n4")
+    assert "#SBATCH --exclude=n3,n4\n" in bench.job_file(third)
+    (cell,) = third.cells
+    ended_as_error(bench.run, cell, 3)
+    (fourth,) = again(bench.run, bench.plan, {cell})
+    assert "--exclude" not in bench.job_file(fourth)
+
+
+def failed(bench: Bench, allocation: Allocation, node: int, *hosts: str) -> None:
+    """The agent of a node ends and names hosts."""
+    note(bench.run.agent_journal(allocation.name, node), Failed(reason="why", traceback="", nodes=hosts))
+
+
+@pytest.mark.parametrize("exit_code", ["3:0", "0:9"])
+@pytest.mark.parametrize(
+    ("host", "excluded"), [("n2", "n2"), ("node-b", "n2"), ("node-b.cluster", "n2"), ("node-c", ""), ("same", "")]
+)
+def test_a_job_that_failed_because_it_lost_a_node_runs_again_without_the_node(
+    bench: Bench, slurm: Scheduler, exit_code: str, host: str, excluded: str
+) -> None:
+    """srun ends the job when its agents give up on the node, minutes before Slurm sees that the node is down."""
+    nodes = ("n1 same", "n2 same") if host == "same" else ("n1 node-a.cluster", "n2 node-b.cluster")
+    slurm.answers("sinfo", says(*nodes), "")
+    failed(bench, bench.wide, 0, host)
+    failed(bench, bench.wide, 1, "n1")  # an isolated node misses the leader: the leader's word counts
+    (made,) = bench.again(bench.wide, "FAILED", "n[1-2]", exit_code)
+    flags = [line for line in bench.job_file(made).splitlines() if "--exclude=" in line]
+    assert flags == [f"#SBATCH --exclude={excluded}"] * bool(excluded)
+    (event,) = read_lines(bench.run.events)
+    assert event["why"] == f"job 7 ended as FAILED on n[1-2]: its agents reported {host}"
+
+
+def test_a_job_that_lost_its_leading_node_is_retried_by_what_the_other_agents_say(
+    bench: Bench, slurm: Scheduler
+) -> None:
+    slurm.answers("sinfo", says("n1 n1", "n2 n2"))
+    failed(bench, bench.wide, 1, "n1")
+    (made,) = bench.again(bench.wide, "FAILED", "n[1-2]", "3:0")
+    assert "#SBATCH --exclude=n1\n" in bench.job_file(made)
+
+
+def test_a_job_whose_only_node_has_a_broken_gpu_is_retried_on_another_one(bench: Bench, slurm: Scheduler) -> None:
+    failed(bench, bench.narrow, 0, "node-c")
+    (made,) = bench.again(bench.narrow, "FAILED", "n3", "3:0")
+    assert "#SBATCH --exclude=n3\n" in bench.job_file(made)
+    assert slurm.calls("sinfo") == []
+
+
+def test_a_failure_that_names_no_node_is_not_retried(bench: Bench) -> None:
+    failed(bench, bench.wide, 0)
+    assert bench.again(bench.wide, "FAILED", "n[1-2]", "3:0") == []
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED"])
 def test_a_preempted_job_may_run_on_the_same_node(bench: Bench, state: str) -> None:
     (made,) = bench.again(bench.narrow, state, "n3")
@@ -139,7 +231,11 @@ def test_a_retry_repeats_the_attempts_of_the_newest_start_of_a_job(bench: Bench)
 
 
 @pytest.mark.parametrize(
-    ("state", "calls"), [("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("COMPLETED", 0), ("FAILED", 0)]
+    ("state", "calls"),
+    [
+        *(("NODE_FAIL", 1), ("PREEMPTED", 1), ("UNKNOWN", 1), ("RUNNING", 1)),
+        *(("COMPLETED", 0), ("FAILED", 0), ("PENDING", 0), ("REQUEUE_HOLD", 0)),
+    ],
 )
 def test_a_job_that_is_no_longer_followed_is_cancelled_so_that_slurm_does_not_restart_it(
     bench: Bench, slurm: Scheduler, state: str, calls: int

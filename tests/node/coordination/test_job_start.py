@@ -8,9 +8,10 @@ import pytest
 
 from harness.core.errors import InfrastructureError
 from harness.core.run.records import CellResult, RankEnding
-from harness.core.run.run_dir import RunDir, write_json
+from harness.core.run.run_dir import RunDir, write_json, write_new
 from harness.core.serialization import loads
 from harness.infra.runs.evidence_files import newest
+from harness.node.coordination import job_start
 from harness.node.coordination.job_start import work_order_of
 
 NAME = "1n2r-0"
@@ -92,6 +93,41 @@ def test_the_number_of_an_existing_attempt_is_not_used_again(run: RunDir) -> Non
     assert order is not None
     cells = loads(run.submission(order).read_text())["cells"]
     assert {item["cell"]: item["attempt"] for item in cells} == {"cut": 2, "waits": 3}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", ["write_work_order", "write_new"])
+def test_a_start_that_follows_one_which_died_at_any_step_runs_the_unfinished_cells(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    work_order_of(run, NAME, 0, start("7"))
+
+    def die(*arguments: object) -> bool:
+        if arguments[0] == run.claim(NAME, 2):
+            return write_new(*arguments)  # type: ignore[arg-type]
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(job_start, step, die)
+        work_order_of(run, NAME, 0, start("7", 1))
+    order = work_order_of(run, NAME, 0, start("7", 2))
+    assert order is not None
+    cells = loads(run.submission(order).read_text())["cells"]
+    assert cells == [{"cell": "cut", "attempt": 3}, {"cell": "waits", "attempt": 3}]
+    assert [newest(run, cell) for cell in CELLS] == [1, 1, 3, 3]
+
+
+def test_a_start_goes_on_with_cells_that_a_start_whose_work_order_is_gone_has_closed(run: RunDir) -> None:
+    work_order_of(run, NAME, 0, start("7"))
+    second = work_order_of(run, NAME, 0, start("7", 1))
+    assert second is not None
+    run.submission(second).unlink()
+    order = work_order_of(run, NAME, 0, start("7", 2))
+    assert order is not None
+    assert [item["cell"] for item in loads(run.submission(order).read_text())["cells"]] == ["cut", "waits"]
 
 
 @pytest.mark.parametrize(
