@@ -184,11 +184,13 @@ def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
     if (first.lane, first.check) != (spec.lane, spec.checks[0]):
         problems.append(f"the leading finding is {first.lane.value}: {first.check}")
     if spec.outcome is Outcome.FAIL and cell.lanes[spec.lane] is not LaneVerdict.FAIL:
-        problems.append(f"lane {spec.lane.value} says {cell.lanes[spec.lane].value}")
+        problems.append(f"the verdict of lane {spec.lane.value} is {cell.lanes[spec.lane].value}")
     earlier = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
     for lane in earlier[spec.lane]:
         if cell.lanes[lane] is not LaneVerdict.PASS:
-            problems.append(f"lane {lane.value} says {cell.lanes[lane].value} instead of {LaneVerdict.PASS.value}")
+            problems.append(
+                f"the verdict of lane {lane.value} is {cell.lanes[lane].value} instead of {LaneVerdict.PASS.value}"
+            )
     return problems
 
 

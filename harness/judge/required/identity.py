@@ -45,7 +45,7 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
     elif config != planned:
         ran, requested = to_jsonable(config), to_jsonable(planned)
         name = next(name for name in requested if ran[name] != requested[name])
-        yield f"config.json says {name} {ran[name]!r}, plan.json {requested[name]!r}"
+        yield f"config.json has {name} {ran[name]!r}, plan.json {requested[name]!r}"
 
 
 def rejection_problem(evidence: CellEvidence) -> str:
@@ -93,15 +93,15 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
     if record.place != layout.coordinates(rank):
         yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
     if record.ended == "completed" and record.failure is not None:
-        yield f"it says completed but holds a failure, {record.failure.type}"
+        yield f"its ending is completed, but it contains a failure, {record.failure.type}"
     yield from _indices(evidence, record)
     completed = record.ended == "completed"
     found = [seen.step for seen in record.steps]
     if found != list(evidence.steps)[: len(found)] or (completed and len(found) != steps):
-        yield f"it says {record.ended} but holds steps {found} of {steps}"
+        yield f"its ending is {record.ended}, but it contains steps {found} of {steps}"
     legs, held = [leg.name for leg in evidence.legs_planned], [seen.leg for seen in record.legs]
     if held != legs[: len(held)] or (completed and len(held) != len(legs)):
-        yield f"it says {record.ended} but holds canary legs {held} of {legs}"
+        yield f"its ending is {record.ended}, but it contains canary legs {held} of {legs}"
     limit = record.environment.get("memory_limit_bytes", "0")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 20):
         yield f"environment.memory_limit_bytes is {limit[:40]!r}, not a number of bytes"

@@ -40,7 +40,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
     "record.legs.*.time_s": _CLOCK,
-    "lone.steps.*.grad_norm": "the control has other rows: ranks must agree, and it must be finite and not negative",
+    "lone.steps.*.grad_norm": "the control has different rows: ranks must agree, and it must be finite and >= 0",
     "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",
     "result.started": _CLOCK,
     "result.finished": _CLOCK,
