@@ -6,15 +6,17 @@ After a problem here no check runs: the evidence is of something else, or checks
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+from harness.core.run.states import CellStatus
 from harness.core.serialization import to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
 _LONGEST_S = 366 * 86400.0  # of any time in one attempt
 _MOST_BYTES = 2**60  # of one rank's memory
-STATUSES = ("completed", "failed", "rejected", "error")
+_STATUSES = get_args(CellStatus)
 
 
 def untrusted(evidence: CellEvidence) -> str:
@@ -69,8 +71,8 @@ def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
         yield f"it belongs to cell {result.cell}"
     if result.attempt != evidence.attempt:
         yield f"it belongs to attempt {result.attempt}, but is in the folder of attempt {evidence.attempt}"
-    if result.status not in STATUSES:
-        yield f"status is {result.status!r}, not one of {', '.join(STATUSES)}"
+    if result.status not in _STATUSES:
+        yield f"status is {result.status!r}, not one of {', '.join(_STATUSES)}"
     ranks = [ending.rank for ending in result.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(evidence.layout.world_size)):
         yield f"it has endings of ranks {ranks}, the layout has {evidence.layout.world_size} ranks"
