@@ -1,5 +1,7 @@
 """Fields that no verdict depends on, each with the reason. A change of any other field is detected.
 
+No verdict reads this list: it documents what the judge leaves out, and tests hold the judge to it.
+
 A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a control whose
 gradients no cell is compared with, since auxiliary losses depend on its rows. tests/judge/tampering.py changes every
 field of every file, one at a time, in simulated or real runs; exactly these changes go undetected.

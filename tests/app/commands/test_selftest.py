@@ -172,7 +172,7 @@ def test_the_killed_rank_must_not_be_blamed_on_the_code() -> None:
 def code(*cells: ReportCell) -> int:
     whole = report(*cells)
     results = [selftest.judge_fault(LEAK, whole)]
-    return selftest.exit_code_of(results, selftest.false_alarms([LEAK], whole), whole)
+    return selftest.exit_code_of(results, selftest.false_alarms([LEAK], whole))
 
 
 def test_exit_codes_tell_caught_missed_and_undecided_apart() -> None:
