@@ -11,5 +11,5 @@ from harness.core.packing.styles import PackingStyle
 def packing_style(
     data_path: str, layout: Layout, seq_length: int, options: PackingOptions = DEFAULT_OPTIONS
 ) -> PackingStyle:
-    """How a data path lays documents into rows."""
+    """How a data path packs documents into rows."""
     return DATA_PATHS[data_path].style(layout, seq_length, options)

@@ -25,11 +25,12 @@ from harness.infra.streams import flush_streams, own_streams
 
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
+_MATRIX = "matrix file (YAML), or a shipped one by name"
 _EXIT_CODES = """exit codes:
   0    every cell passed, failed as expected, or was rejected by a rule; at least one was tested
   1    a check failed
   2    bad input or usage
-  3    could not decide (infrastructure), or nothing was tested
+  3    could not decide (something other than the code under test failed), or nothing was tested
   130  interrupted
 """
 
@@ -58,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print JSON")
     plan.add_argument("--all", action="store_true", help="print all rows of long tables")
     verify = commands.add_parser("verify", help="check matrix files without running")
-    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX")
+    verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=_MATRIX)
     commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
     report = commands.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
     report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
@@ -92,19 +93,25 @@ def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
     logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
-    logs.add_argument("cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; absent: jobs and agents")
+    logs.add_argument(
+        "cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; if omitted, the logs of jobs and agents"
+    )
     logs.add_argument("--rank", type=int, metavar="N", help="the whole log of this rank")
     _run_parent(logs)
     doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
-    doctor.add_argument("--cluster", metavar="NAME", default="local", help="cluster profile by name or path (local)")
-    _run_parent(doctor, None, "folder of run directories (the cluster profile's, else reports)")
+    doctor.add_argument(
+        "--cluster", metavar="NAME", default="local", help="cluster profile by name or path (default: local)"
+    )
+    _run_parent(doctor, None, "folder of run directories (default: the profile's run_dir, else reports)")
 
 
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:
     shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
     shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
-    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="maximum number of rounds (20)")
-    shrink.add_argument("--check", metavar="NAME", help="the check that must still fail (the first finding's)")
+    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="maximum number of rounds (default: 20)")
+    shrink.add_argument(
+        "--check", metavar="NAME", help="the check that must still fail (default: that of the first finding)"
+    )
     shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
     _run_parent(shrink)
 
@@ -113,7 +120,7 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     _cluster(run)
-    _run_parent(run, None, "folder of run directories (the cluster profile's, else reports)")
+    _run_parent(run, None, "folder of run directories (default: the profile's run_dir, else reports)")
     _history(run)
     _notify(run)
     run.add_argument(
@@ -137,13 +144,11 @@ def _bisect_options(bisect: argparse.ArgumentParser) -> None:
     _only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
     bisect_options.add(bisect)
     _cluster(bisect)
-    _run_parent(bisect, None, "parent of the bisection's folder (the cluster profile's, else reports)")
+    _run_parent(bisect, None, "parent of the bisection's folder (default: the profile's run_dir, else reports)")
 
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "matrix", type=matrix_path, metavar="MATRIX", help="matrix file (YAML), or a shipped one by name"
-    )
+    parser.add_argument("matrix", type=matrix_path, metavar="MATRIX", help=_MATRIX)
 
 
 def _only(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -159,7 +164,7 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
 def _run_parent(
     parser: argparse.ArgumentParser,
     default: Path | None = Path("reports"),
-    text: str = "folder of run directories (reports)",
+    text: str = "folder of run directories (default: reports)",
 ) -> None:
     parser.add_argument("--run-dir", type=Path, default=default, metavar="DIR", help=text)
 

@@ -99,7 +99,9 @@ EXIT_ABORT = 128  # for git bisect run: stop, no commit can be judged
 EXIT_INTERRUPTED = 130
 
 
-JUDGED_AS_ASKED = (Outcome.PASS, Outcome.FLAKY, Outcome.XFAIL, Outcome.XPASS)
+SOUND = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)  # no lane failed
+ACCEPTED = (*SOUND, Outcome.XFAIL)  # the run may pass
+DECIDED = (*ACCEPTED, Outcome.FAIL)  # a judgement on the code under test
 RunVerdict = Literal["pass", "fail", "error"]
 _EXIT_CODES: Mapping[RunVerdict, int] = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "error": EXIT_UNDECIDED}
 
@@ -121,7 +123,7 @@ def nothing_tested(under_test: Iterable[Outcome]) -> str:
     `under_test`: outcomes of the matrix's cells, without the controls that the harness added.
     """
     counts = Counter(under_test)
-    if any(counts[outcome] for outcome in (*JUDGED_AS_ASKED, Outcome.FAIL)):
+    if any(counts[outcome] for outcome in DECIDED):
         return ""
     found = ", ".join(f"{count} {outcome.value}" for outcome, count in sorted(counts.items()))
     return f"nothing was tested: no cell under test was judged ({found or 'there are none'})"

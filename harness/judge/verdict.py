@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
+from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
 from harness.core.run.run_plan import XFail
 from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import with_known
@@ -85,7 +85,7 @@ def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | No
     if evidence.control is None:
         return f"its control, cell {evidence.cell.control}, is not in the run"
     verdict = known or judge_cell(evidence.control, today=today)
-    if verdict.outcome in (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS) or _only_slow(verdict):
+    if verdict.outcome in SOUND or _only_slow(verdict):
         return ""
     outcome = verdict.outcome.value
     return f"its control, cell {evidence.cell.control}, did not pass ({outcome}), so numerics cannot be compared"

@@ -9,13 +9,13 @@ import pytest
 from harness.infra.console import print_report
 from harness.infra.html.report import render_html
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES
-from harness.judge.report.build import build_report
 from harness.judge.report.model import Report
 from harness.judge.report.render_issue import Issue, render_issue
 from harness.judge.report.render_markdown import render_markdown
 from tests.hostile import read_markdown
 from tests.infra.html.test_report import Page
 from tests.judge.diagnosis.test_known_issues import ran
+from tests.judge.reports import build_report
 from tests.judge.simulator import at, config_of, drop_params, run_of
 
 CONFIG = config_of("bridge_offline", pp=4)

@@ -13,9 +13,9 @@ from harness.core.outcomes import Rejection
 from harness.core.run.records import Failure
 from harness.core.run.run_plan import Expansion, RejectedCell, RunPlan, XFail
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import build_report
 from harness.judge.report.model import Report
 from tests.judge.checks.numerics.test_ended import cut_off
+from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, all_evidence, at, config_of, drop_params, refound, run_of
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,7 +15,7 @@ def add(bisect: argparse.ArgumentParser) -> None:
         "--find",
         choices=("introduced", "fixed"),
         default="introduced",
-        help="find the first bad point, or the first good one (introduced)",
+        help="introduced: find the first bad point (default); fixed: the first good one",
     )
     bisect.add_argument("--paths", nargs="+", default=[], metavar="P", help="skip commits that touch none of these")
     bisect.add_argument("--first-parent", action="store_true", help="follow only the first parent of merges")

@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (outcomes)")
     export.add_argument("--format", choices=FORMATS, default="csv", help="file format (csv)")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (standard output)")
-    prune.add_argument("--older-than", metavar="AGE", help="remove runs started before: a date, or 90d for 90 days ago")
+    prune.add_argument("--older-than", metavar="AGE", help="remove runs older than this: a date, or an age such as 90d")
     prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="keep the last N runs of each matrix")
     prune.add_argument("--dry-run", action="store_true", help="show what would be removed, remove nothing")
     made["import"].add_argument("runs", nargs="+", metavar="RUN", help="path, run id, or 'latest'")

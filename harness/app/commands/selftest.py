@@ -60,7 +60,7 @@ def run(only: Sequence[str] | None, run_parent: Path) -> int:
     write_json(directory.root / "selftest.json", _summary(report, results, alarms), indent=2)
     screen.out(_text(results, alarms, report))
     screen.out(f"report: {directory.root / 'selftest.json'}\nreport: {paths[-1]}")
-    return exit_code_of(results, alarms, report)
+    return exit_code_of(results, alarms)
 
 
 def list_text() -> str:
@@ -184,11 +184,13 @@ def _lane_problems(spec: FaultSpec, cell: ReportCell) -> list[str]:
     if (first.lane, first.check) != (spec.lane, spec.checks[0]):
         problems.append(f"the leading finding is {first.lane.value}: {first.check}")
     if spec.outcome is Outcome.FAIL and cell.lanes[spec.lane] is not LaneVerdict.FAIL:
-        problems.append(f"lane {spec.lane.value} says {cell.lanes[spec.lane].value}")
+        problems.append(f"the verdict of lane {spec.lane.value} is {cell.lanes[spec.lane].value}")
     earlier = {Lane.METADATA: (), Lane.NUMERICS: (Lane.METADATA,), Lane.THROUGHPUT: (Lane.METADATA, Lane.NUMERICS)}
     for lane in earlier[spec.lane]:
         if cell.lanes[lane] is not LaneVerdict.PASS:
-            problems.append(f"lane {lane.value} says {cell.lanes[lane].value} instead of {LaneVerdict.PASS.value}")
+            problems.append(
+                f"the verdict of lane {lane.value} is {cell.lanes[lane].value} instead of {LaneVerdict.PASS.value}"
+            )
     return problems
 
 
@@ -210,7 +212,7 @@ def false_alarms(specs: Iterable[FaultSpec], report: Report) -> list[ReportCell]
     return [cell for cell in (_cell(report, name) for name in sorted(names)) if cell.outcome is not Outcome.PASS]
 
 
-def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell], report: Report) -> int:
+def exit_code_of(results: Sequence[Caught], alarms: Sequence[ReportCell]) -> int:
     """1 for a missed fault or a false alarm; 3 when only infrastructure problems prevent a decision; else 0."""
     missed = [result for result in results if result.problems]
     undecided = [result for result in missed if not result.caught and result.outcome is Outcome.ERROR]

@@ -47,7 +47,7 @@ def kernel_device(config: CellConfig) -> str | None:
 def kernel_dtype(config: CellConfig) -> str | None:
     if config.attention not in HALF_ONLY or config.dtype != "fp32":
         return None
-    return f"attention {config.attention} computes in 16 bits, and dtype fp32 has 32; use dtype: bf16"
+    return f"attention {config.attention} supports only 16-bit dtypes, not fp32; use dtype: bf16"
 
 
 def kernel_head_size(config: CellConfig) -> str | None:

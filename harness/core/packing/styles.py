@@ -1,4 +1,4 @@
-"""The ways in which data paths lay documents into rows."""
+"""The ways in which data paths pack documents into rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def align_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PackingStyle:
-    """How a data path lays documents into rows."""
+    """How a data path packs documents into rows."""
 
     packed: bool
     document_multiple: int  # every document is padded to a multiple of this many tokens

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.core.outcomes import JUDGED_AS_ASKED, KnownFailure, Outcome
+from harness.core.outcomes import DECIDED, KnownFailure, Outcome
 from harness.core.serialization import dumps
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def in_list(outcomes: Iterable[Outcome]) -> str:
     return f"({', '.join(repr(outcome.value) for outcome in outcomes)})"
 
 
-DECIDED = in_list((*JUDGED_AS_ASKED, Outcome.FAIL))
+_DECIDED = in_list(DECIDED)
 GREEN = in_list((Outcome.PASS, Outcome.FLAKY))
-UNDECIDED = in_list(outcome for outcome in Outcome if outcome not in (*JUDGED_AS_ASKED, Outcome.FAIL))
+UNDECIDED = in_list(outcome for outcome in Outcome if outcome not in DECIDED)
 Query = tuple[str, dict[str, object]]
 
 
@@ -117,8 +117,8 @@ def _cells(wanted: Filters) -> Query:
         SELECT series, matrix, name AS cell, stack, device, max(CASE WHEN place = 1 THEN outcome END) AS last,
           max(started) AS last_started, max(CASE WHEN place = 1 THEN version END) AS version, count(*) AS runs, {sums},
           sum(known = '{KnownFailure.EXPIRED}') AS expired,
-          round(1.0 * sum(outcome = '{Outcome.FLAKY}') / nullif(sum(outcome IN {DECIDED}), 0), 4) AS flaky_rate,
-          sum(outcome IN {DECIDED} AND before IN {DECIDED}
+          round(1.0 * sum(outcome = '{Outcome.FLAKY}') / nullif(sum(outcome IN {_DECIDED}), 0), 4) AS flaky_rate,
+          sum(outcome IN {_DECIDED} AND before IN {_DECIDED}
             AND (outcome = '{Outcome.FAIL}') <> (before = '{Outcome.FAIL}') AND version = before_version) AS turned
         FROM p GROUP BY series {having}
         ORDER BY last = '{Outcome.FAIL}' DESC, last = '{Outcome.ERROR}' DESC,

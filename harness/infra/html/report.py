@@ -45,7 +45,7 @@ _SQUARES = 3200  # rank squares on the page, about 350 bytes each
 _CELL_SQUARES = 160  # rank squares per failing cell
 _PACKAGES = ("torch", "megatron-core", "transformer-engine")  # of a stack, in the banner
 _STACKS_NAMED = 3  # in the banner; if there are more, only their number
-_DECIDED_BAD = (Outcome.FAIL, Outcome.ERROR)
+_BAD = (Outcome.FAIL, Outcome.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ def render_html(report: Report) -> str:
     from harness.infra.html.curves import curve_groups  # imports matplotlib, which takes half a second
 
     details, budget = _details(report)
-    failures = [detail for detail in details if detail.cell.outcome in _DECIDED_BAD]
-    known = [detail for detail in details if detail.cell.outcome not in _DECIDED_BAD]
+    failures = [detail for detail in details if detail.cell.outcome in _BAD]
+    known = [detail for detail in details if detail.cell.outcome not in _BAD]
     pictures, undrawn = _other_pictures(report, {detail.cell.id for detail in details}, budget)
     text = (
         _environment()
@@ -127,14 +127,14 @@ def _environment() -> Environment:
 
 def _details(report: Report) -> tuple[list[Detail], int]:
     """Failing cells, then known failures and unexpected passes; and the remaining budget of rank squares."""
-    order = [*_DECIDED_BAD, Outcome.XFAIL, Outcome.XPASS]
+    order = [*_BAD, Outcome.XFAIL, Outcome.XPASS]
     chosen = [cell for outcome in order for cell in report.cells if cell.outcome is outcome]
     budget = _SQUARES
     details: list[Detail] = []
     numbers: Counter[str] = Counter()
     opened: Counter[str] = Counter()
     for cell in chosen:
-        letter = "F" if cell.outcome in _DECIDED_BAD else "K"
+        letter = "F" if cell.outcome in _BAD else "K"
         numbers[letter] += 1
         picture = rank_picture(cell, min(budget, _CELL_SQUARES))
         budget -= picture.squares

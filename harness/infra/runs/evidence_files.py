@@ -54,11 +54,11 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
     try:
         stated = loads(text_of(run.plan))["seal"]
     except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
-        problems.append(f"plan.json cannot be read, or has no seal: {type(error).__name__}: {error}")
+        problems.append(f"plan.json cannot be read, or has no checksum: {type(error).__name__}: {error}")
     else:
         if stated != (seal := seal_of(without_secrets(plan))):
             problems.append(
-                f"plan.json was changed after the run began: its seal is {stated!r}, its content has {seal!r}"
+                f"plan.json was changed after the run began: its checksum is {stated!r}, but its content gives {seal!r}"
             )
     folder = run.root / "cells"
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

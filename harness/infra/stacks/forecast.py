@@ -16,10 +16,10 @@ from harness.infra.stacks import interpreters
 from harness.infra.stacks.prepare import ready_stack, torch_version
 from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request
 
-State = Literal["kept", "to make", "impossible"]
-KEPT: State = "kept"
-TO_MAKE: State = "to make"
-IMPOSSIBLE: State = "impossible"
+State = Literal["ready", "to build", "unavailable"]
+READY: State = "ready"
+TO_BUILD: State = "to build"
+UNAVAILABLE: State = "unavailable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Part:
     what: str
     where: str
     state: State
-    why: str = ""  # reason why it is impossible
+    why: str = ""  # reason why it is unavailable
     packages: dict[str, str] = field(default_factory=dict)  # distribution -> version, of a cached environment
     requested: tuple[str, ...] = ()  # requirements of the environment
 
@@ -63,7 +63,7 @@ def _forecast(stack: Stack) -> Forecast:
     reverted = {package: hashes for package, (_, _, hashes) in checkouts.items()}
     request = environment_request(stack, torch_version())
     if stack.container:
-        base, python = Part(what=f"container {stack.container}", where="the cluster", state=KEPT), "python3"
+        base, python = Part(what=f"container {stack.container}", where="the cluster", state=READY), "python3"
     elif request is None:
         base, python = _interpreter(stack.interpreter)
     else:
@@ -87,16 +87,16 @@ def _checkout(checkout: Checkout) -> tuple[Part, str, tuple[str, ...]]:
     what = f"{stack_checkout.named(checkout)} of {checkout.repository}"
     mirror = stack_checkout.repository_place(checkout)
     if mirror is not None and not mirror.exists():
-        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_MAKE), "", ()
+        return Part(what=f"{what}, a clone and its worktree", where=str(mirror), state=TO_BUILD), "", ()
     try:
         commit = stack_checkout.commit_of(checkout, fetch=False)
         reverted = stack_checkout.reverted_of(checkout, commit)
     except HarnessError as error:
         if mirror is not None:  # a fetch may bring it
-            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_MAKE), "", ()
-        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), "", ()
+            return Part(what=f"{what}, fetched and its worktree", where=str(mirror), state=TO_BUILD), "", ()
+        return Part(what=what, where="", state=UNAVAILABLE, why=str(error)), "", ()
     place = stack_checkout.place_of(checkout, commit, reverted)
-    state = KEPT if stack_checkout.is_made(place) else TO_MAKE
+    state = READY if stack_checkout.is_made(place) else TO_BUILD
     return Part(what=f"{what} ({commit[:12]})", where=str(place), state=state), commit, reverted
 
 
@@ -105,8 +105,8 @@ def _interpreter(interpreter: str) -> tuple[Part, str]:
     try:
         found = interpreters.ask(shutil.which(interpreter) or interpreter)
     except InfrastructureError as error:
-        return Part(what=what, where="", state=IMPOSSIBLE, why=str(error)), ""
-    return Part(what=f"{what} (Python {found.version})", where=found.prefix, state=KEPT), found.executable
+        return Part(what=what, where="", state=UNAVAILABLE, why=str(error)), ""
+    return Part(what=f"{what} (Python {found.version})", where=found.prefix, state=READY), found.executable
 
 
 def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
@@ -114,16 +114,16 @@ def _environment(request: EnvironmentRequest) -> tuple[Part, str]:
     try:
         _, version = interpreters.find(request.pythons)
         place = stack_build.place_of(request, version)
-        state: State = KEPT if stack_build.is_built(place) else TO_MAKE
-        if state == TO_MAKE:
+        state: State = READY if stack_build.is_built(place) else TO_BUILD
+        if state == TO_BUILD:
             stack_build.find_uv()
     except HarnessError as error:
-        return Part(what=f"environment of {packages}", where="", state=IMPOSSIBLE, why=str(error)), ""
+        return Part(what=f"environment of {packages}", where="", state=UNAVAILABLE, why=str(error)), ""
     part = Part(
         what=f"environment of {packages} with Python {version}",
         where=str(place),
         state=state,
-        packages=_held(place) if state == KEPT else {},
+        packages=_held(place) if state == READY else {},
         requested=(*request.packages, *request.no_deps),
     )
     return part, str(stack_build.python_of(place))

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from harness.core.outcomes import EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
+from harness.core.outcomes import ACCEPTED, EXIT_FAIL, EXIT_PASS, EXIT_SKIP, Finding, Outcome
 from harness.core.str_enum import StrEnum
 from harness.judge.report.model import Report
 
 SCHEMA_VERSION = 1
 IMPORT_FAILURE = "import-or-version"  # a class of docs/failures.md; no evidence about the results of the code
 FINDINGS = 20  # kept per cell
-_PASSED = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS, Outcome.XFAIL)
 
 
 class PointState(StrEnum):
@@ -155,7 +154,7 @@ def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
     """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
     if any(cell.outcome is Outcome.FAIL for cell in cells):
         return PointState.BAD, ""
-    undecided = next((cell for cell in cells if cell.outcome not in _PASSED), None)
+    undecided = next((cell for cell in cells if cell.outcome not in ACCEPTED), None)
     return (PointState.SKIPPED, f"{undecided.name}: {undecided.reason}") if undecided else (PointState.GOOD, "")
 
 

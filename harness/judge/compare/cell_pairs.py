@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.outcomes import Outcome
+from harness.core.outcomes import ACCEPTED, Outcome
 from harness.core.stack import DEFAULT
 from harness.judge.report.model import ChangeKind, Report, ReportCell, ReportRejected
 
-SOUND = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)  # its numbers are right
-GOOD = (*SOUND, Outcome.XFAIL)
 Cell = ReportCell | ReportRejected
 
 
@@ -75,7 +73,7 @@ def change(before: Outcome | None, after: Outcome | None) -> ChangeKind:
     if after is Outcome.FAIL:
         if before is Outcome.FAIL:
             return ChangeKind.STILL_FAILING
-        return ChangeKind.NEWLY_FAILING if before in GOOD else ChangeKind.UNJUDGED
+        return ChangeKind.NEWLY_FAILING if before in ACCEPTED else ChangeKind.UNJUDGED
     if after is Outcome.REJECTED:
         return ChangeKind.UNCHANGED if before is Outcome.REJECTED else ChangeKind.NO_LONGER_RUN
     if after is Outcome.XFAIL:

@@ -18,11 +18,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from harness.core.outcomes import Finding, LaneVerdict, Outcome, Severity
+from harness.core.outcomes import DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
 from harness.core.tolerances import Bound
 from harness.judge.compare.cell_pairs import (
-    GOOD,
-    SOUND,
     Pair,
     change,
     outcome_of,
@@ -37,7 +35,6 @@ COMPARISON_VERSION = 1  # schema_version of the JSON of a comparison
 REGRESSION: Final = "regression"
 UNDECIDED: Final = "undecided"
 NO_REGRESSION: Final = "no regression"
-JUDGED = (*GOOD, Outcome.FAIL)
 _MOST_LOST = 5  # cells that are named
 
 
@@ -144,19 +141,19 @@ def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Co
 def _verdict(cells: Sequence[CellChange]) -> ComparisonVerdict:
     if any(cell.regressions for cell in cells):
         return REGRESSION
-    both = any(cell.before in JUDGED and cell.after in JUDGED for cell in cells)
+    both = any(cell.before in DECIDED and cell.after in DECIDED for cell in cells)
     return NO_REGRESSION if both else UNDECIDED
 
 
 def _is_lost(cell: CellChange) -> bool:
-    return cell.before in JUDGED and cell.after not in JUDGED
+    return cell.before in DECIDED and cell.after not in DECIDED
 
 
 def _coverage(cells: Sequence[CellChange]) -> list[str]:
     """Notes on cells that the later run no longer judges, and on runs that cannot be compared at all."""
     lost = [cell for cell in cells if _is_lost(cell)]
     notes = []
-    if not any(cell.before in JUDGED and cell.after in JUDGED for cell in cells):
+    if not any(cell.before in DECIDED and cell.after in DECIDED for cell in cells):
         notes.append("nothing was compared: no cell was judged in both runs")
     if lost:
         now = Counter(cell.after.value if cell.after else "gone" for cell in lost)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from harness.core.outcomes import Outcome
-from harness.judge.compare.cell_pairs import GOOD, stack_of
+from harness.core.outcomes import ACCEPTED, Outcome
+from harness.judge.compare.cell_pairs import stack_of
 from harness.judge.compare.stack_changes import Counts, Facts, Moved, differences, stack_facts, with_counts
 from harness.judge.history.rows import RunRow
 from harness.judge.report.model import CellSince, ChangeKind, Report, ReportCell, Since
@@ -96,7 +96,7 @@ def _cell(report: Report, cell: ReportCell, now: Point, past: Past | None, previ
         return _cell_since(cell, ChangeKind.NEWLY_FAILING, now, past.last, moved(past.last, now))
     if fails:
         return _cell_since(cell, ChangeKind.STILL_FAILING, past.first, past.before, moved(past.before, past.first))
-    if not past.green and cell.outcome in GOOD:
+    if not past.green and cell.outcome in ACCEPTED:
         return _cell_since(cell, ChangeKind.FIXED, past.first, past.before, moved(past.last, now))
     return None
 

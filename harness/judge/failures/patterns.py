@@ -72,7 +72,7 @@ NON_FINITE = Pattern(
     domain=Domain.CODE,
     role=Role.ROOT,
     retry=Retry.NEVER,
-    advice="A number went wrong: look at the first step and rank that have it, and do not retry to make it go away.",
+    advice="A NaN or Inf appeared: inspect the first step and rank that have it; a retry would only hide it.",
     exception=r"found (NaN|Inf) in|Unexpected result (nan|inf)|returned nan values",
     log=r"found (NaN|Inf) in local|Unexpected result (nan|inf)",
 )

@@ -19,21 +19,6 @@ from harness.judge.required.audit import weight_of
 from harness.judge.verdict import CellVerdict, judge_cell, undecided
 
 
-def build_report(
-    plan: RunPlan,
-    evidence: Iterable[CellEvidence],
-    *,
-    today: str,
-    timing: Mapping[str, float],
-    provenance: Mapping[str, Any] | None = None,
-) -> Report:
-    """Judge every planned cell. `evidence` holds all of them, controls first, as `evidence_in_turn` yields them.
-
-    `today` is an ISO date; `timing` holds wall_s and other measured times; `provenance` adds to the plan's.
-    """
-    return report_of(plan, judge_cells(plan, evidence, today=today), timing=timing, provenance=provenance)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """Judged cells of a plan."""
@@ -45,15 +30,8 @@ class Judged:
 Crashed = Callable[[str, Exception], str]  # (cell id, exception) -> reason of its ERROR
 
 
-def raise_again(cell: str, error: Exception) -> str:
-    """Raises the exception, for callers that do not turn it into an ERROR."""
-    raise error
-
-
-def judge_cells(
-    plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed = raise_again
-) -> Judged:
-    """Judge each cell of the evidence once; controls come first.
+def judge_cells(plan: RunPlan, evidence: Iterable[CellEvidence], *, today: str, crashed: Crashed) -> Judged:
+    """Judge each cell of the evidence once; controls come first. `today`: an ISO date.
 
     `crashed` is called when judging a cell raises; other cells are not affected.
     """

@@ -11,7 +11,7 @@ from harness.judge.required.expected import Expected
 
 _SUBJECTS = (facts, legs, model, timing)
 _MOST_NAMED = 3
-_OTHER_ROWS = "gradients and steps after the first are not compared with the control, which has other rows"
+_OTHER_ROWS = "gradients and steps after the first are not compared with the control, which has different rows"
 
 
 def weight_of(evidence: CellEvidence) -> Weight:

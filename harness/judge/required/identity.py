@@ -6,15 +6,17 @@ After a problem here no check runs: the evidence is of something else, or checks
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
+from harness.core.run.states import CellStatus
 from harness.core.serialization import to_jsonable
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _LATEST = 4102444800.0  # 2100-01-01, seconds since the epoch
 _LONGEST_S = 366 * 86400.0  # of any time in one attempt
 _MOST_BYTES = 2**60  # of one rank's memory
-STATUSES = ("completed", "failed", "rejected", "error")
+_STATUSES = get_args(CellStatus)
 
 
 def untrusted(evidence: CellEvidence) -> str:
@@ -45,7 +47,7 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
     elif config != planned:
         ran, requested = to_jsonable(config), to_jsonable(planned)
         name = next(name for name in requested if ran[name] != requested[name])
-        yield f"config.json says {name} {ran[name]!r}, plan.json {requested[name]!r}"
+        yield f"config.json has {name} {ran[name]!r}, plan.json {requested[name]!r}"
 
 
 def rejection_problem(evidence: CellEvidence) -> str:
@@ -69,8 +71,8 @@ def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:
         yield f"it belongs to cell {result.cell}"
     if result.attempt != evidence.attempt:
         yield f"it belongs to attempt {result.attempt}, but is in the folder of attempt {evidence.attempt}"
-    if result.status not in STATUSES:
-        yield f"status is {result.status!r}, not one of {', '.join(STATUSES)}"
+    if result.status not in _STATUSES:
+        yield f"status is {result.status!r}, not one of {', '.join(_STATUSES)}"
     ranks = [ending.rank for ending in result.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(evidence.layout.world_size)):
         yield f"it has endings of ranks {ranks}, the layout has {evidence.layout.world_size} ranks"
@@ -93,15 +95,15 @@ def _record(evidence: CellEvidence, rank: int, record: RankRecord) -> Iterator[s
     if record.place != layout.coordinates(rank):
         yield f"its place is {record.place}, the layout puts it at {layout.coordinates(rank)}"
     if record.ended == "completed" and record.failure is not None:
-        yield f"it says completed but holds a failure, {record.failure.type}"
+        yield f"its ending is completed, but it contains a failure, {record.failure.type}"
     yield from _indices(evidence, record)
     completed = record.ended == "completed"
     found = [seen.step for seen in record.steps]
     if found != list(evidence.steps)[: len(found)] or (completed and len(found) != steps):
-        yield f"it says {record.ended} but holds steps {found} of {steps}"
+        yield f"its ending is {record.ended}, but it contains steps {found} of {steps}"
     legs, held = [leg.name for leg in evidence.legs_planned], [seen.leg for seen in record.legs]
     if held != legs[: len(held)] or (completed and len(held) != len(legs)):
-        yield f"it says {record.ended} but holds canary legs {held} of {legs}"
+        yield f"its ending is {record.ended}, but it contains canary legs {held} of {legs}"
     limit = record.environment.get("memory_limit_bytes", "0")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 20):
         yield f"environment.memory_limit_bytes is {limit[:40]!r}, not a number of bytes"

@@ -1,5 +1,7 @@
 """Fields that no verdict depends on, each with the reason. A change of any other field is detected.
 
+No verdict reads this list: it documents what the judge leaves out, and tests hold the judge to it.
+
 A path names the file and the field; * stands for an index, a rank or a name. `lone` is the record of a control whose
 gradients no cell is compared with, since auxiliary losses depend on its rows. tests/judge/tampering.py changes every
 field of every file, one at a time, in simulated or real runs; exactly these changes go undetected.
@@ -40,7 +42,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
     "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
     "record.legs.*.time_s": _CLOCK,
-    "lone.steps.*.grad_norm": "the control has other rows: ranks must agree, and it must be finite and not negative",
+    "lone.steps.*.grad_norm": "the control has different rows: ranks must agree, and it must be finite and >= 0",
     "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",
     "result.started": _CLOCK,
     "result.finished": _CLOCK,

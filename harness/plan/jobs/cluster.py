@@ -112,7 +112,7 @@ class ClusterProfile:
     reservation: Line | None = setting(None, doc="sbatch --reservation.")
     constraint: Line | None = setting(None, doc="sbatch --constraint.")
     exclude: tuple[Line, ...] = setting((), doc="Nodes that no job may use.")
-    nodes: int = setting(1, doc="Most nodes that one job may take.", ge=1, le=65_536)
+    nodes: int = setting(1, doc="Maximum nodes per job.", ge=1, le=65_536)
     gpus_per_node: int = setting(0, doc="GPUs of a node; 0: a CPU cluster.", ge=0, le=1_024)
     ranks_per_node: int = setting(1, doc="Ranks per node; absent: one per GPU.", ge=1, le=65_536, optional=True)
     gpu_flag: Literal["gpus-per-node", "gres", "none"] = setting("gpus-per-node", doc="How a job asks for GPUs.")
@@ -122,7 +122,8 @@ class ClusterProfile:
     cpus_per_task: int | None = setting(None, doc="Cores per node, shared by its ranks.", ge=1, le=65_536)
     time: int = setting(60, doc="Longest time limit of a job, in minutes.", ge=1, le=525_600)
     peak_tflops: PeakTflops = setting(
-        default_factory=dict, doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name."
+        default_factory=dict,
+        doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; if absent, looked up by the GPU's name.",
     )
     signal: Signal | None = setting(None, doc="sbatch --signal.")
     requeue: bool = setting(False, doc="Slurm may requeue a job.")

@@ -79,5 +79,7 @@ RULES: tuple[Rule[Shape], ...] = (
         "Megatron-LM DistributedDataParallel: cannot average in collective with per-token loss",
         no_average_with_per_token_loss,
     ),
-    Rule("loss.per-token-only", "harness: packed and unpacked losses compare per token only", per_token_loss_only),
+    Rule(
+        "loss.per-token-only", "harness: packed and unpacked losses are comparable only per token", per_token_loss_only
+    ),
 )

@@ -133,7 +133,8 @@ class ThroughputSection(Section):
         default=None, description="Earlier green runs that a step is timed against."
     )
     rounds: Annotated[int, Field(ge=ROUNDS, le=101)] = Field(
-        default=ROUNDS, description="How often each load is timed; fewer rounds than the default prove nothing."
+        default=ROUNDS,
+        description=f"How often each load is timed; with fewer than {ROUNDS} rounds no result can be significant.",
     )
     warmup: Annotated[int, Field(ge=1, le=100)] | None = Field(
         default=None, description="Unrecorded rounds before the first recorded one; absent: 1 on a CPU, 3 on a GPU."
@@ -143,7 +144,7 @@ class ThroughputSection(Section):
     )
     peak_tflops: PeakTflops = Field(
         default_factory=dict,
-        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; absent: by its name.",
+        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; if absent, looked up by the GPU's name.",
     )
 
     def timing(self) -> TimingConfig:

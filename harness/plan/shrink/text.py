@@ -11,7 +11,8 @@ from harness.plan.shrink.search import Smallest
 def smallest_text(smallest: Smallest, matrix: str) -> str:
     """For the terminal. `matrix`: path of smallest.yaml."""
     if smallest.config is None:
-        return "the finding did not reproduce in the same cell alone: it may be flaky, or need cells that ran beside it"
+        alone = "the finding did not reproduce in the same cell alone"
+        return f"{alone}: it may be flaky, or depend on cells that ran alongside it"
     lines = [f"round {step.round}: {', '.join(step.changes)}" for step in smallest.steps]
     lines += [f"smallest: {described(smallest.config)}", *needs_lines(smallest)]
     lines += [f"{counted(smallest.tried, 'cell')} tried in {counted(smallest.rounds, 'round')}"]

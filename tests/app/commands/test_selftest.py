@@ -141,7 +141,7 @@ def test_a_check_that_stays_silent_is_named() -> None:
 
 def test_a_red_metadata_lane_beside_a_numeric_fault_is_wrong() -> None:
     lanes = {**cell(LEAK).lanes, Lane.METADATA: LaneVerdict.FAIL}
-    assert "lane metadata says fail instead of pass" in problems(LEAK, lanes=lanes)
+    assert "the verdict of lane metadata is fail instead of pass" in problems(LEAK, lanes=lanes)
 
 
 def test_a_finding_further_down_at_another_place_is_not_good_enough_either() -> None:
@@ -172,7 +172,7 @@ def test_the_killed_rank_must_not_be_blamed_on_the_code() -> None:
 def code(*cells: ReportCell) -> int:
     whole = report(*cells)
     results = [selftest.judge_fault(LEAK, whole)]
-    return selftest.exit_code_of(results, selftest.false_alarms([LEAK], whole), whole)
+    return selftest.exit_code_of(results, selftest.false_alarms([LEAK], whole))
 
 
 def test_exit_codes_tell_caught_missed_and_undecided_apart() -> None:

@@ -54,8 +54,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     env = {"HARNESS_STACKS": str(kept)}
     plan = harness("plan", matrix, cwd=folder, env=env)
     assert "clean: environment of megatron-core==0.16.1" in plan.stdout, plan.stdout + plan.stderr
-    assert "to make" in plan.stdout
-    place = plan.stdout.partition("to make: ")[2].split()[0]
+    assert "to build" in plan.stdout
+    place = plan.stdout.partition("to build: ")[2].split()[0]
     (pollution / "megatron").symlink_to(f"{place}/lib/python3.12/site-packages/megatron")
     done = harness("run", matrix, cwd=folder, env=env)
     run = only_run(folder / "reports")

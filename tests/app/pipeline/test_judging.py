@@ -8,8 +8,9 @@ import pytest
 
 from harness.app.pipeline.judging import judge_all
 from harness.core.run.run_dir import RunDir, write_json
-from harness.judge.report.build import build_report, report_of
+from harness.judge.report.build import report_of
 from tests.judge.conftest import broken_run
+from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY
 
 

@@ -35,8 +35,8 @@ def heads(hidden: int, number: int) -> ModelConfig:
     ("limit", "wrong", "expected", "right"),
     [
         ("kernel-device", cell("te", device="cpu"), "device is cpu", cell("te", device="cuda")),
-        ("kernel-dtype", cell("varlen", dtype="fp32"), "dtype fp32", cell("te", dtype="fp32")),
-        ("kernel-dtype", cell("te-fused", dtype="fp32"), "16 bits", cell("te-fused")),
+        ("kernel-dtype", cell("varlen", dtype="fp32"), "not fp32", cell("te", dtype="fp32")),
+        ("kernel-dtype", cell("te-fused", dtype="fp32"), "16-bit dtypes", cell("te-fused")),
         (
             "kernel-head-size",
             cell("varlen", model=heads(60, 10)),

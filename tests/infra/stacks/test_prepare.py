@@ -18,7 +18,7 @@ from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import forecast as stack_forecast
 from harness.infra.stacks import prepare as stacks
 from harness.infra.stacks import transformer_engine
-from harness.infra.stacks.forecast import IMPOSSIBLE, KEPT, TO_MAKE, forecasts
+from harness.infra.stacks.forecast import READY, TO_BUILD, UNAVAILABLE, forecasts
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
 from harness.infra.stacks.prepare import moved_since, prepare
 from harness.plan.stacks.section import EnvironmentRequest, environment_request
@@ -212,21 +212,21 @@ def test_a_forecast_shows_what_would_be_built_and_builds_nothing(tmp_path: Path,
     found = {forecast.stack: forecast for forecast in forecasts(requested)}
     states = {name: [part.state for part in forecast.parts] for name, forecast in found.items()}
     assert states == {
-        "wheel": [TO_MAKE],
-        "tree": [TO_MAKE, KEPT],
-        "gone": [IMPOSSIBLE],
-        "lost": [IMPOSSIBLE, TO_MAKE],
-        "image": [KEPT],
-        "back": [TO_MAKE, KEPT],
-        "merge": [IMPOSSIBLE, KEPT],
+        "wheel": [TO_BUILD],
+        "tree": [TO_BUILD, READY],
+        "gone": [UNAVAILABLE],
+        "lost": [UNAVAILABLE, TO_BUILD],
+        "image": [READY],
+        "back": [TO_BUILD, READY],
+        "merge": [UNAVAILABLE, READY],
     }
     assert not kept.exists()
     assert found["wheel"].lines()[0].startswith("wheel: environment of six==1.16.0, torch")
-    assert found["lost"].lines()[0] == "lost: skyrl at y of /x, impossible: no git repository at /x"
+    assert found["lost"].lines()[0] == "lost: skyrl at y of /x, unavailable: no git repository at /x"
     commit = git(source, "rev-parse", "main")[:12]
     assert f"({commit})" in found["tree"].lines()[0]
     assert (
-        found["back"].lines()[0].startswith(f"back: megatron-lm at main without main of {source} ({commit}), to make")
+        found["back"].lines()[0].startswith(f"back: megatron-lm at main without main of {source} ({commit}), to build")
     )
     assert "has no commit 'gone' to revert" in found["merge"].lines()[0]
 
@@ -243,7 +243,7 @@ def test_stacks_are_prepared_as_forecast(tmp_path: Path, revert: tuple[str, ...]
     assert (before.ready.python, before.ready.paths, before.ready.commits) == (ready.python, ready.paths, ready.commits)
     assert before.ready.reverted == ready.reverted
     (after,) = forecasts([stack])
-    assert [part.state for part in after.parts] == [KEPT, KEPT]
+    assert [part.state for part in after.parts] == [READY, READY]
 
 
 def test_a_cached_environment_is_shown_with_its_installed_versions() -> None:

@@ -11,9 +11,9 @@ from harness.core.run.records import ImportProof, SeenParams
 from harness.judge.checks.table import CHECKS
 from harness.judge.diagnosis.known_issues import KNOWN_ISSUES, parse, with_known
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import build_report
 from harness.judge.report.render_markdown import render_markdown
 from tests.judge.parts import with_routers
+from tests.judge.reports import build_report
 from tests.judge.simulator import alter_params, at, config_of, drop_params, evidence_for, judge, run_of
 
 ISSUE = "Megatron-LM issue 4092, fixed in megatron-core 0.18.0 (https://github.com/NVIDIA/Megatron-LM/issues/4092)"

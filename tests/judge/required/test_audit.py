@@ -151,7 +151,7 @@ def test_the_metadata_leg_counts_if_every_rank_fetched_batches() -> None:
 
 
 def test_a_control_with_other_rows_is_named() -> None:
-    text = "gradients and steps after the first are not compared with the control, which has other rows"
+    text = "gradients and steps after the first are not compared with the control, which has different rows"
     assert weight_of(with_routers()).not_compared == text
     assert weight_of(evidence_for(config_of("sft"))).not_compared == ""
     alone = with_routers()

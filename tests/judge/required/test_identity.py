@@ -85,11 +85,11 @@ def test_the_configuration_that_ran_must_be_there() -> None:
 def test_the_configuration_that_ran_must_be_the_planned_one() -> None:
     evidence = evidence_for(config_of("sft"))
     evidence.config = replace(evidence.cell.config, deadline_s=60.0, micro_batch_size=2)
-    assert untrusted(evidence) == "config.json says micro_batch_size 2, plan.json 1"
+    assert untrusted(evidence) == "config.json has micro_batch_size 2, plan.json 1"
     evidence.config = replace(evidence.cell.config, train=TrainConfig(steps=1))
     found = "{'steps': 1, 'global_batch': 8, 'seq_length': 64, 'lr': 0.001, 'seed': 1234}"
     planned = found.replace("'steps': 1", "'steps': 2")
-    assert untrusted(evidence) == f"config.json says train {found}, plan.json {planned}"
+    assert untrusted(evidence) == f"config.json has train {found}, plan.json {planned}"
 
 
 FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
@@ -105,10 +105,13 @@ FAILURE = Failure(type="RuntimeError", message="no", traceback="", time=1.0)
             set_field("place", Coordinates(tp=0, cp=0, dp=0, pp=0)),
             "its place is stage 0, tp 0, cp 0, dp 0, the layout puts it at stage 0, tp 1, cp 0, dp 0",
         ),
-        (set_field("failure", FAILURE), "it says completed but holds a failure, RuntimeError"),
-        (lambda record: record.steps.pop(), "it says completed but holds steps [0] of 2"),
-        (lambda record: record.steps.pop(0), "it says completed but holds steps [1] of 2"),
-        (lambda record: record.steps.append(record.steps[1]), "it says completed but holds steps [0, 1, 1] of 2"),
+        (set_field("failure", FAILURE), "its ending is completed, but it contains a failure, RuntimeError"),
+        (lambda record: record.steps.pop(), "its ending is completed, but it contains steps [0] of 2"),
+        (lambda record: record.steps.pop(0), "its ending is completed, but it contains steps [1] of 2"),
+        (
+            lambda record: record.steps.append(record.steps[1]),
+            "its ending is completed, but it contains steps [0, 1, 1] of 2",
+        ),
         (set_field("packed_params", []), "it refers to packed params 0, but holds only 0"),
         (lambda record: setattr(record.batches[0], "params", 99), "it refers to packed params 99, but holds only 3"),
         (lambda record: setattr(record.layers[0], "params", -1), "it refers to packed params -1, but holds only 3"),
@@ -191,14 +194,22 @@ def test_the_steps_of_a_rank_that_did_not_complete_are_the_first_ones() -> None:
         record.ended = "raised"
         record.steps.pop(0)
 
-    assert after(change) == "record of rank 1: it says raised but holds steps [1] of 2"
+    assert after(change) == "record of rank 1: its ending is raised, but it contains steps [1] of 2"
 
 
 @pytest.mark.parametrize(
     ("ended", "kept", "problem"),
     [
-        ("completed", [0], "it says completed but holds canary legs ['determinism'] of ['determinism', 'rewriting']"),
-        ("raised", [1], "it says raised but holds canary legs ['rewriting'] of ['determinism', 'rewriting']"),
+        (
+            "completed",
+            [0],
+            "its ending is completed, but it contains canary legs ['determinism'] of ['determinism', 'rewriting']",
+        ),
+        (
+            "raised",
+            [1],
+            "its ending is raised, but it contains canary legs ['rewriting'] of ['determinism', 'rewriting']",
+        ),
         ("raised", [0], ""),
     ],
 )

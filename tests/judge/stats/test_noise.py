@@ -11,8 +11,8 @@ from harness.core.cell.config import NOISE
 from harness.core.run.records import LegSeen, RankRecord
 from harness.core.run.run_plan import Expansion
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.report.build import build_report
 from harness.judge.stats.noise import noise_floors
+from tests.judge.reports import build_report
 from tests.judge.simulator import TODAY, all_evidence, config_of, judge, refound, run_of
 
 ORDER, EPSILON = NOISE_LEGS

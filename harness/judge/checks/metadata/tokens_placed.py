@@ -120,7 +120,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     else:
         detail = f": its shape is {seen.shape}"
     return CheckFinding(
-        fault_class=_fault_class(evidence, first, named),
+        fault_class=_fault_class(evidence, named),
         message=f"{seen.mismatches} slots of {field} differ from the plan at {first}{detail}{edges.text}"
         f"{extent(where)}",
         where=edges.keys | where,  # the rank that saw it overrides the one that should hold it
@@ -129,7 +129,7 @@ def _content(evidence: CellEvidence, field: str, content: list[_Wrong]) -> Check
     )
 
 
-def _fault_class(evidence: CellEvidence, place: RankLocation, named: list[int] | None) -> str:
+def _fault_class(evidence: CellEvidence, named: list[int] | None) -> str:
     home = evidence.homes[0].get(named[0]) if named else None
     if home is not None and home.truncated:
         return fault_classes.TRUNCATION

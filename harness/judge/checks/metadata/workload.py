@@ -1,4 +1,4 @@
-"""The workload numbered by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
+"""The workload counted by the data path matches the plan: micro-batches, sum of lengths, sum of squared lengths.
 
 The schedule runs that number of micro-batches, and FLOPs are computed from the sums, which must not depend on the
 number of model chunks. Data paths that do not count their work are not compared.
