@@ -215,7 +215,8 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
         shutil.rmtree(left, ignore_errors=True)
     try:
         git.output(repository, "worktree", "prune")
-        git.output(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
+        requested = ("--quiet", "--force", "--detach", str(temporary), commit)
+        git.output(repository, "worktree", "add", *requested, completing=True)
         for one in reverted:
             _revert(temporary, one)
         if reverted:
@@ -228,7 +229,7 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
 def _revert(worktree: Path, commit: str) -> None:
     """Revert one commit without committing: git then needs no user name. Conflicts are not recorded (rerere)."""
     before = git.output(worktree, "write-tree")
-    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
+    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit, completing=True)
     if done.returncode:
         files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
