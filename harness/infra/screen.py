@@ -1,6 +1,7 @@
 """All output of the harness. Text for people contains no control sequence, no secret and no command of a CI system.
 
-Values for programs (JSON, CSV, a schema) go out unchanged, through `data`; secrets are removed where those are made.
+Values for programs go out unchanged; secrets are removed where those are made. In a CI job, whose log may show them,
+JSON is written with escapes (`json_data`), and CSV through `guarded`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from harness.core.text.escaping import ci_log, visible
+from harness.core.text.escaping import ci_json, ci_log, visible
 from harness.core.text.secrets import redacted, secret_values
 
 # Variables by which a CI runner is recognised: GitHub, GitLab, Azure, and what most others set.
@@ -31,6 +32,11 @@ def err(text: str) -> None:
 def data(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Print output for programs."""
     print(text, file=stream or sys.stdout, end=end)
+
+
+def json_data(text: str) -> None:
+    """Print JSON for programs. In a CI job, with the same values, but so that the runner reads no command in it."""
+    sys.stdout.write(ci_json(text) if in_ci(os.environ) else text)
 
 
 def shown(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +14,8 @@ from typing import Any, TextIO
 from harness.core.errors import InputError, Problem
 from harness.core.serialization import dumps
 from harness.core.text.escaping import csv_cell
+from harness.infra import screen
+from harness.infra.output_file import written
 
 FORMATS = ("csv", "json", "parquet")
 Row = Mapping[str, Any]  # column -> text, number or None; every row has the same columns
@@ -21,52 +24,41 @@ Row = Mapping[str, Any]  # column -> text, number or None; every row has the sam
 def write_table(rows: Iterable[Row], form: str, path: Path | None) -> int:
     """Write rows in one of FORMATS to a file, or to standard output when None; returns their number.
 
-    InputError for Parquet without a file or without pyarrow. The file is written atomically.
+    InputError for Parquet without a file or without pyarrow, and see `written`. On the standard output of a CI job, no
+    line of the table is a command of the CI system.
     """
     if form == "parquet":
         return _parquet(rows, path)
-    with _text(path) as stream:
-        return _csv(rows, stream) if form == "csv" else _json(rows, stream)
-
-
-@contextmanager
-def _text(path: Path | None) -> Iterator[TextIO]:
     if path is None:
-        yield sys.stdout
-        return
-    with _renamed(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        yield stream
+        in_ci = screen.in_ci(os.environ)
+        return (
+            _csv(rows, screen.guarded(sys.stdout), lines=not in_ci) if form == "csv" else _json(rows, screen.json_data)
+        )
+    with written(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as stream:
+        return _csv(rows, stream) if form == "csv" else _json(rows, stream.write)
 
 
-@contextmanager
-def _renamed(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.tmp")
-    from harness.core.run.run_dir import needs_room  # not for --help, which loads this module
-
-    with needs_room(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _csv(rows: Iterable[Row], stream: TextIO) -> int:
+def _csv(rows: Iterable[Row], stream: TextIO, *, lines: bool = True) -> int:
+    """`lines`: whether a line feed in a text is written as it is, not as \\n."""
     writer, count = csv.writer(stream, lineterminator="\n"), 0
     for count, row in enumerate(rows, 1):
         if count == 1:
             writer.writerow(row)
-        writer.writerow(map(csv_cell, row.values()))
+        cells = map(csv_cell, row.values())
+        writer.writerow(cells if lines else [_on_one_line(cell) for cell in cells])
     return count
 
 
-def _json(rows: Iterable[Row], stream: TextIO) -> int:
+def _on_one_line(cell: object) -> object:
+    return cell.replace("\n", "\\n") if isinstance(cell, str) else cell
+
+
+def _json(rows: Iterable[Row], write: Callable[[str], object]) -> int:
     """A list with an object per line."""
     count = 0
     for count, row in enumerate(rows, 1):
-        stream.write(("[\n" if count == 1 else ",\n") + dumps(row))
-    stream.write("\n]\n" if count else "[]\n")
+        write(("[\n" if count == 1 else ",\n") + dumps(row))
+    write("\n]\n" if count else "[]\n")
     return count
 
 
@@ -88,6 +80,6 @@ def _parquet(rows: Iterable[Row], path: Path | None) -> int:
     ahead = iter(rows)
     first = next(ahead, None)
     table = pyarrow.Table.from_pylist([] if first is None else list(chain([dict(first)], map(dict, ahead))))
-    with _renamed(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary)
+    with written(path) as stream:
+        pyarrow.parquet.write_table(table, stream)
     return int(table.num_rows)

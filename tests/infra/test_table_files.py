@@ -10,6 +10,7 @@ import pytest
 from harness.core.errors import InputError
 from harness.core.serialization import loads
 from harness.infra.table_files import write_table
+from tests.hostile import TEXTS, commands_in
 
 ROWS = [{"cell": 'a "b", c', "value": 1.5}, {"cell": "line\nbreak", "value": None}, {"cell": "", "value": math.inf}]
 
@@ -62,3 +63,23 @@ def test_parquet_round_trips(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; nothing needs it")
     assert write_table(ROWS, "parquet", tmp_path / "rows.parquet") == 3
     assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == ROWS
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_ci_system_finds_no_command_in_a_table_on_the_standard_output(
+    form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    rows = [
+        {"cell": f"::stop-commands::{name}", "reason": f"x\n{text}"}
+        for name, text in TEXTS.items()
+        if name != "surrogate"
+    ]
+    rows += [{"cell": "::x", "reason": "boom\n::add-mask::PASS ##[error]z ##vso[x] section_end:1:x"}]
+    write_table(rows, form, None)
+    shown = capsys.readouterr().out
+    assert commands_in(shown) == []
+    if form == "json":
+        assert loads(shown) == rows
+    else:
+        assert [len(row) for row in csv.reader(shown.splitlines())] == [2] * (len(rows) + 1)

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = compare_runs(before, after, slower=slower)
     comparison = with_commits(comparison, _counts(comparison, folder))
     if arguments.json:
-        screen.data(render_comparison_json(comparison), end="")
+        screen.json_data(render_comparison_json(comparison))
         return exit_code(comparison)
     texts = {
         "compare.md": render_comparison_markdown(comparison),

@@ -232,14 +232,16 @@ def _import(names: Sequence[str], parent: Path, file: Path) -> int:
 
 
 def _page(arguments: argparse.Namespace, file: Path) -> int:
-    from harness.core.run.run_dir import write_atomic
     from harness.infra.history.database import opened
     from harness.infra.html.history import render_history
+    from harness.infra.output_file import written
     from harness.infra.screen import relative_path
 
     page = arguments.output or file.with_name("history.html")
     now = moment("0h", "")
     with opened(file, write=False) as history:
-        write_atomic(page, render_history(history, _row_filters(vars(arguments), None), days=arguments.days, now=now))
+        text = render_history(history, _row_filters(vars(arguments), None), days=arguments.days, now=now)
+    with written(page) as stream:
+        stream.write(text.encode())
     screen.out(relative_path(page))
     return EXIT_PASS

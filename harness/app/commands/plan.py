@@ -37,7 +37,7 @@ def plan(matrix_file: Path, *, as_json: bool, all_rows: bool, cluster: str | Non
     allocations = planned if jobs else None  # on this machine there are no jobs to show
     stacks = forecasts(requested_stacks(expansion, matrix))
     if as_json:
-        screen.data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks))
+        screen.json_data(plan_json(expansion, cores=cores(), allocations=allocations, jobs=jobs, stacks=stacks) + "\n")
     else:
         screen.out(plan_text(expansion, all_rows=all_rows, cores=cores(), jobs=jobs, stacks=forecast_lines(stacks)))
     return EXIT_PASS
@@ -68,5 +68,5 @@ def schema() -> int:
 
     from harness.plan.schema.json_schema import json_schema
 
-    screen.data(json.dumps(json_schema(), indent=2))
+    screen.json_data(json.dumps(json_schema(), indent=2) + "\n")
     return EXIT_PASS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from harness.judge.report.model import Report
 
 FILE = "previous.json"
+_HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 def with_run_diff(directory: RunDir, plan: RunPlan, report: Report, history: Path | None) -> Report:
@@ -98,23 +100,29 @@ def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str
 
 
 def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
-    """Number of commits between two versions, for stacks whose repository is on this machine and has both."""
+    """Number of commits between two versions, for stacks whose mirror on this machine has both.
+
+    A local repository that the plan names is not read: the plan may be of another machine, or written by anyone.
+    """
     from harness.infra.git.history import Repository
-    from harness.infra.stacks.checkout import repository_of
+    from harness.infra.stacks.checkout import mirror_of
     from harness.judge.compare.since_previous import CommitCount
 
     found: dict[tuple[str, str], CommitCount] = {}
     for stack, before, after in moves:
         ready = plan.stacks.get(stack)
-        if (before, after) in found or ready is None:
+        if (before, after) in found or ready is None or not (_HASH.fullmatch(before) and _HASH.fullmatch(after)):
             continue
         for checkout in ready.requested.checkouts:
+            mirror = mirror_of(checkout)
+            if mirror is None:
+                continue
+            repository = Repository(mirror)
             try:
-                repository = Repository(repository_of(checkout, fetch=False))
                 if not (repository.has(before) and repository.has(after)):
                     continue
                 added, removed = repository.between(before, after)
-            except HarnessError:  # the repository is gone; the report still names both commits
+            except HarnessError:  # the mirror is damaged; the report still names both commits
                 continue
             found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
     return list(found.values())

@@ -83,6 +83,11 @@ def ci_log(text: str) -> str:
     return _COMMAND_START.sub(r"\1: ", text)
 
 
+def ci_json(text: str) -> str:
+    """The JSON text of the same value in which no CI system finds a command. A line of JSON never begins with "::"."""
+    return _SECTION.sub(r"\1\\u003a", _COMMAND_INSIDE.sub(r"\\u0023", text))
+
+
 def csv_cell(value: object) -> object:
     """The value for a CSV file; a text that a spreadsheet would evaluate gets a leading apostrophe."""
     if not isinstance(value, str):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.errors import InfrastructureError
 from harness.infra.git import git
 from harness.judge.bisect.search import History
 
@@ -22,7 +23,10 @@ class About:
 
 @dataclass(frozen=True)
 class Repository:
-    """A clone on this machine, bare or not. InfrastructureError when git fails."""
+    """A clone on this machine, bare or not. InfrastructureError when git fails.
+
+    Objects that a partial clone lacks are not fetched: a file's hash is known without them, its text is not.
+    """
 
     path: Path
 
@@ -58,6 +62,11 @@ class Repository:
     def objects(self, names: Iterable[str]) -> dict[str, str]:
         """The hash of each object, named as in `<commit>:<path>` or `<commit>^{tree}`; empty where there is none."""
         requested = list(dict.fromkeys(names))
+        if self._is_partial():  # where git would fail for the first file that is not here
+            in_trees = {name: self._in_tree(name) for name in requested if ":" in name}
+            requested = [name for name in requested if name not in in_trees]
+        else:
+            in_trees = {}
         answer = git.output(
             self.path,
             "cat-file",
@@ -65,7 +74,17 @@ class Repository:
             stdin="".join(f"{name}\n" for name in requested),
         )
         known = (line.split()[0] if not line.endswith(" missing") else "" for line in answer.splitlines())
-        return dict(zip(requested, known, strict=True))
+        return {**dict(zip(requested, known, strict=True)), **in_trees}
+
+    def _is_partial(self) -> bool:
+        names = r"^(extensions\.partialclone|remote\..*\.promisor)$"
+        return git.run(self.path, "config", "--get-regexp", names).returncode == 0
+
+    def _in_tree(self, name: str) -> str:
+        """The hash of `<commit>:<path>` according to the commit's trees; empty where these have none."""
+        commit, _, path = name.partition(":")
+        entry = git.output(self.path, "ls-tree", "-z", "--full-tree", commit, "--", path)
+        return entry.partition("\t")[0].split()[-1] if entry else ""
 
     def contents(self, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
         """A text per commit; two texts are equal if and only if the contents of the paths are."""
@@ -85,8 +104,15 @@ class Repository:
 
     def text(self, commit: str, path: str) -> str:
         """Text of a file of a commit; empty when there is none."""
-        done = git.run(self.path, "show", f"{commit}:{path}")
-        return done.stdout if done.returncode == 0 else ""
+        name = f"{commit}:{path}"
+        done = git.run(self.path, "show", name)
+        if done.returncode == 0:
+            return done.stdout
+        if self.objects([name])[name]:
+            raise InfrastructureError(
+                f"{self.path} is a partial clone without {path} of {commit}: fetch it, or clone all"
+            )
+        return ""
 
     def files(self, commit: str, *folders: str) -> tuple[str, ...]:
         """Paths of a commit's files directly in these folders, or in its root; not below them."""

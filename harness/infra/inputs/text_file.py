@@ -48,6 +48,16 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; False for a name that no folder can have."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything of this name; False for a name that nothing can have."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
+
+
 def _content(path: Path, most_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import stat
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import TextIO
 
 from harness.core.errors import InputError, Problem
-from harness.core.run.run_dir import NotRegularError, RunDir, opened
+from harness.core.run.run_dir import RunDir, opened
+from harness.core.text.secrets import redacted
 from harness.infra.runs.evidence_files import newest, read_result
+from harness.infra.screen import environment_secrets
 
 TAIL_LINES = 20
 TAIL_BYTES = 16384
 MOST_JOB_LOGS = 10  # job logs whose last lines are shown; the others are listed by name
 _SUFFIXES = (".log", ".out", ".err")
-PIECE_BYTES = 65536  # of a log that is shown whole
+PIECE_CHARACTERS = 65536  # of a log that is shown whole; a longer line is cut
+# At a cut, so many characters more are read and not shown: a secret there would be known by its other part only.
+MARGIN = 8192
+_RANK_LOG = re.compile(r"rank-([0-9]+)\.log")
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"), "PRIVATE KEY-----"
 
 
 def job_logs_text(run: RunDir) -> str:
     """Logs of the run's jobs and agents: last lines of the newest that are not empty, then names of the others."""
     logs = [path for path in (run.root / "submissions").glob("*") if path.suffix in _SUFFIXES]
-    written = sorted((path for path in logs if path.stat().st_size), key=lambda path: (path.stat().st_mtime, path.name))
-    shown = written[-MOST_JOB_LOGS:]
+    facts = {path: _size_and_time(path) for path in logs}
+    filled = sorted((path for path in logs if facts[path][0]), key=lambda path: (facts[path][1], path.name))
+    shown = filled[-MOST_JOB_LOGS:]
     others = sorted(set(logs) - set(shown))
-    named = [f"{path}  ({'not shown' if path.stat().st_size else 'empty'})" for path in others]
-    parts = [_block(path, "", tail(path)) for path in shown] + ["\n".join(named)]
+    named = [f"{path}  ({'not shown' if facts[path][0] else 'empty'})" for path in others]
+    parts = [_block(path, "", _tail_or_reason(path)) for path in shown] + ["\n".join(named)]
     return "\n\n".join(part for part in parts if part) or f"no job has written a log yet under {run.root}"
+
+
+def _size_and_time(path: Path) -> tuple[int, float]:
+    """Size and time of the last change. What is no file counts as filled and old: reading it gives the reason."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 1, 0.0
+    return (facts.st_size, facts.st_mtime) if stat.S_ISREG(facts.st_mode) else (1, 0.0)
 
 
 def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str]:
@@ -39,7 +57,7 @@ def logs_of(run: RunDir, cells: Sequence[str], rank: int | None) -> Iterator[str
 
 
 def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
-    """The whole log of one rank of a cell's newest attempt, in pieces of bounded size, split at line ends if possible.
+    """The log of one rank of a cell's newest attempt, in pieces of whole lines, of bounded size.
 
     InputError when there is none.
     """
@@ -47,18 +65,47 @@ def rank_log(run: RunDir, cell: str, rank: int) -> Iterator[str]:
     if rank not in logs:
         known = ", ".join(map(str, logs)) or "none: the cell has not started"
         raise InputError(Problem(message=f"no log of rank {rank} in {folder}", allowed=known))
-    return chain([_head(logs[rank], "") + "\n"], _pieces(logs[rank]))
+    path = logs[rank]
+    try:
+        stream = io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace", newline="\n")
+    except OSError as error:
+        raise InputError(Problem(message=f"cannot be read: {error.strerror}", file=str(path))) from error
+    return chain([_head(path, "") + "\n"], _pieces(stream))
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    with io.TextIOWrapper(_log(path), encoding="utf-8", errors="replace", newline="\n") as stream:
-        while piece := stream.read(PIECE_BYTES):
-            yield piece + stream.readline(PIECE_BYTES)
+def _pieces(stream: TextIO) -> Iterator[str]:
+    """Whole lines, since secrets and commands of CI systems are recognised within one; a private key in one piece."""
+    with stream:
+        piece = ""
+        while line := _line(stream):
+            piece += line
+            if len(piece) >= PIECE_CHARACTERS and not (_in_key(piece) and len(piece) < 2 * PIECE_CHARACTERS):
+                yield piece
+                piece = ""
+        yield piece
+
+
+def _in_key(piece: str) -> bool:
+    """Whether the piece ends within a private key."""
+    begins = [found.end() for found in _KEY_BEGINS.finditer(piece)]
+    return bool(begins) and _KEY_ENDS not in piece[begins[-1] :]
+
+
+def _line(stream: TextIO) -> str:
+    """The next line, or the beginning of a longer one with a note; empty at the end of the stream."""
+    line = stream.readline(PIECE_CHARACTERS)
+    if len(line) < PIECE_CHARACTERS or line.endswith("\n"):
+        return line
+    rest = stream.readline(PIECE_CHARACTERS)
+    while rest and not rest.endswith("\n"):
+        rest = stream.readline(PIECE_CHARACTERS)
+    return f"{redacted(line, environment_secrets())[:-MARGIN]} ... (a longer line)\n"
 
 
 def _rank_logs(run: RunDir, cell: str) -> tuple[Path, dict[int, Path]]:
     folder = run.attempt(cell, newest(run, cell)).root / "log"
-    return folder, {int(path.stem.removeprefix("rank-")): path for path in sorted(folder.glob("rank-*.log"))}
+    named = ((_RANK_LOG.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.log")))
+    return folder, {int(found[1]): path for found, path in named if found}
 
 
 def cell_logs_text(run: RunDir, cell: str) -> str:
@@ -73,26 +120,30 @@ def cell_logs_text(run: RunDir, cell: str) -> str:
     status = f"{result.status} {result.reason}".strip() if result else "has not ended"
     head = f"{cell}, attempt {number}: {status}"
     shown = failed or list(logs)
-    parts = [_block(logs[one], endings.get(one, "no ending recorded"), tail(logs[one])) for one in shown]
-    parts += [_block(path, "", text) for path in sorted(folder.glob("supervisor*.log")) if (text := tail(path))]
+    parts = [_block(logs[one], endings.get(one, "no ending recorded"), _tail_or_reason(logs[one])) for one in shown]
+    supervisors = sorted(folder.glob("supervisor*.log"))
+    parts += [_block(path, "", text) for path in supervisors if (text := _tail_or_reason(path))]
     parts += ["\n".join(f"{logs[one]}  (completed)" for one in logs if one not in shown)]
     return "\n\n".join([head, *(part for part in parts if part)])
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a file, however large it is."""
-    with _log(path) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(size - TAIL_BYTES, 0))
-        text = stream.read().decode("utf-8", errors="replace")
+    """The last lines of a file without secrets, however large it is. OSError if it cannot be read."""
+    with opened(path) as stream:
+        start = max(stream.seek(0, os.SEEK_END) - TAIL_BYTES - MARGIN, 0)
+        stream.seek(start)
+        text = redacted(stream.read().decode("utf-8", errors="replace"), environment_secrets())
+    if start:
+        text = text[MARGIN:]
+        text = text.partition("\n")[2] if "\n" in text[:-1] else f"... {text}"
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _log(path: Path) -> BinaryIO:
+def _tail_or_reason(path: Path) -> str:
     try:
-        return opened(path)
-    except NotRegularError as error:
-        raise InputError(Problem(message=f"cannot be read: {error.strerror}", file=str(path))) from error
+        return tail(path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _block(path: Path, note: str, text: str) -> str:

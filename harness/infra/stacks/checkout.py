@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.core.errors import InfrastructureError, InputError, NotRevertibleError, Problem
 from harness.core.stack import Checkout
 from harness.infra.git import git
+from harness.infra.inputs.text_file import is_folder
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.build import Say
 from harness.infra.stacks.worktree_users import note_user
@@ -53,8 +54,14 @@ def repository_place(checkout: Checkout) -> Path | None:
     return _mirror_place(checkout) if is_url(checkout.repository) else None
 
 
+def mirror_of(checkout: Checkout) -> Path | None:
+    """The mirror of a URL, if this machine has it; a checkout from the files of a run may name anything."""
+    mirror = repository_place(checkout)
+    return mirror if mirror and mirror.parent == folder() / "mirrors" and is_folder(mirror) else None
+
+
 def _mirror_place(checkout: Checkout) -> Path:
-    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(checkout.repository.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return folder() / "mirrors" / f"{checkout.package}-{digest}.git"
 
 
@@ -137,14 +144,19 @@ def is_made(place: Path) -> bool:
 def changes_of(place: Path) -> str:
     """Digest of a working tree's changes to its commit, eight hex digits; empty when there are none.
 
-    Untracked files are left out: a folder of data may have any size.
+    Untracked files are left out: a folder of data may have any size. Submodules are read one by one: git would apply
+    the settings of each.
     """
-    if not git.output(place, "status", "--porcelain", "--untracked-files=no").strip():
-        return ""
-    changed = git.output(
-        place, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary", "HEAD"
-    )
-    return hashlib.sha256(changed.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    changed = git.output(place, "diff", *_PLAIN_DIFF, *_NOT_INSIDE, "HEAD")
+    entries = git.output(place, "ls-files", "--stage", "-z").split("\0")[:-1]
+    for path in (entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")):
+        inside = changes_of(place / path) if is_made(place / path) else ""
+        changed += f"{path}: {inside}\n" if inside else ""
+    return hashlib.sha256(changed.encode("utf-8", "surrogatepass")).hexdigest()[:8] if changed else ""
+
+
+_PLAIN_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary")
+_NOT_INSIDE = ("--ignore-submodules=dirty",)  # a submodule's commit is compared, its files are not
 
 
 def code_at(checkout: Checkout, commit: str, place: Path) -> str:
@@ -215,7 +227,8 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
         shutil.rmtree(left, ignore_errors=True)
     try:
         git.output(repository, "worktree", "prune")
-        git.output(repository, "worktree", "add", "--quiet", "--force", "--detach", str(temporary), commit)
+        requested = ("--quiet", "--force", "--detach", str(temporary), commit)
+        git.output(repository, "worktree", "add", *requested, completing=True)
         for one in reverted:
             _revert(temporary, one)
         if reverted:
@@ -228,7 +241,7 @@ def _add(repository: Path, commit: str, reverted: tuple[str, ...], place: Path) 
 def _revert(worktree: Path, commit: str) -> None:
     """Revert one commit without committing: git then needs no user name. Conflicts are not recorded (rerere)."""
     before = git.output(worktree, "write-tree")
-    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit)
+    done = git.run(worktree, "-c", "rerere.enabled=false", "revert", "--no-commit", commit, completing=True)
     if done.returncode:
         files = git.output(worktree, "diff", "--name-only", "--diff-filter=U").splitlines()
         if not files:
@@ -249,7 +262,7 @@ def _check_unchanged(place: Path, commit: str) -> None:
     head = git.output(place, "rev-parse", "HEAD").strip()
     tree = _tree_file(place)
     expected = tree.read_text(encoding="utf-8").strip() if tree.exists() else commit
-    changed = git.output(place, "diff", "--name-only", expected).strip()
+    changed = git.output(place, "diff", "--name-only", *_NOT_INSIDE, expected).strip()
     if head != commit or changed:
         what = f"its commit is {head}" if head != commit else f"files differ:\n{changed[:500]}"
         raise InfrastructureError(f"{place} is no longer commit {commit}: {what}\nRemove it: rm -r {place}")

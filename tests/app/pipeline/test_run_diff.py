@@ -12,6 +12,8 @@ from harness.app.pipeline.run_diff import FILE, count_commits, with_run_diff
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
+from harness.infra.stacks.checkout import commit_of, repository_place
+from harness.judge.compare.since_previous import CommitCount
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
 from tests.infra.stacks.test_checkout import git, repository
@@ -97,15 +99,36 @@ def test_without_the_files_of_yesterday_versions_are_told_in_words(tmp_path: Pat
     assert since.cells[0].between == ["megatron-core 0.19.1 -> megatron-core 0.19.2"]
 
 
-def test_commits_are_counted_in_the_repository_of_the_stack(tmp_path: Path) -> None:
+def counted_in(tmp_path: Path, checkout: Checkout, old: str, new: str) -> list[CommitCount]:
+    plan = replace(PLAN, stacks={"main": ReadyStack(requested=Stack(name="main", checkouts=(checkout,)))})
+    return count_commits(plan, [("main", old, new)])
+
+
+def test_commits_are_counted_in_the_mirror_of_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_STACKS", str(tmp_path / "stacks"))
     source = repository(tmp_path / "source")
     old, new = git(source, "rev-parse", "old"), git(source, "rev-parse", "main")
-    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    checkout = Checkout(package="megatron-lm", repository=f"file://{source}", ref="main")
+    assert counted_in(tmp_path, checkout, old, new) == []
+    assert commit_of(checkout, fetch=True) == new
     plan = replace(PLAN, stacks={"main": ReadyStack(requested=Stack(name="main", checkouts=(checkout,)))})
     history = remember(tmp_path, in_stack(earlier_report(), old))
     since = told(tmp_path, history, in_stack(later_report(), new), plan).since
     assert since is not None
     assert since.cells[0].between == [f"megatron-lm {old[:10]}..{new[:10]}, 1 commit"]
-    gone = replace(checkout, repository=str(tmp_path / "gone"))
-    nowhere = replace(PLAN, stacks={"main": ReadyStack(requested=Stack(name="main", checkouts=(gone,)))})
-    assert count_commits(nowhere, [("main", old, new)]) == []
+    assert counted_in(tmp_path, checkout, f"--output={tmp_path}/x", new) == []
+
+
+def test_no_repository_that_a_plan_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even in the place of a mirror that a name with "../" leads to."""
+    monkeypatch.setenv("HARNESS_STACKS", str(tmp_path / "stacks"))
+    (tmp_path / "stacks" / "mirrors").mkdir(parents=True)
+    source = repository(tmp_path / "source")
+    old, new = git(source, "rev-parse", "old"), git(source, "rev-parse", "main")
+    local = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    outside = Checkout(package="../outside", repository="https://example.org/x", ref="main")
+    place = repository_place(outside)
+    assert place
+    assert counted_in(tmp_path, local, old, new) == []
+    source.rename(place.resolve())
+    assert counted_in(tmp_path, outside, old, new) == []

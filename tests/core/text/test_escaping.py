@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -59,6 +60,13 @@ def test_no_ci_system_finds_a_command(text: str) -> None:
     assert commands_in(shown) == []
     assert commands_in(f"prefix {shown}") == []
     assert escaping.ci_log(shown) == shown
+
+
+@hostile
+def test_json_without_a_command_has_the_same_values(text: str) -> None:
+    shown = escaping.ci_json(json.dumps([text, {text: "##[error]x ##vso[x] section_end:1:x"}], ensure_ascii=False))
+    assert commands_in(shown) == []
+    assert json.loads(shown) == [text, {text: "##[error]x ##vso[x] section_end:1:x"}]
 
 
 def test_the_reader_of_commands_finds_commands() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from harness.core.errors import InfrastructureError
 from harness.infra.git import git
+from harness.infra.git.history import Repository
 
 
 def test_a_hook_of_another_repository_does_not_redirect_commands(
@@ -88,6 +90,102 @@ def test_a_merge_driver_of_a_repository_is_replaced_by_gits_own_merge(tmp_path: 
     subprocess.run(["git", "-C", here, "reset", "--quiet", "--hard"], check=True)
     subprocess.run(["git", "-C", here, "revert", "--no-commit", middle], check=False, capture_output=True)
     assert proof.exists()  # git without these settings runs it
+
+
+def a_program(folder: Path) -> tuple[Path, Path]:
+    """A program, and the file that it creates."""
+    program, proof = folder / "program", folder / "proof"
+    program.write_text(f"#!/bin/sh\ntouch {proof}\nexit 1\n")
+    program.chmod(0o755)
+    return program, proof
+
+
+LAZY_FETCHES = {
+    "uploadpack": ("{here}", ("remote.evil.uploadpack",)),
+    "vcs": ("{here}", ("remote.evil.vcs", "remote.evil.uploadpack")),
+    "sshCommand": ("ssh://127.0.0.1:1/x", ("core.sshCommand",)),
+    "gitProxy": ("git://127.0.0.1:1/x", ("core.gitProxy",)),
+}
+
+
+@pytest.mark.parametrize("variant", LAZY_FETCHES)
+@pytest.mark.parametrize("scope", ["--local", "--worktree"])
+def test_an_absent_object_of_a_partial_clone_is_not_fetched(tmp_path: Path, variant: str, scope: str) -> None:
+    here = repository(tmp_path / "here")
+    program, proof = a_program(tmp_path)
+    url, names = LAZY_FETCHES[variant]
+    settings = {"core.repositoryformatversion": "1", "extensions.partialClone": "evil", "remote.evil.promisor": "true"}
+    settings |= {"extensions.worktreeConfig": "true", "remote.evil.url": url.format(here=here)}
+    for name, value in (*settings.items(), *((name, str(program)) for name in names)):
+        place = scope if name in names else "--local"
+        subprocess.run(["git", "-C", here, "config", place, name, value], check=True)
+    absent = "1" * 40
+    assert git.run(here, "cat-file", "-e", f"{absent}^{{commit}}").returncode
+    assert git.run(here, "rev-parse", "--verify", "--quiet", f"{absent}^{{commit}}").returncode
+    assert not proof.exists()
+    added = git.run(here, "worktree", "add", "--detach", str(tmp_path / "other"), absent, completing=True)
+    assert added.returncode
+    assert not proof.exists()
+    if variant != "vcs":  # which git itself refuses
+        subprocess.run(["git", "-C", here, "cat-file", "-e", absent], check=False, capture_output=True)
+        assert proof.exists()  # git without these settings runs it
+
+
+@pytest.mark.parametrize("name", ["credential.helper", "credential.http://127.0.0.1.helper", "core.askPass"])
+def test_no_program_of_a_repository_is_asked_for_a_password(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the user's programs the helper is asked."""
+    here, asked = repository(tmp_path / "here"), tmp_path / "asked"
+    program, proof = a_program(tmp_path)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("GIT_ASKPASS", raising=False)
+    monkeypatch.delenv("SSH_ASKPASS", raising=False)
+    git.output(here, "config", "--global", "credential.helper", f"!touch {asked}; true")
+    git.output(here, "config", name, f"!{program}" if name.endswith("helper") else str(program))
+    filled = {"stdin": "protocol=http\nhost=127.0.0.1\n\n"}
+    assert git.run(here, "credential", "fill", **filled).returncode
+    assert asked.exists()
+    assert not proof.exists()
+    subprocess.run(
+        ["git", "-C", here, "credential", "fill"],
+        input=filled["stdin"],
+        env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        text=True,
+        check=False,
+        capture_output=True,
+    )
+    assert proof.exists()  # git without these settings runs it
+
+
+def test_a_setting_of_the_user_stays_where_a_repository_overrides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = repository(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    git.output(here, "config", "--global", "core.sshCommand", "ssh -F mine")
+    git.output(here, "config", "core.sshCommand", "theirs")
+    assert git.output(here, "config", "core.sshCommand") == "ssh -F mine\n"
+
+
+def test_the_objects_that_a_partial_clone_lacks_are_fetched_for_a_worktree_only(tmp_path: Path) -> None:
+    origin = repository(tmp_path / "origin")
+    git.output(origin, "config", "uploadpack.allowFilter", "true")
+    clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", f"file://{origin}", str(tmp_path / "partial")]
+    subprocess.run(clone, check=True)
+    partial = tmp_path / "partial"
+    blob = git.output(origin, "rev-parse", "HEAD:file").strip()
+    assert git.run(partial, "cat-file", "-e", blob).returncode
+    added = git.run(partial, "worktree", "add", "--detach", str(tmp_path / "one"), "HEAD", completing=True)
+    assert "transport 'file' not allowed" in added.stderr
+    whole = Repository(partial)
+    head = git.output(origin, "rev-parse", "HEAD").strip()
+    assert whole.objects([f"{head}:file", f"{head}:gone"]) == {f"{head}:file": blob, f"{head}:gone": ""}
+    assert whole.text(head, "gone") == ""
+    with pytest.raises(InfrastructureError, match="is a partial clone without file of"):
+        whole.text(head, "file")
 
 
 @pytest.mark.parametrize("url", ["ext::sh -c 'touch {proof}'", "fd::0", "odd://host/x"])

@@ -11,8 +11,9 @@ from harness.core.run.records import CellResult, RankEnding
 from harness.core.run.run_dir import RunDir, write_json
 from harness.infra import screen
 from harness.infra.runs.logs import (
+    MARGIN,
     MOST_JOB_LOGS,
-    PIECE_BYTES,
+    PIECE_CHARACTERS,
     TAIL_BYTES,
     TAIL_LINES,
     cell_logs_text,
@@ -20,6 +21,7 @@ from harness.infra.runs.logs import (
     rank_log,
     tail,
 )
+from tests.hostile import commands_in
 
 
 def _attempt(run: RunDir, number: int, *endings: str, first: int | None = None) -> None:
@@ -93,12 +95,12 @@ def test_logs_cannot_control_the_terminal(tmp_path: Path) -> None:
 def test_a_log_that_is_shown_whole_is_read_in_pieces_that_do_not_cut_lines(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _attempt(run, 1, "raised")
-    written = "".join(f"line {number} of many\n" for number in range(20_000)) + "x" * 5 * PIECE_BYTES
+    written = "".join(f"line {number} of many\n" for number in range(20_000))
     run.attempt("one").log(0).write_text(written)
     head, *pieces = rank_log(run, "one", 0)
     assert "".join(pieces) == written
-    assert max(map(len, pieces)) <= 2 * PIECE_BYTES
-    assert all(piece.endswith("\n") for piece in pieces if "line" in piece and "x" not in piece)
+    assert max(map(len, pieces)) <= 2 * PIECE_CHARACTERS
+    assert all(piece.endswith("\n") for piece in pieces if piece)
     assert head.startswith("==> ")
 
 
@@ -122,6 +124,90 @@ def test_job_logs_are_shown_by_their_ends_newest_last_and_empty_ones_are_named(t
 def test_of_a_large_log_only_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "large.log"
     path.write_bytes(b"x" * 2 * TAIL_BYTES)
-    assert tail(path) == "x" * TAIL_BYTES
+    assert tail(path) == "... " + "x" * TAIL_BYTES
     path.write_bytes(b"first\nlast \xff word\n")
     assert tail(path, 1) == "last \ufffd word"
+
+
+def shown_of_rank(run: RunDir) -> str:
+    """What `harness logs RUN one --rank 0` prints in a CI job."""
+    stream = io.StringIO()
+    for piece in rank_log(run, "one", 0):
+        screen.out(piece, stream, end="")
+    return stream.getvalue()
+
+
+SECRET = "correct-horse-battery-staple"
+PLACES = [PIECE_CHARACTERS, PIECE_CHARACTERS - MARGIN, TAIL_BYTES, TAIL_BYTES + MARGIN]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "text", [f"DB_PASSWORD={SECRET}", SECRET, "\n::stop-commands::pwn", "##[error]pwn", "##vso[x]"]
+)
+@pytest.mark.parametrize("fill", ["A", "A A\n"])
+def test_no_secret_and_no_command_gets_through_at_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int, text: str, fill: str
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("OTHER_PASSWORD", SECRET)
+    run = RunDir(tmp_path)
+    _attempt(run, 1, "raised")
+    log = run.attempt("one").log(0)
+    for shift in (-len(text), -len(text) // 2, -1, 0):
+        before = (fill * place)[: place + shift]
+        log.write_text(f"{before}{text} {'z' * (place - len(text) - 1)}")
+        tailed = io.StringIO()
+        screen.out(tail(log), tailed)
+        for shown in (shown_of_rank(run), tailed.getvalue()):
+            assert commands_in(shown) == []
+            assert not [part for part in ("horse", "battery", "staple") if part in shown]
+
+
+def test_a_long_line_is_cut_with_a_note_and_the_next_is_shown(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _attempt(run, 1, "raised")
+    run.attempt("one").log(0).write_text("x" * 5 * PIECE_CHARACTERS + "\nnext\n")
+    _, text = "".join(rank_log(run, "one", 0)).split(" <==\n")
+    assert text == "x" * (PIECE_CHARACTERS - MARGIN) + " ... (a longer line)\nnext\n"
+
+
+@pytest.mark.parametrize("lines", [1, 700, 1024 - 20, 1024 - 1])
+def test_no_part_of_a_private_key_is_shown(tmp_path: Path, lines: int) -> None:
+    run = RunDir(tmp_path)
+    _attempt(run, 1, "raised")
+    key = ["-----BEGIN RSA PRIVATE KEY-----", *(f"MIIE{number:060}" for number in range(50))]
+    text = "".join(f"{line}\n" for line in [*("x" * 63 for _ in range(lines)), *key, "-----END RSA PRIVATE KEY-----"])
+    for after in range(0, 600, 60):
+        run.attempt("one").log(0).write_text(text + "y\n" * after * 20)
+        shown = io.StringIO()
+        screen.out(tail(run.attempt("one").log(0), 10**6), shown)
+        assert "MIIE" not in shown_of_rank(run) + shown.getvalue()
+
+
+def test_logs_of_odd_names_are_left_out_and_unreadable_ones_give_the_reason(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    _attempt(run, 1, "raised", "raised", "raised")
+    folder = run.attempt("one").log(0).parent
+    for name in ("rank-abc.log", "rank-\u00b23.log", "rank--1.log", "rank- 7.log"):
+        (folder / name).write_text("another log")
+    run.attempt("one").log(1).unlink()
+    run.attempt("one").log(1).symlink_to(tmp_path / "nowhere")
+    run.attempt("one").log(2).unlink()
+    run.attempt("one").log(2).mkdir()
+    text = cell_logs_text(run, "one")
+    assert "try 1 rank 0 line 99" in text
+    assert "rank-00001.log (raised) <==\ncannot be read: No such file or directory" in text
+    assert "rank-00002.log (raised) <==\ncannot be read: Is a directory" in text
+    assert "another log" not in text
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        rank_log(run, "one", 2)
+    jobs = run.root / "submissions"
+    jobs.mkdir()
+    (jobs / "a.log").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(jobs / "b.log")
+    (jobs / "c.log").mkdir()
+    (jobs / "d.log").write_text("says job\n")
+    text = job_logs_text(run)
+    assert "says job" in text
+    assert [text.count(reason) for reason in ("No such file", "not a regular file", "Is a directory")] == [1, 1, 1]

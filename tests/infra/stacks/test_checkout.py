@@ -298,3 +298,18 @@ def test_without_a_ref_the_working_tree_itself_is_used(source: Path) -> None:
     (source / "code.py").write_text("# being worked on\n")
     assert code_at(checkout, commit, source) == first
     assert code_at(checkout_of(source, "main"), commit, source) == commit  # a ref means the commit
+
+
+def test_changes_in_a_submodule_count_and_start_no_program_that_it_names(source: Path, tmp_path: Path) -> None:
+    inner, proof = repository(source / "inner"), tmp_path / "proof"
+    git(source, "-c", "advice.addEmbeddedRepo=false", "add", "inner")
+    git(source, "commit", "--quiet", "-m", "with a submodule")
+    (inner / ".git" / "info" / "attributes").write_text("code.py filter=odd\n")
+    git(inner, "config", "filter.odd.clean", f"touch {proof}; cat")
+    assert not changes_of(source)
+    seen = set()
+    for text in ("# being worked on\n", "# being worked on more\n"):
+        (inner / "code.py").write_text(text)
+        seen.add(changes_of(source))
+    assert len(seen - {""}) == 2
+    assert not proof.exists()
