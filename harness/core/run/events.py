@@ -94,6 +94,7 @@ class Failed(Event):
     kind = EventKind.FAILED
     reason: str
     traceback: str
+    nodes: tuple[str, ...] = ()  # hosts that made it fail, by being lost or by a broken GPU: work may run elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
