@@ -10,6 +10,7 @@ import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -72,9 +73,11 @@ class Agent(ABC):
             self.note(Finished())
         finally:
             gc.unfreeze()  # else C++ extensions report leaked objects at exit
-            for process in self.running:
-                os.killpg(process.pid or 0, signal.SIGKILL)
-            self.heartbeat.stop()
+            try:
+                for process in self.running:
+                    _kill(process)
+            finally:
+                self.heartbeat.stop()
 
     @abstractmethod
     def work(self) -> None:
@@ -108,14 +111,16 @@ class Agent(ABC):
         limits = [deadline_at + KILL_GRACE_S for *_, deadline_at in self.running.values()]
         timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
         wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
-        for process, (cell, number, config, share, deadline_at) in list(self.running.items()):
-            if process.is_alive() and time.time() > deadline_at + KILL_GRACE_S:
-                os.killpg(process.pid or 0, signal.SIGKILL)
+        for process, (*_, deadline_at) in self.running.items():
+            if time.time() > deadline_at + KILL_GRACE_S:
+                _kill(process)
                 process.join()
-            if not process.is_alive():
-                del self.running[process]
-                self.ended(cell, number, config, process.exitcode)
-                check_after(self.run.attempt(cell, number), config, share)
+        over = {process: self.running[process] for process in list(self.running) if not process.is_alive()}
+        for process, (cell, number, config, _, _) in over.items():
+            del self.running[process]
+            self.ended(cell, number, config, process.exitcode)
+        for cell, number, config, share, _ in over.values():  # once no cell that has ended can be left out
+            check_after(self.run.attempt(cell, number), config, share)
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
@@ -124,3 +129,11 @@ class Agent(ABC):
     def abort(self, attempt: AttemptDir, reason: str) -> None:
         if self.nodes > 1:
             rendezvous.write_abort(attempt, Abort(node=self.node, reason=reason))
+
+
+def _kill(process: BaseProcess) -> None:
+    """Kill a supervisor, unless it has exited, and its ranks."""
+    if process.is_alive():
+        with suppress(ProcessLookupError):  # just forked: it does not lead a process group yet, and has no ranks
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()

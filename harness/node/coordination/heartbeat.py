@@ -62,7 +62,8 @@ class HeartbeatWriter:
         self._write(os.getpid())
 
     def _run(self, agent: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends this process
+        # Not the inherited handler: an agent that exits without `stop` sends SIGTERM and waits for this process.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with(agent)
         while time.monotonic() < self._ticked.value + STUCK_S:
             time.sleep(HEARTBEAT_S)
