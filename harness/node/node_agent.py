@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import InputError
+from harness.core.errors import DriverError, InputError
 from harness.core.run import journal
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
 from harness.core.run.run_dir import AttemptDir, RunDir
@@ -26,7 +26,7 @@ from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
-from harness.node.device.gpu_health import check_after
+from harness.node.device.gpu_health import trouble_after
 from harness.node.load import load
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
@@ -38,6 +38,9 @@ Running = tuple[str, int, CellConfig, NodeShare, float]
 
 class Agent(ABC):
     """What leader and followers share: one supervisor per cell, a journal, a heartbeat."""
+
+    trouble = ""  # why no further cell may start on this node; the leader then ends the job
+    failed_nodes: tuple[str, ...] = ()  # hosts that the event Failed names
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
@@ -59,7 +62,10 @@ class Agent(ABC):
         self.note(Started(pid=os.getpid()))
         self.heartbeat.start("loading")
         try:
-            load()
+            try:
+                load()
+            except DriverError as error:
+                self.report(str(error))
             gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent
             self.note(Loaded(import_s=time.perf_counter() - begin))
             self.heartbeat.tick()
@@ -67,7 +73,8 @@ class Agent(ABC):
         except BaseException as error:
             known = secret_values(os.environ)
             reason = redacted(f"{type(error).__name__}: {error}", known)
-            self.note(Failed(reason=reason, traceback=redacted(traceback.format_exc(), known)))
+            raised = redacted(traceback.format_exc(), known)
+            self.note(Failed(reason=reason, traceback=raised, nodes=self.failed_nodes))
             raise
         else:
             self.note(Finished())
@@ -119,8 +126,14 @@ class Agent(ABC):
         for process, (cell, number, config, _, _) in over.items():
             del self.running[process]
             self.ended(cell, number, config, process.exitcode)
-        for cell, number, config, share, _ in over.values():  # once no cell that has ended can be left out
-            check_after(self.run.attempt(cell, number), config, share)
+        for cell, number, config, share, _ in over.values():  # each test takes a while
+            if trouble := trouble_after(self.run.attempt(cell, number), config, share):
+                self.report(trouble)
+
+    def report(self, trouble: str) -> None:
+        """Let no further cell start on this node; those that run may finish."""
+        self.trouble = self.trouble or redacted(trouble, secret_values(os.environ))
+        self.heartbeat.report(self.trouble)
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import InfrastructureError
-from harness.core.run.journal import read_lines
+from harness.core.errors import DriverError
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_json
 from harness.node import node_agent
-from harness.node.coordination.rendezvous import NodeShare, heartbeat_file
+from harness.node.coordination.rendezvous import Heartbeat, NodeShare, heartbeat_file, read
 from harness.node.device import cuda_forks, gpu_health
 from harness.node.node_agent import Agent
 from tests.node.conftest import config
@@ -52,9 +51,10 @@ class Small(Agent):
         self.over.append(cell)
 
     @property
-    def state(self) -> str:
-        text = heartbeat_file(self.run, "local", 0).read_text()
-        return next(word for word in ("ended", "ready", "loading") if f'"{word}"' in text)
+    def beat(self) -> Heartbeat:
+        beat = read(Heartbeat, heartbeat_file(self.run, "local", 0))
+        assert beat is not None
+        return beat
 
 
 @pytest.fixture(autouse=True)
@@ -76,29 +76,44 @@ def two_failed_cells(agent: Small) -> None:
         os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)  # without reaping it
 
 
-def test_cells_that_end_together_all_count_as_ended_before_their_gpus_are_tested(
+def test_a_broken_gpu_stops_further_cells_of_its_node_and_not_those_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test forks a child, and starting a child reaps all those that have ended."""
+    """The test of a GPU forks a child, and starting a child reaps all processes that have exited."""
     gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
-    monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 2)
+    monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 3)
 
     def compute(device: str) -> None:
         raise RuntimeError("CUDA error")
 
-    monkeypatch.setattr(gpu_health, "compute", compute)
-
     def work(agent: Small) -> None:
         two_failed_cells(agent)
+        agent.supervise("runs", _run)
         agent.reap(0.0)
+        (runs,) = agent.running
+        assert runs.is_alive()
 
+    monkeypatch.setattr(gpu_health, "compute", compute)
     agent = Small(tmp_path, work)
-    with pytest.raises(InfrastructureError, match="CUDA error"):
-        agent.main()
+    agent.main()
     assert agent.over == ["a", "b"]
-    assert agent.state == "ended"
-    (failed,) = (line for line in read_lines(agent.journal) if line["event"] == "failed")
-    assert "CUDA error" in failed["reason"]
+    assert agent.beat.trouble == agent.trouble == "using GPU 0 after a cell failed there: RuntimeError: CUDA error"
+
+
+def test_a_node_whose_driver_does_not_answer_reports_it_and_waits_for_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise DriverError("counting the GPUs of this node: the driver has not answered for 120 s")
+
+    monkeypatch.setattr(node_agent, "load", load)
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    agent = Small(tmp_path, lambda agent: None)
+    agent.main()
+    assert (agent.beat.host, agent.beat.trouble) == (
+        "n7",
+        "counting the GPUs of this node: the driver has not answered for 120 s",
+    )
 
 
 def test_an_agent_that_fails_kills_the_cells_that_run_and_not_those_that_were_reaped(tmp_path: Path) -> None:
@@ -116,7 +131,7 @@ def test_an_agent_that_fails_kills_the_cells_that_run_and_not_those_that_were_re
     for process in agent.running:
         process.join()
     assert [process.exitcode for process in agent.running] == [0, -signal.SIGKILL, -signal.SIGKILL]
-    assert agent.state == "ended"
+    assert agent.beat.state == "ended"
 
 
 ENDS_WITHOUT_STOP = """
