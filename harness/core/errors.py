@@ -4,6 +4,7 @@ HarnessError
 |-- InputError           bad matrix, arguments or run directory: exit code 2
 |-- InfrastructureError  the harness could not decide: exit code 3
 |   |-- DiskFullError           no space in the run directory
+|   |-- DriverError             the GPUs of a node, or their driver, do not work
 |   |-- NotBuildableError       this machine cannot compile what a stack needs: its cells are ERROR
 |   `-- NotRevertibleError      a commit that a stack reverts cannot be reverted: its cells are ERROR
 |-- InternalError          a defect of the harness: exit code 3, with the traceback in a file
@@ -69,6 +70,10 @@ class DiskFullError(InfrastructureError):
 
 STORAGE_EXIT = 74  # EX_IOERR of sysexits.h: a rank could not write its own files, though the disk was not full
 STORAGE_EXITS = (DiskFullError.process_exit_code, STORAGE_EXIT)
+
+
+class DriverError(InfrastructureError):
+    """The GPUs of this node, or their driver, do not work; another node may do."""
 
 
 class NotBuildableError(InfrastructureError):

@@ -6,8 +6,10 @@ Reads submissions/<allocation>.json and each cell's config.json, writes its own 
 through the supervisor, every cell's records and result.json. Cells with few ranks run side by side.
 
 With several nodes, the agent of node 0 leads: it decides which cell runs when, and the others follow its journal. A
-cell needs all nodes, so the leader exits when one is lost, and the followers exit with the leader. Cells without a
-result can run elsewhere. Exit code 0: all cells have a result; 3: a node was lost; 28: the disk is full.
+cell needs all nodes, so the leader starts no further cell once a node is lost or has a broken GPU, or Slurm announces
+the end of the job (`signal` of the cluster profile). It exits when the running cells have ended, and the followers exit
+with it. Its event Failed names the lost and broken nodes, so that cells without a result can run elsewhere. Exit code
+0: all cells have a result; 3: something of the above; 28: the disk is full.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from harness.node.coordination.rendezvous import NodeResult
 from harness.node.node_agent import STARTUP_S, Agent
 from harness.node.process import die_with, other_threads
 
+ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
 
 
@@ -54,21 +57,37 @@ class Leader(Agent):
     def work(self) -> None:
         if self.nodes > 1:
             self._await_followers()
-        else:  # a cell that spans nodes gets all of their GPUs
+        obstacle = self._obstacle()
+        if self.nodes == 1 and not obstacle:  # a cell that spans nodes gets all of their GPUs
             from harness.node.device.cuda_forks import gpu_table
 
             self.gpus = GpuSlices(len(gpu_table()))
-        while self.running or (self.waiting and not self.lost):
-            if not self.lost:
+        while self.running or (self.waiting and not obstacle):
+            if not obstacle:
                 self._start_what_fits()
             if self.running:
                 self.reap(rendezvous.HEARTBEAT_S)
             self.heartbeat.tick()
-            self.lost.update(self.others.silent())
-        if self.lost and self.waiting:
+            obstacle = self._obstacle()
+        if self.waiting or self.failed_nodes:  # after the loss of a node, the last cells may need to run elsewhere
+            raise InfrastructureError(f"{obstacle}; {counted(len(self.waiting), 'cell')} not started")
+
+    def _obstacle(self) -> str:
+        """Why no further cell may start; empty while cells may. Sets `failed_nodes`."""
+        self.lost.update(self.others.silent())
+        known = self.others.known()
+        troubles = {node: beat.trouble for node, beat in known.items() if beat.trouble and node not in self.lost}
+        hosts = {node: beat.host for node, beat in known.items()}
+        if self.trouble:
+            troubles[self.node], hosts[self.node] = self.trouble, self.heartbeat.host
+        self.failed_nodes = tuple(hosts[node] for node in sorted(self.lost | troubles.keys()) if node in hosts)
+        found = []
+        if self.lost:
             names = ", ".join(str(node) for node in sorted(self.lost))
-            lost = f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost"
-            raise InfrastructureError(f"{lost}; {counted(len(self.waiting), 'cell')} not started")
+            found.append(f"node {names} was lost" if len(self.lost) == 1 else f"nodes {names} were lost")
+        found += [f"node {node}: {trouble}" for node, trouble in sorted(troubles.items())]
+        found += [f"{number.name} announced the end of the job" for number in signal.sigpending() & ANNOUNCING]
+        return "; ".join(found)
 
     def _await_followers(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal: they start to follow it."""
@@ -191,19 +210,25 @@ class Follower(Agent):
         same_clock = abs(now - begun) < CLOCK_TOLERANCE_S
         ranks = self.node_share(config).size
         self.note(CellStarted(cell=cell, attempt=number, ranks=ranks, threads=other_threads()))
+        if self.trouble:  # which the leader had not read yet
+            self._give_up(cell, number, config, f"node {self.node}: {self.trouble}")
+            return
         self.fork(cell, number, config, (begun if same_clock else now) + config.deadline_s)
 
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
-        attempt = self.run.attempt(cell, number)
-        path = rendezvous.node_file(attempt, self.node)
         self.note(CellFinished(cell=cell, attempt=number, exit_code=exit_code))
-        if not path.exists():
-            from harness.node.rank_endings import rank_endings
+        if not rendezvous.node_file(self.run.attempt(cell, number), self.node).exists():
+            why = f"the supervisor of node {self.node} ended with exit code {exit_code} and wrote no result"
+            self._give_up(cell, number, config, why)
 
-            trouble = f"the supervisor of node {self.node} ended with exit code {exit_code} and wrote no result"
-            self.abort(attempt, trouble)
-            endings = rank_endings(attempt, self.node_share(config).ranks, {}, {})
-            write_json(path, NodeResult(node=self.node, ranks=endings, trouble=trouble))
+    def _give_up(self, cell: str, number: int, config: CellConfig, trouble: str) -> None:
+        """End a cell on all nodes, and write the result of this one, whose ranks did not run or left none."""
+        from harness.node.rank_endings import rank_endings
+
+        attempt = self.run.attempt(cell, number)
+        self.abort(attempt, trouble)
+        endings = rank_endings(attempt, self.node_share(config).ranks, {}, {})
+        write_json(rendezvous.node_file(attempt, self.node), NodeResult(node=self.node, ranks=endings, trouble=trouble))
 
 
 def main() -> int:
@@ -220,6 +245,8 @@ def main() -> int:
     if arguments.attached_to:
         die_with(arguments.attached_to)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # They reach every process of a job step: blocked, they disturb none, and the leader sees that they are pending.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ANNOUNCING)
     # Otherwise is_available() initialises CUDA, and forked ranks could no longer use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update({name: value for name, value in AGENT.items() if name not in os.environ})

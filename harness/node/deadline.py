@@ -17,6 +17,9 @@ EARLY_S = 0.2  # polling torch elastic, which ends all ranks once one has failed
 DUMP_S = 1.0  # time for the stack dumps before the ranks are stopped
 KILL_S = 2.0  # from the deadline to the kill; by then nodes whose clocks differ have stopped their ranks too
 
+# Has a rank dump its stacks. Not SIGUSR1 or SIGUSR2, with which Slurm announces the end of a job to every process.
+DUMP = int(signal.SIGRTMIN)
+
 
 class Deadline:
     """The deadline (`at`, seconds since the epoch) of the ranks that this process forked, its only children."""
@@ -49,7 +52,7 @@ class Deadline:
         """
         self._note()
         if time.time() < self.at:  # the ranks' own watchdogs have not fired yet
-            _signal_all(signal.SIGUSR1)
+            _signal_all(DUMP)
         signal.setitimer(signal.ITIMER_REAL, KILL_S)
         time.sleep(DUMP_S)
         _signal_all(signal.SIGSTOP)
@@ -66,7 +69,7 @@ class Deadline:
         _signal_all(signal.SIGKILL)
 
 
-def _signal_all(number: signal.Signals) -> None:
+def _signal_all(number: int) -> None:
     for child in multiprocessing.active_children():
         with suppress(ProcessLookupError):  # the rank has just exited
             os.kill(child.pid or 0, number)

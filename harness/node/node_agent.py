@@ -10,12 +10,13 @@ import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import InputError
+from harness.core.errors import DriverError, InputError
 from harness.core.run import journal
 from harness.core.run.events import Event, Failed, Finished, Loaded, Started
 from harness.core.run.run_dir import AttemptDir, RunDir
@@ -25,7 +26,7 @@ from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination import rendezvous
 from harness.node.coordination.heartbeat import HeartbeatWriter
 from harness.node.coordination.rendezvous import Abort, HeartbeatMonitor, NodeShare
-from harness.node.device.gpu_health import check_after
+from harness.node.device.gpu_health import trouble_after
 from harness.node.load import load
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
@@ -37,6 +38,9 @@ Running = tuple[str, int, CellConfig, NodeShare, float]
 
 class Agent(ABC):
     """What leader and followers share: one supervisor per cell, a journal, a heartbeat."""
+
+    trouble = ""  # why no further cell may start on this node; the leader then ends the job
+    failed_nodes: tuple[str, ...] = ()  # hosts that the event Failed names
 
     def __init__(self, run: RunDir, allocation: str, node: int = 0, nodes: int = 1) -> None:
         self.run, self.allocation, self.node, self.nodes = run, allocation, node, nodes
@@ -58,7 +62,10 @@ class Agent(ABC):
         self.note(Started(pid=os.getpid()))
         self.heartbeat.start("loading")
         try:
-            load()
+            try:
+                load()
+            except DriverError as error:
+                self.report(str(error))
             gc.freeze()  # else the first collection in every rank would write to, and so copy, all pages of the parent
             self.note(Loaded(import_s=time.perf_counter() - begin))
             self.heartbeat.tick()
@@ -66,15 +73,18 @@ class Agent(ABC):
         except BaseException as error:
             known = secret_values(os.environ)
             reason = redacted(f"{type(error).__name__}: {error}", known)
-            self.note(Failed(reason=reason, traceback=redacted(traceback.format_exc(), known)))
+            raised = redacted(traceback.format_exc(), known)
+            self.note(Failed(reason=reason, traceback=raised, nodes=self.failed_nodes))
             raise
         else:
             self.note(Finished())
         finally:
             gc.unfreeze()  # else C++ extensions report leaked objects at exit
-            for process in self.running:
-                os.killpg(process.pid or 0, signal.SIGKILL)
-            self.heartbeat.stop()
+            try:
+                for process in self.running:
+                    _kill(process)
+            finally:
+                self.heartbeat.stop()
 
     @abstractmethod
     def work(self) -> None:
@@ -108,14 +118,22 @@ class Agent(ABC):
         limits = [deadline_at + KILL_GRACE_S for *_, deadline_at in self.running.values()]
         timeout = min([at_most_s, *(limit - time.time() for limit in limits)])
         wait([process.sentinel for process in self.running], timeout=max(timeout, 0.0))
-        for process, (cell, number, config, share, deadline_at) in list(self.running.items()):
-            if process.is_alive() and time.time() > deadline_at + KILL_GRACE_S:
-                os.killpg(process.pid or 0, signal.SIGKILL)
+        for process, (*_, deadline_at) in self.running.items():
+            if time.time() > deadline_at + KILL_GRACE_S:
+                _kill(process)
                 process.join()
-            if not process.is_alive():
-                del self.running[process]
-                self.ended(cell, number, config, process.exitcode)
-                check_after(self.run.attempt(cell, number), config, share)
+        over = {process: self.running[process] for process in list(self.running) if not process.is_alive()}
+        for process, (cell, number, config, _, _) in over.items():
+            del self.running[process]
+            self.ended(cell, number, config, process.exitcode)
+        for cell, number, config, share, _ in over.values():  # each test takes a while
+            if trouble := trouble_after(self.run.attempt(cell, number), config, share):
+                self.report(trouble)
+
+    def report(self, trouble: str) -> None:
+        """Let no further cell start on this node; those that run may finish."""
+        self.trouble = self.trouble or redacted(trouble, secret_values(os.environ))
+        self.heartbeat.report(self.trouble)
 
     @abstractmethod
     def ended(self, cell: str, number: int, config: CellConfig, exit_code: int | None) -> None:
@@ -124,3 +142,11 @@ class Agent(ABC):
     def abort(self, attempt: AttemptDir, reason: str) -> None:
         if self.nodes > 1:
             rendezvous.write_abort(attempt, Abort(node=self.node, reason=reason))
+
+
+def _kill(process: BaseProcess) -> None:
+    """Kill a supervisor, unless it has exited, and its ranks."""
+    if process.is_alive():
+        with suppress(ProcessLookupError):  # just forked: it does not lead a process group yet, and has no ranks
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()

@@ -17,6 +17,7 @@ from harness.core.run.records import RankRecord
 from harness.core.run.run_dir import AttemptDir
 from harness.core.text.secrets import redacted, secret_values
 from harness.node.coordination.rendezvous import Abort, NodeShare, write_abort
+from harness.node.deadline import DUMP
 from harness.node.probe.imports import import_proof, other_modules
 from harness.node.probe.run import run_probe
 from harness.node.process import die_with, log_to
@@ -36,9 +37,9 @@ def rank_main(
     """Run the probe and write a complete record, however the probe ends.
 
     `deadline_at`: seconds since the epoch. `listener`: descriptor of the bound socket on which rank 0 serves the
-    store, None on nodes without rank 0. `supervisor`: pid of the parent. At the deadline, or earlier on SIGUSR1 when
-    the deadline has passed on another node, faulthandler writes every thread's stack to the log; the supervisor kills
-    the process shortly after.
+    store, None on nodes without rank 0. `supervisor`: pid of the parent. At the deadline, or earlier on DUMP when the
+    deadline has passed on another node, faulthandler writes every thread's stack to the log; the supervisor kills the
+    process shortly after.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # elastic's handler would turn SIGTERM into an exception
     attempt = AttemptDir(Path(attempt_root))
@@ -46,7 +47,7 @@ def rank_main(
     rank = int(os.environ["RANK"])
     log_to(attempt.log(rank))
     faulthandler.enable(sys.stderr)
-    faulthandler.register(signal.SIGUSR1, sys.stderr)
+    faulthandler.register(DUMP, sys.stderr)
     faulthandler.dump_traceback_later(max(deadline_at - time.time(), 0.01), file=sys.stderr)
     place = config.layout.coordinates(rank)
     flight = flight_recorder.watch(attempt, rank, deadline_at)

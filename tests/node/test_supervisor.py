@@ -21,8 +21,9 @@ from harness.core.serialization import from_jsonable, loads
 from harness.judge.evidence.endings import endings_of
 from harness.judge.failures.cause import Cause, cause_of
 from harness.node import rank as rank_module
+from harness.node.agent import ANNOUNCING
 from harness.node.coordination.rendezvous import HeartbeatMonitor, NodeShare
-from harness.node.deadline import Deadline
+from harness.node.deadline import DUMP, Deadline
 from harness.node.rank_endings import cell_result, rank_endings
 from harness.node.recording.recorder import Recorder
 from harness.node.supervisor import _wait, supervise
@@ -53,6 +54,41 @@ def test_a_full_disk_is_not_a_failure_of_the_code_under_test(tmp_path: Path) -> 
     result = cell_result("cell", 1, AttemptDir(tmp_path), endings, [], 0.0)
     assert result.status == "error"
     assert result.reason == "2 of 2 ranks did not complete; no space left on the disk for the record of rank 1"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_rank_dumps_its_stacks_when_the_deadline_has_passed_on_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when Slurm announces the end of the job, to every process: a dump can crash a rank that still runs."""
+    started = multiprocessing.get_context("fork").Pipe()
+
+    def probe(*_: Any) -> None:
+        started[1].send("")
+        signal.pause()
+
+    monkeypatch.setattr(rank_module, "run_probe", probe)
+    monkeypatch.setenv("RANK", "0")
+    share = NodeShare(node=0, nodes=1, world_size=1)
+    arguments = (str(tmp_path), "cell", config(), 2e9, None, os.getpid(), share)
+    process = multiprocessing.get_context("fork").Process(target=_rank, args=arguments)
+    process.start()
+    started[0].recv()
+    log = AttemptDir(tmp_path).log(0)
+    for number in ANNOUNCING:
+        os.kill(process.pid or 0, number)
+    assert "most recent call first" not in log.read_text()
+    os.kill(process.pid or 0, DUMP)
+    while "most recent call first" not in log.read_text():
+        assert process.is_alive()
+    process.kill()
+    process.join()
+
+
+def _rank(*arguments: Any) -> None:
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    signal.pthread_sigmask(signal.SIG_BLOCK, ANNOUNCING)  # as inherited from the agent
+    rank_module.rank_main(*arguments)
 
 
 class HalfAnErrorFile:

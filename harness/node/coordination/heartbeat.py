@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import RawValue
+from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +22,7 @@ from harness.node.coordination.rendezvous import HEARTBEAT_S, AgentState, Heartb
 from harness.node.process import die_with
 
 STUCK_S = 900.0  # an agent whose main loop makes no iteration for this long counts as hung
+TROUBLE_BYTES = 2000  # of a message in a heartbeat
 _STATES: tuple[AgentState, ...] = get_args(AgentState)
 
 
@@ -30,8 +31,10 @@ class HeartbeatWriter:
 
     def __init__(self, path: Path, token: str) -> None:
         self.path, self.token = path, token
+        self.host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as Slurm names it, where it does
         self._ticked = RawValue("d", time.monotonic())
         self._state = RawValue("i")  # index in _STATES
+        self._trouble = RawArray("c", TROUBLE_BYTES)
         self._process: BaseProcess | None = None
 
     def start(self, state: AgentState) -> None:
@@ -53,6 +56,11 @@ class HeartbeatWriter:
             self._state.value = _STATES.index(state)
             self._write(os.getpid())
 
+    def report(self, trouble: str) -> None:
+        """Tell the other agents why no further cell may start on this node."""
+        self._trouble.value = trouble.encode()[: TROUBLE_BYTES - 1]
+        self._write(os.getpid())
+
     def stop(self) -> None:
         """Stop the process and write a last heartbeat with the state "ended"."""
         if self._process is not None:
@@ -62,7 +70,8 @@ class HeartbeatWriter:
         self._write(os.getpid())
 
     def _run(self, agent: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends this process
+        # Not the inherited handler: an agent that exits without `stop` sends SIGTERM and waits for this process.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with(agent)
         while time.monotonic() < self._ticked.value + STUCK_S:
             time.sleep(HEARTBEAT_S)
@@ -75,5 +84,8 @@ class HeartbeatWriter:
 
     def _write(self, agent: int) -> None:
         state = _STATES[self._state.value]
-        heartbeat = Heartbeat(time=time.time(), state=state, token=self.token, pid=agent, host=socket.gethostname())
-        write_json(self.path, heartbeat)
+        trouble = self._trouble.value.decode(errors="replace")
+        write_json(
+            self.path,
+            Heartbeat(time=time.time(), state=state, token=self.token, pid=agent, host=self.host, trouble=trouble),
+        )

@@ -26,6 +26,7 @@ HEARTBEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost
 MAX_GAP_S = 3.0  # between two polls; a longer gap is a delay of this process and counts as this much silence
 POLL_S = 0.2
+FIRST_PAUSE_S = 0.02  # of a node that waits for node 0, which is usually about to announce the store; then doubled
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class Heartbeat:
     token: str
     pid: int
     host: str
+    trouble: str = ""  # why no further cell may start on the node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +191,15 @@ def announce(attempt: AttemptDir, listener: socket.socket, addresses: Sequence[s
 
 def await_rendezvous(attempt: AttemptDir, until: float) -> Rendezvous | None:
     """Where rank 0 serves the store; None if the cell is aborted or `until` (seconds since the epoch) passes first."""
+    pause_s = FIRST_PAUSE_S
     while time.time() < until:
-        if announced := read(Rendezvous, rendezvous_file(attempt)):
-            return announced
-        if read(Abort, abort_file(attempt)):
+        announced, aborted = _texts([rendezvous_file(attempt), abort_file(attempt)])
+        if announced:
+            return from_jsonable(Rendezvous, loads(announced))
+        if aborted:
             return None
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, HEARTBEAT_S)
     return None
 
 
@@ -222,6 +227,10 @@ class HeartbeatMonitor:
             changed = bool(text) and text != self._texts[node]
             self._quiet[node] = 0.0 if changed else self._quiet[node] + passed
             self._texts[node] = text if changed else self._texts[node]
+        return self.known()
+
+    def known(self) -> dict[int, Heartbeat]:
+        """What `latest` returned last, without another poll."""
         heard = {node: text for node, text in self._texts.items() if text != self._old[node]}
         return {node: from_jsonable(Heartbeat, loads(text)) for node, text in heard.items()}
 

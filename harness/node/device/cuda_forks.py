@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.core.errors import InfrastructureError
+from harness.core.errors import DriverError, InfrastructureError
 
 DRIVER_TIMEOUT_S = 120.0  # enough for a node with many GPUs and no persistence daemon
 DRIVER = "libcuda.so.1"
@@ -49,7 +49,7 @@ def driver_installed() -> bool:
 
 @cache
 def gpu_table() -> tuple[Gpu, ...]:
-    """The GPUs of this node, looked up once. InfrastructureError when the driver does not answer."""
+    """The GPUs of this node, looked up once. DriverError when the driver does not answer."""
     return tuple(in_child(_table, "counting the GPUs of this node")) if driver_installed() else ()
 
 
@@ -63,7 +63,7 @@ def _table() -> list[Gpu]:
 
 
 def in_child(question: Callable[[], T], what: str) -> T:
-    """The return value of a function run in a forked child. InfrastructureError when it raises, crashes or hangs.
+    """The return value of a function run in a forked child. DriverError when it raises, crashes or hangs.
 
     `what` describes the query in errors.
     """
@@ -73,18 +73,18 @@ def in_child(question: Callable[[], T], what: str) -> T:
     sender.close()
     try:
         if not receiver.poll(DRIVER_TIMEOUT_S):
-            raise InfrastructureError(f"{what}: the driver has not answered for {DRIVER_TIMEOUT_S:.0f} s")
+            raise DriverError(f"{what}: the driver has not answered for {DRIVER_TIMEOUT_S:.0f} s")
         answered, value = receiver.recv()
     except EOFError:
         child.join(DRIVER_TIMEOUT_S)
-        raise InfrastructureError(f"{what}: the child process ended with exit code {child.exitcode}") from None
+        raise DriverError(f"{what}: the child process ended with exit code {child.exitcode}") from None
     finally:
         receiver.close()
         child.join(1.0)
         if child.is_alive():  # a process that waits for the driver may survive even SIGKILL
             child.kill()
     if not answered:
-        raise InfrastructureError(f"{what}: {value}")
+        raise DriverError(f"{what}: {value}")
     result: T = value
     return result
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from harness.core.cell.config import CellConfig
-from harness.core.errors import InfrastructureError
+from harness.core.errors import DriverError
 from harness.core.hardware.devices import shown_gpus
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir
@@ -16,19 +16,17 @@ from harness.node.coordination.rendezvous import NodeResult, NodeShare, node_fil
 SIZE = 256  # rows of the test matrices: enough for a kernel, a copy and a synchronisation
 
 
-def check_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> None:
-    """Test the GPUs that a failed cell had on this node, but not those of cells that run beside it.
+def trouble_after(attempt: AttemptDir, config: CellConfig, share: NodeShare) -> str:
+    """Why the GPUs that a failed cell had on this node are unusable; empty when they work.
 
-    InfrastructureError when a GPU is broken. That ends the allocation: the next cell would fail on this GPU too, but
-    may pass on another node.
+    The GPUs of cells that run beside it are not tested.
     """
     if config.device == "cpu" or _completed(attempt, share.node):
-        return
+        return ""
     from harness.node.device.cuda_forks import gpu_table  # imports torch
 
     own = range(min(share.size, len(gpu_table()))) if share.gpus is None else share.gpus
-    if trouble := broken_gpus(own):
-        raise InfrastructureError(trouble)
+    return broken_gpus(own)
 
 
 def _completed(attempt: AttemptDir, node: int) -> bool:
@@ -54,7 +52,7 @@ def broken_gpus(part: Sequence[int]) -> str:
     try:
         names = ("GPU " if len(part) == 1 else "GPUs ") + ", ".join(map(str, part))
         in_child(use, f"using {names} after a cell failed there")
-    except InfrastructureError as error:
+    except DriverError as error:
         return str(error)
     return ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.core.errors import InfrastructureError
+from harness.core.errors import DriverError
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import supervisor
@@ -51,19 +51,19 @@ def test_the_gpus_of_the_cell_are_used_in_a_child(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_driver_that_does_not_answer_is_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_forks, "DRIVER_TIMEOUT_S", 0.1)
-    with pytest.raises(InfrastructureError, match=r"asking: the driver has not answered for 0 s"):
+    with pytest.raises(DriverError, match=r"asking: the driver has not answered for 0 s"):
         cuda_forks.in_child(lambda: os.read(os.pipe()[0], 1), "asking")
     monkeypatch.undo()
-    with pytest.raises(InfrastructureError, match=r"asking: the child process ended with exit code 7"):
+    with pytest.raises(DriverError, match=r"asking: the child process ended with exit code 7"):
         cuda_forks.in_child(lambda: os._exit(7), "asking")
 
 
 @pytest.mark.parametrize(
-    ("status", "device", "ends"),
+    ("status", "device", "tested"),
     [("failed", "auto", True), ("error", "cuda", True), ("completed", "cuda", False), ("failed", "cpu", False)],
 )
-def test_broken_gpus_end_the_allocation(
-    status: str, device: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_gpus_of_a_cell_that_failed_on_them_are_tested(
+    status: str, device: str, tested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, parts = AttemptDir(tmp_path), list[tuple[int, ...]]()
     write_json(attempt.result, CellResult(cell="cell", attempt=1, status=status))
@@ -71,12 +71,8 @@ def test_broken_gpus_end_the_allocation(
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: parts.append(part) or "using GPU 3: it is gone")
     cell, share = replace(config(), device=device), NodeShare(node=0, nodes=1, world_size=2, gpus=(2, 3))
-    if ends:
-        with pytest.raises(InfrastructureError, match="using GPU 3: it is gone"):
-            gpu_health.check_after(attempt, cell, share)
-    else:
-        gpu_health.check_after(attempt, cell, share)
-    assert parts == [(2, 3)] * ends
+    assert gpu_health.trouble_after(attempt, cell, share) == "using GPU 3: it is gone" * tested
+    assert parts == [(2, 3)] * tested
 
 
 @pytest.mark.parametrize(
@@ -90,7 +86,7 @@ def test_only_the_gpus_of_the_cell_itself_are_tested(
     gpu = cuda_forks.Gpu(name="H200", capability=(9, 0), memory_bytes=1)
     monkeypatch.setattr(cuda_forks, "gpu_table", lambda: (gpu,) * 8)
     monkeypatch.setattr(gpu_health, "broken_gpus", lambda part: used.append([*part]) or "")
-    gpu_health.check_after(attempt, config(), NodeShare(node=0, nodes=1, world_size=ranks, gpus=gpus))
+    gpu_health.trouble_after(attempt, config(), NodeShare(node=0, nodes=1, world_size=ranks, gpus=gpus))
     assert used == [requested]
 
 

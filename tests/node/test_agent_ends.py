@@ -1,0 +1,175 @@
+"""Why an allocation ends before all its cells have a result, and what the agents' journals say about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.cell.config import cell_id
+from harness.core.errors import DriverError, InfrastructureError
+from harness.core.run.events import CellStarted, Failed, Gathered
+from harness.core.run.journal import note, read_events
+from harness.core.run.run_dir import RunDir, write_json
+from harness.node import node_agent
+from harness.node.agent import Follower, Leader
+from harness.node.coordination.rendezvous import Heartbeat, NodeResult, heartbeat_file, node_file, read
+from tests.node.conftest import config
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+CELL = cell_id(config(tp=2))
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agent, "load", lambda: None)
+    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+
+
+def order(root: Path, nodes: int, cells: int = 1) -> RunDir:
+    run = RunDir(root)
+    items = [{"cell": CELL, "attempt": number + 1} for number in range(cells)]
+    write_json(run.submission("local"), {"cells": items, "parallel_ranks": 2, "nodes": nodes})
+    for item in range(cells):
+        write_json(run.attempt(CELL, item + 1).config, config(tp=2))
+    return run
+
+
+def beat(run: RunDir, node: int, **changes: Any) -> None:
+    values = {"time": 0.0, "state": "ready", "token": "aa", "pid": 1, "host": f"n{node}", **changes}
+    write_json(heartbeat_file(run, "local", node), values)
+
+
+def failure(run: RunDir, node: int = 0) -> Failed:
+    """The last event of an agent's journal."""
+    last = read_events(run.agent_journal("local", node))[-1]
+    assert isinstance(last, Failed)
+    return last
+
+
+class _Gathered(Leader):
+    """A leader whose followers are there already."""
+
+    def _await_followers(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ({"state": "ended"}, "node 2 was lost; 1 cell not started"),
+        ({"trouble": "using GPU 3: it is gone"}, "node 2: using GPU 3: it is gone; 1 cell not started"),
+    ],
+)
+def test_the_leader_names_the_host_that_was_lost_or_whose_gpu_is_broken(
+    last: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    run = order(tmp_path, 3)
+    leader = _Gathered(run, "local", 0, 3)
+    for node in (1, 2):
+        beat(run, node)
+    assert leader.others.latest().keys() == {1, 2}
+    beat(run, 2, **last)
+    with pytest.raises(InfrastructureError):
+        leader.main()
+    assert (failure(run).reason, failure(run).nodes) == (f"InfrastructureError: {reason}", ("n2",))
+
+
+def test_a_node_that_is_lost_in_the_last_cell_is_named_too(tmp_path: Path) -> None:
+    run = order(tmp_path, 2, cells=0)
+    leader = _Gathered(run, "local", 0, 2)
+    beat(run, 1)
+    leader.others.latest()
+    beat(run, 1, state="ended")
+    with pytest.raises(InfrastructureError, match="node 1 was lost; 0 cells not started"):
+        leader.main()
+    assert failure(run).nodes == ("n1",)
+
+
+def test_a_leader_whose_own_gpus_are_broken_names_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise DriverError("the driver has not answered")
+
+    monkeypatch.setattr(node_agent, "load", load)
+    run = order(tmp_path, 1)
+    with pytest.raises(InfrastructureError, match="node 0: the driver has not answered; 1 cell not started"):
+        Leader(run, "local").main()
+    assert failure(run).nodes == ("n0",)
+
+
+def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise DriverError("the driver has not answered")
+
+    monkeypatch.setattr(node_agent, "load", load)
+    run = order(tmp_path, 2)
+    follower, leader = Follower(run, "local", 1, 2), run.agent_journal("local", 0)
+    note(leader, Gathered(tokens={"1": follower.heartbeat.token}))
+    note(leader, CellStarted(cell=CELL, attempt=1, ranks=2))
+    note(leader, Failed(reason="node 1", traceback=""))
+    follower.main()
+    result = read(NodeResult, node_file(run.attempt(CELL), 1))
+    assert result is not None
+    assert (result.trouble, [rank.ended for rank in result.ranks]) == (
+        "node 1: the driver has not answered",
+        ["missing"],
+    )
+
+
+# The agent runs cells one after the other; a cell tells its pid and ends when its standard input does.
+AGENT = """
+import os, signal, sys, types
+from harness.core.run.records import CellResult
+from harness.core.run.run_dir import AttemptDir, write_json
+from harness.node import agent, node_agent
+from pathlib import Path
+
+def supervise(root, cell, number, *_):
+    print(os.getpid(), flush=True)
+    os.read(0, 1)
+    write_json(AttemptDir(Path(root)).result, CellResult(cell=cell, attempt=number, status="completed"))
+
+node_agent.load = lambda: None
+for name, values in {
+    "supervisor": {"supervise": supervise},
+    "refusals": {"refusal": lambda *_: None},
+    "device.cuda_forks": {"gpu_table": lambda: ()},
+}.items():
+    sys.modules[f"harness.node.{name}"] = types.SimpleNamespace(**values)
+raise SystemExit(agent.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("cells", [1, 2])
+def test_a_signal_that_announces_the_end_of_the_job_lets_running_cells_finish(
+    cells: int, number: signal.Signals, tmp_path: Path
+) -> None:
+    run = order(tmp_path, 1, cells)
+    command = [sys.executable, "-c", AGENT, str(tmp_path), "local", "--attached-to", str(os.getpid())]
+    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    supervisor = int(agent.stdout.readline())
+    beating = read(Heartbeat, heartbeat_file(run, "local", 0))
+    assert beating is not None
+    assert beating.pid == agent.pid
+    for pid in (supervisor, agent.pid):
+        os.kill(pid, number)
+    _, errors = agent.communicate("")
+    assert run.attempt(CELL, 1).result.exists(), errors
+    assert not run.attempt(CELL, 2).result.exists()
+    kinds = [event.kind.value for event in read_events(run.agent_journal("local", 0))]
+    if cells == 1:
+        assert (agent.returncode, kinds[-1]) == (0, "finished")
+    else:
+        assert agent.returncode == 3
+        why = f"InfrastructureError: {number.name} announced the end of the job; 1 cell not started"
+        assert (failure(run).reason, failure(run).nodes) == (why, ())
