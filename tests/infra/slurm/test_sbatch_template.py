@@ -111,6 +111,11 @@ def test_a_ready_profile_gives_exactly_this_job_file(root: Path, name: str) -> N
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["h100-pyxis", "bare-metal", "a100-apptainer"])
+def test_the_profiles_to_copy_keep_srun_from_loading_an_mpi_plugin(root: Path, name: str) -> None:
+    assert "--mpi=none" in read_profile(root / "matrices" / "clusters" / f"{name}.yaml").srun_flags
+
+
 def test_every_golden_is_compared() -> None:
     assert sorted(path.stem for path in GOLDEN.glob("*.sbatch")) == sorted(GOLDENS)
 
