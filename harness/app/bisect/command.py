@@ -8,6 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from harness.app.arguments import RUN_PARENT
 from harness.app.bisect.evidence import report_evidence
 from harness.app.bisect.nested import Pins, pins_of
 from harness.app.bisect.rounds import BisectContext, finish_interrupted
@@ -87,7 +88,7 @@ def _context(request: BisectRequest, source: Source) -> BisectContext:
         _chosen(
             expansion, matrix, pins.subject, [cell.id for cell in chosen]
         )  # their stacks must hold the nested project too
-    parent = request.run_parent or expanded(cluster.run_dir or "reports")
+    parent = request.run_parent or expanded(cluster.run_dir or str(RUN_PARENT))
     requested = (
         resolved(matrix),
         subject,

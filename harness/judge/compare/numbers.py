@@ -17,7 +17,6 @@ from harness.judge.report.model import LossCurve, ReportCell, Throughput, TimedR
 from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
-SLOWER = Bound(value=1.25, unit="factor", origin="a quarter, since two runs are apart in time")
 Compared = Literal["loss", "gradient norm"]
 _UNDECIDED = "undecided"
 _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
