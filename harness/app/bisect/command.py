@@ -22,6 +22,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.core.serialization import dumps
 from harness.core.stack import Stack
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
@@ -192,8 +193,8 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
         message = f"no chosen cell runs in a stack that holds {subject.name} without reverted commits"
         raise InputError(Problem(message=message, file=matrix.file, found=f"stacks {where}", hint=hint))
     if len(usable) < len(wanted):
-        why = f"their stacks do not hold {subject.name}, or revert commits of it"
-        say(f"{len(wanted) - len(usable)} cells are left out: {why}")
+        why = f"the stack does not hold {subject.name}, or reverts commits of it"
+        say(f"left out: {counted(len(wanted) - len(usable), 'cell')}, because {why}")
     return without_twins(usable, matrix.stacks, subject)
 
 

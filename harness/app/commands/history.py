@@ -14,6 +14,7 @@ from typing import Any
 from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 
@@ -177,9 +178,9 @@ def _export(arguments: argparse.Namespace, file: Path) -> int:
 
     with opened(file, write=False) as history:
         rows = history.rows(listing(arguments.listing, _row_filters(vars(arguments), None)))
-        count = write_table(rows, arguments.format, arguments.output)
+        written = write_table(rows, arguments.format, arguments.output)
     if arguments.output is not None:
-        screen.out(f"{arguments.output}: {count} rows")
+        screen.out(f"{arguments.output}: {counted(written, 'row')}")
     return EXIT_PASS
 
 
@@ -194,7 +195,8 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
         raise InputError(Problem(message="there is no history", file=str(file)))
     with opened(file, write=True) as history:
         gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
-    screen.out("\n".join([*gone, f"{len(gone)} runs {'would be removed' if arguments.dry_run else 'removed'}"]))
+    done = "would be removed" if arguments.dry_run else "removed"
+    screen.out("\n".join([*gone, f"{counted(len(gone), 'run')} {done}"]))
     return EXIT_PASS
 
 
