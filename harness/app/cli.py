@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import harness
 from harness.app import error_boundary
+from harness.app.arguments import add_history, add_run, add_run_parent, count, hours
 from harness.app.bisect import options as bisect_options
 from harness.app.commands import compare, history
 from harness.app.pipeline import announce
 from harness.app.signals import end_on_signals
 from harness.core.errors import HarnessError, InputError
-from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SKIP, EXIT_UNDECIDED
+from harness.core.outcomes import EXIT_ABORT, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_MEANINGS, EXIT_SKIP, EXIT_UNDECIDED
 from harness.infra import screen
 from harness.infra.inputs.shipped import matrix_path
 from harness.infra.streams import flush_streams, own_streams
@@ -26,13 +25,7 @@ from harness.infra.streams import flush_streams, own_streams
 # Plans and reports allocate many long-lived objects, which the default threshold (700 or 2,000) scans over and over.
 _GARBAGE_AFTER = 100_000
 _MATRIX = "matrix file (YAML), or a shipped one by name"
-_EXIT_CODES = """exit codes:
-  0    every cell passed, failed as expected, or was rejected by a rule; at least one was tested
-  1    a check failed
-  2    bad input or usage
-  3    could not decide (something other than the code under test failed), or nothing was tested
-  130  interrupted
-"""
+_EXIT_CODES = "exit codes:\n" + "".join(f"  {code:<3}  {meaning}\n" for code, meaning in EXIT_MEANINGS.items())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,16 +55,17 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument("matrix", type=matrix_path, nargs="+", metavar="MATRIX", help=_MATRIX)
     commands.add_parser("schema", help="print the JSON Schema of matrix files, for editors")
     report = commands.add_parser("report", help="judge a finished run again and write its reports; trains nothing")
-    report.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
-    _run_parent(report)
-    _history(report)
+    add_run(report)
+    add_run_parent(report)
+    add_history(report)
+    _no_history(report)
     _notify(report)
     _run_commands(commands)
     compare.add_parser(commands)
     history.add_parser(commands)
     selftest = commands.add_parser("selftest", help="inject known faults and check that each is caught")
     _only(selftest, "FAULT", "inject only this fault (repeatable)")
-    _run_parent(selftest)
+    add_run_parent(selftest)
     selftest.add_argument("--list", action="store_true", help="describe the faults, inject none")
     return parser
 
@@ -84,44 +78,48 @@ def _run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         ("cancel", "end the jobs of a run on a cluster"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
-        _run_parent(command)
+        add_run(command)
+        add_run_parent(command)
         if name == "resume":
-            _history(command)
+            add_history(command)
+            _no_history(command)
             _notify(command)
             command.add_argument("--errors", action="store_true", help="also retry the cells that ended as ERROR")
     _shrink_options(commands.add_parser("shrink", help="find the smallest layout in which a failed cell still fails"))
     logs = commands.add_parser("logs", help="show the last lines of the logs of a run")
-    logs.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    add_run(logs)
     logs.add_argument(
         "cell", metavar="CELL", nargs="?", help="cell by id, name or pattern; if omitted, the logs of jobs and agents"
     )
     logs.add_argument("--rank", type=int, metavar="N", help="the whole log of this rank")
-    _run_parent(logs)
+    add_run_parent(logs)
     doctor = commands.add_parser("doctor", help="check that this machine, or a cluster, can run cells")
     doctor.add_argument(
-        "--cluster", metavar="NAME", default="local", help="cluster profile by name or path (default: local)"
+        "--cluster", metavar="NAME", default="local", help="cluster profile by name or path (default: %(default)s)"
     )
-    _run_parent(doctor, None, "folder of run directories (default: the profile's run_dir, else reports)")
+    add_run_parent(doctor, default=None)
 
 
 def _shrink_options(shrink: argparse.ArgumentParser) -> None:
-    shrink.add_argument("run", metavar="RUN", help="path, run id, or 'latest'")
+    add_run(shrink)
     shrink.add_argument("cell", metavar="CELL", help="failed cell by id, name or pattern")
-    shrink.add_argument("--rounds", type=int, default=20, metavar="N", help="maximum number of rounds (default: 20)")
+    shrink.add_argument(
+        "--rounds", type=count, default=20, metavar="N", help="maximum number of rounds (default: %(default)s)"
+    )
     shrink.add_argument(
         "--check", metavar="NAME", help="the check that must still fail (default: that of the first finding)"
     )
     shrink.add_argument("--issue", action="store_true", help="write issue.md, a report for the project that failed")
-    _run_parent(shrink)
+    add_run_parent(shrink)
 
 
 def _run_options(run: argparse.ArgumentParser) -> None:
     _matrix(run)
     _only(run, "CELL", "run only cells with this id, name or shell-style pattern (repeatable)")
     _cluster(run)
-    _run_parent(run, None, "folder of run directories (default: the profile's run_dir, else reports)")
-    _history(run)
+    add_run_parent(run, default=None)
+    add_history(run)
+    _no_history(run)
     _notify(run)
     run.add_argument(
         "--dry-run",
@@ -135,7 +133,7 @@ def _run_options(run: argparse.ArgumentParser) -> None:
         help="exit codes for git bisect run: 125 to skip a commit that cannot be judged, 128 to abort",
     )
     run.add_argument(
-        "--max-gpu-hours", type=_hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
+        "--max-gpu-hours", type=hours, metavar="H", help="refuse a plan whose jobs may cost more GPU-hours than this"
     )
 
 
@@ -144,7 +142,7 @@ def _bisect_options(bisect: argparse.ArgumentParser) -> None:
     _only(bisect, "CELL", "bisect only cells with this id, name or shell-style pattern (repeatable)")
     bisect_options.add(bisect)
     _cluster(bisect)
-    _run_parent(bisect, None, "parent of the bisection's folder (default: the profile's run_dir, else reports)")
+    add_run_parent(bisect, default=None, what="parent of the bisection's folder")
 
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
@@ -161,23 +159,8 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_parent(
-    parser: argparse.ArgumentParser,
-    default: Path | None = Path("reports"),
-    text: str = "folder of run directories (default: reports)",
-) -> None:
-    parser.add_argument("--run-dir", type=Path, default=default, metavar="DIR", help=text)
-
-
-def _history(parser: argparse.ArgumentParser, *, recording: bool = True) -> None:
-    parser.add_argument(
-        "--history",
-        type=Path,
-        metavar="FILE",
-        help="the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories",
-    )
-    if recording:
-        parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
+def _no_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-history", action="store_true", help="do not record the run in the history")
 
 
 def _notify(parser: argparse.ArgumentParser) -> None:
@@ -188,16 +171,6 @@ def _notify(parser: argparse.ArgumentParser) -> None:
         metavar="CMD_OR_URL",
         help="send the verdict to a command (JSON on stdin) or a webhook (http, https); repeatable",
     )
-
-
-def _hours(text: str) -> float:
-    hours = float(text)
-    if not 0 < hours < math.inf:
-        raise ValueError
-    return hours
-
-
-_hours.__name__ = "number of hours"  # argparse prints: invalid number of hours value: 'x'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -261,7 +234,7 @@ def _ended(arguments: argparse.Namespace, error: HarnessError) -> int:
 
 
 def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
-    from harness.app.commands import check, inspect, plan, run
+    from harness.app.commands import doctor, inspect, plan, run
     from harness.app.pipeline.finalize import FinalizeOptions
 
     options = FinalizeOptions(
@@ -297,14 +270,18 @@ def _dispatch(arguments: argparse.Namespace, command: list[str]) -> int:
     on_run = {"status": inspect.status, "cancel": inspect.cancel}
     if arguments.command in on_run:
         return on_run[arguments.command](arguments.run, arguments.run_dir)
-    with_arguments = {"compare": compare.run, "history": history.run, "shrink": _shrink}
+    with_arguments = {"compare": compare.run, "history": history.run, "shrink": _shrink, "selftest": _selftest}
     if arguments.command in with_arguments:
         return with_arguments[arguments.command](arguments)
     if arguments.command == "logs":
         return inspect.logs(arguments.run, arguments.run_dir, arguments.cell, arguments.rank)
-    if arguments.command == "doctor":
-        return check.doctor(arguments.cluster, arguments.run_dir)
-    return check.selftest(arguments.only, arguments.run_dir, list_only=arguments.list)
+    return doctor.doctor(arguments.cluster, arguments.run_dir)
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    from harness.app.commands import selftest
+
+    return selftest.list_faults() if arguments.list else selftest.run(arguments.only, arguments.run_dir)
 
 
 def _shrink(arguments: argparse.Namespace) -> int:

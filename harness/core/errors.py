@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.core.outcomes import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_UNDECIDED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -43,13 +45,13 @@ class Problem:
 class HarnessError(Exception):
     """Base of every error the command line turns into a message and an exit code."""
 
-    exit_code = 3
+    exit_code = EXIT_UNDECIDED
 
 
 class InputError(HarnessError):
     """The user's input is wrong; `problems` holds every problem found, not only the first."""
 
-    exit_code = 2
+    exit_code = EXIT_INPUT
 
     def __init__(self, problems: Iterable[Problem] | Problem | str) -> None:
         if isinstance(problems, str):
@@ -91,4 +93,4 @@ class InternalError(HarnessError):
 class InterruptedRun(HarnessError):  # noqa: N818 - not an error, but it ends the run
     """The user interrupted the run; results of finished cells are kept."""
 
-    exit_code = 130
+    exit_code = EXIT_INTERRUPTED

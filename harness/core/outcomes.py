@@ -97,6 +97,13 @@ EXIT_UNDECIDED = 3
 EXIT_SKIP = 125  # for git bisect run: this commit cannot be judged
 EXIT_ABORT = 128  # for git bisect run: stop, no commit can be judged
 EXIT_INTERRUPTED = 130
+EXIT_MEANINGS: Mapping[int, str] = {  # of every command; git bisect run has two more
+    EXIT_PASS: "every cell passed, failed as expected, or was rejected by a rule; at least one was tested",
+    EXIT_FAIL: "a check failed",
+    EXIT_INPUT: "bad input or usage",
+    EXIT_UNDECIDED: "could not decide (something other than the code under test failed), or nothing was tested",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 
 SOUND = (Outcome.PASS, Outcome.FLAKY, Outcome.XPASS)  # no lane failed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from harness.core.cell.layout import Coordinates
+from harness.core.text.counts import noun
 
 
 class RankLocation(NamedTuple):
@@ -66,9 +67,9 @@ def extent(where: dict[str, Any]) -> str:
     return f"; {where['places']} places on {numbered('rank', where['ranks'])} ({stages}{layers})"
 
 
-def numbered(noun: str, items: Sequence[Any]) -> str:
+def numbered(one: str, items: Sequence[Any]) -> str:
     """'rank 1' or 'ranks 1, 2'."""
-    return f"{noun}{'s' if len(items) != 1 else ''} {listed(items)}"
+    return f"{noun(len(items), one)} {listed(items)}"
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:

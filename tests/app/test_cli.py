@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.app.cli import build_parser
+from harness.core.outcomes import EXIT_MEANINGS
 from tests.app.conftest import MATRIX, harness, write_matrix
 
 
@@ -17,6 +18,12 @@ def test_help_names_every_verb_and_the_exit_codes() -> None:
     text = build_parser().format_help()
     for word in ("run", "plan", "verify", "schema", "report", "logs", "doctor", "selftest", "130"):
         assert word in text
+
+
+def test_the_readme_gives_the_meaning_of_every_exit_code(root: Path) -> None:
+    page = (root / "README.md").read_text(encoding="utf-8")
+    table = page[page.index("| exit code | meaning |") :].partition("\n\n")[0]
+    assert table.splitlines()[2:] == [f"| {code} | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -99,6 +106,7 @@ def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
         (["report", "nothing"], "no run 'nothing'"),
         (["report", "latest"], "no run 'latest'"),
         (["selftest", "--only", "no-such-fault"], "no-such-fault"),
+        (["shrink", "latest", "a", "--rounds", "0"], "invalid number of 1 or more value: '0'"),
         (["frobnicate"], "invalid choice"),
     ],
 )

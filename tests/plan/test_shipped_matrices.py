@@ -78,3 +78,4 @@ def test_the_triage_matrix_is_small(root: Path) -> None:
         "tp1-pp2-cp2-reference-moe4x2-aux_loss",
     ]
     assert estimate(made, cores=2).ranks < 20
+    assert f"| {len(names)}, and {len(made.cells) - len(names)} controls |" in (root / "docs" / "ci.md").read_text()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from harness.app.arguments import RUN_PARENT
 from harness.app.bisect.evidence import report_evidence
 from harness.app.bisect.nested import Pins, pins_of
 from harness.app.bisect.rounds import BisectContext, finish_interrupted
@@ -21,6 +22,7 @@ from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import Expansion, PlannedCell
 from harness.core.serialization import dumps
 from harness.core.stack import Stack
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.console import say
 from harness.infra.inputs.cluster_file import cluster_of
@@ -87,7 +89,7 @@ def _context(request: BisectRequest, source: Source) -> BisectContext:
         _chosen(
             expansion, matrix, pins.subject, [cell.id for cell in chosen]
         )  # their stacks must hold the nested project too
-    parent = request.run_parent or expanded(cluster.run_dir or "reports")
+    parent = request.run_parent or expanded(cluster.run_dir or str(RUN_PARENT))
     requested = (
         resolved(matrix),
         subject,
@@ -191,8 +193,8 @@ def _chosen(expansion: Expansion, matrix: Matrix, subject: Subject, patterns: Se
         message = f"no chosen cell runs in a stack that holds {subject.name} without reverted commits"
         raise InputError(Problem(message=message, file=matrix.file, found=f"stacks {where}", hint=hint))
     if len(usable) < len(wanted):
-        why = f"their stacks do not hold {subject.name}, or revert commits of it"
-        say(f"{len(wanted) - len(usable)} cells are left out: {why}")
+        why = f"the stack does not hold {subject.name}, or reverts commits of it"
+        say(f"left out: {counted(len(wanted) - len(usable), 'cell')}, because {why}")
     return without_twins(usable, matrix.stacks, subject)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from harness.app.arguments import CLUSTER_JOBS, count
+
 
 def add(bisect: argparse.ArgumentParser) -> None:
     searched = bisect.add_mutually_exclusive_group(required=True)
@@ -30,17 +32,12 @@ def add(bisect: argparse.ArgumentParser) -> None:
         "--nested", default="", metavar="NAME", help="submodule or package to search next, if the found commit moved it"
     )
     bisect.add_argument("--fresh", action="store_true", help="ignore the verdicts of earlier bisections")
-    bisect.add_argument("--jobs", type=_count, metavar="K", help="points to judge at once (1 here, 3 on a cluster)")
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count
-
-
-_count.__name__ = "number of 1 or more"  # argparse prints: invalid number of 1 or more value: 'x'
+    bisect.add_argument(
+        "--jobs",
+        type=count,
+        metavar="K",
+        help=f"points to judge at once (default: 1 here, {CLUSTER_JOBS} on a cluster)",
+    )
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:

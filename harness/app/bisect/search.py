@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.app.arguments import CLUSTER_JOBS
 from harness.app.bisect.rounds import BisectContext, ids_in_matrix_at, judge_points, matrix_at
 from harness.app.bisect.sources import Source
 from harness.core.errors import InfrastructureError, InputError, Problem
@@ -16,8 +17,6 @@ from harness.infra.screen import relative_path
 from harness.judge.bisect.result import Bisection, Change, End, Find, Parent, Point, PointState, short
 from harness.judge.bisect.search import NEW, OLD, UNKNOWN, Found, Judge, Undecided, next_step
 from harness.plan.stacks.bisection_cells import plain_name
-
-CLUSTER_JOBS = 3  # points at once on a cluster: each round leaves a quarter of the history
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.app.arguments import add_run_parent, factor
 from harness.core.errors import InputError, Problem
+from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.infra import screen
 from harness.infra.inputs.text_file import MIB, is_file, read_text
 
@@ -30,22 +31,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="saved report.json to compare RUN_A with")
     parser.add_argument(
-        "--slower-than", type=_factor, metavar="FACTOR", help="ratio of times that counts as a regression (1.25)"
+        "--slower-than",
+        type=factor,
+        metavar="FACTOR",
+        help=f"ratio of times that counts as a regression (default: {SLOWER_RUN.value})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; writes no file")
-    parser.add_argument(
-        "--run-dir", type=Path, default=Path("reports"), metavar="DIR", help="folder of run directories (reports)"
-    )
-
-
-def _factor(text: str) -> float:
-    factor = float(text)
-    if not 1 < factor < math.inf:
-        raise ValueError
-    return factor
-
-
-_factor.__name__ = "factor above 1"  # argparse prints: invalid factor above 1 value: 'x'
+    add_run_parent(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,11 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     Without --json, compare.md and compare.html are written beside the later run's report.
     """
     from harness.core.run.run_dir import write_atomic
-    from harness.core.tolerances import Bound
     from harness.infra.console import print_lines
     from harness.infra.html.compare import render_comparison_html
     from harness.infra.screen import relative_path
-    from harness.judge.compare.numbers import SLOWER
     from harness.judge.compare.render import (
         comparison_lines,
         exit_code,
@@ -73,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     later = arguments.other or arguments.run
     before, _ = read(str(arguments.baseline or arguments.run), arguments.run_dir)
     after, folder = read(later, arguments.run_dir)
-    factor = arguments.slower_than
-    slower = Bound(value=factor, unit="factor", origin="--slower-than") if factor else SLOWER
+    ratio = arguments.slower_than
+    slower = Bound(value=ratio, unit="factor", origin="--slower-than") if ratio else SLOWER_RUN
     comparison = compare_runs(before, after, slower=slower)
     comparison = with_commits(comparison, _counts(comparison, folder))
     if arguments.json:

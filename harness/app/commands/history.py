@@ -11,8 +11,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
+from harness.core.text.counts import counted
 from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 
@@ -53,23 +55,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for name in ("prune", "import"):
         _place(made[name])
     page, export, prune = made["html"], made["export"], made["prune"]
-    page.add_argument("-o", "--output", type=Path, metavar="PAGE", help="output file (history.html beside the history)")
-    page.add_argument("--days", type=_count, default=90, metavar="N", help="days to look back (90)")
-    export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (outcomes)")
-    export.add_argument("--format", choices=FORMATS, default="csv", help="file format (csv)")
-    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (standard output)")
+    page.add_argument(
+        "-o", "--output", type=Path, metavar="PAGE", help="output file (default: history.html beside the history)"
+    )
+    page.add_argument("--days", type=count, default=90, metavar="N", help="days to look back (default: %(default)s)")
+    export.add_argument(
+        "listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (default: %(default)s)"
+    )
+    export.add_argument("--format", choices=FORMATS, default="csv", help="file format (default: %(default)s)")
+    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default: standard output)")
     prune.add_argument("--older-than", metavar="AGE", help="remove runs older than this: a date, or an age such as 90d")
-    prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="keep the last N runs of each matrix")
+    prune.add_argument("--keep-last", type=count, default=0, metavar="N", help="keep the last N runs of each matrix")
     prune.add_argument("--dry-run", action="store_true", help="show what would be removed, remove nothing")
-    made["import"].add_argument("runs", nargs="+", metavar="RUN", help="path, run id, or 'latest'")
+    made["import"].add_argument("runs", nargs="+", metavar="RUN", help=RUN)
 
 
 def _place(parser: argparse.ArgumentParser) -> None:
     """Options that locate the history. No defaults: an action must not overwrite options given before its name."""
-    where = "the history (SQLite), instead of $HARNESS_HISTORY or history.sqlite beside the run directories"
-    parser.add_argument("--history", type=Path, metavar="FILE", default=argparse.SUPPRESS, help=where)
-    folder = "folder of run directories (reports)"
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS, help=folder)
+    add_history(parser, default=argparse.SUPPRESS)
+    add_run_parent(parser, default=argparse.SUPPRESS)
 
 
 def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
@@ -85,18 +89,8 @@ def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
     names = [outcome.value for outcome in Outcome]
     parser.add_argument("--outcome", type=str.upper, choices=names, default=argparse.SUPPRESS, help="only this outcome")
     if limited:
-        words = f"maximum number of rows ({_ROWS}; exports have no limit)"
-        parser.add_argument("--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=words)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-_count.__name__ = "number of 1 or more"
+        words = f"maximum number of rows (default: {_ROWS}; exports have no limit)"
+        parser.add_argument("--limit", type=count, metavar="N", default=argparse.SUPPRESS, help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.app.pipeline.finalize import history_file
 
     given = vars(arguments)
-    parent: Path = given.get("run_dir", Path("reports"))
+    parent: Path = given.get("run_dir", RUN_PARENT)
     file = history_file(given.get("history"), parent)
     action = arguments.action or "runs"
     if action == "import":
@@ -184,9 +178,9 @@ def _export(arguments: argparse.Namespace, file: Path) -> int:
 
     with opened(file, write=False) as history:
         rows = history.rows(listing(arguments.listing, _row_filters(vars(arguments), None)))
-        count = write_table(rows, arguments.format, arguments.output)
+        written = write_table(rows, arguments.format, arguments.output)
     if arguments.output is not None:
-        screen.out(f"{arguments.output}: {count} rows")
+        screen.out(f"{arguments.output}: {counted(written, 'row')}")
     return EXIT_PASS
 
 
@@ -201,7 +195,8 @@ def _prune(arguments: argparse.Namespace, file: Path) -> int:
         raise InputError(Problem(message="there is no history", file=str(file)))
     with opened(file, write=True) as history:
         gone = history.prune(before, arguments.keep_last, dry_run=arguments.dry_run)
-    screen.out("\n".join([*gone, f"{len(gone)} runs {'would be removed' if arguments.dry_run else 'removed'}"]))
+    done = "would be removed" if arguments.dry_run else "removed"
+    screen.out("\n".join([*gone, f"{counted(len(gone), 'run')} {done}"]))
     return EXIT_PASS
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_PASS
+from harness.core.text.counts import counted
 from harness.infra import screen
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def verify(files: Sequence[Path]) -> int:
         try:
             matrix = read_matrix(file)
             expansion = expand_for(matrix, cluster_of(matrix)[0])
-            screen.out(f"{file}: ok, {len(expansion.cells)} cells, {len(expansion.rejected)} rejected")
+            screen.out(f"{file}: ok, {counted(len(expansion.cells), 'cell')}, {len(expansion.rejected)} rejected")
         except InputError as error:
             problems += error.problems
     if problems:

@@ -45,7 +45,7 @@ class Caught:
     problems: list[str] = field(default_factory=list)
 
 
-def run(only: Sequence[str] | None, run_parent: Path) -> int:
+def run(only: Sequence[str], run_parent: Path) -> int:
     """Run the self-test, print the table, return the exit code. InputError for a fault that does not exist."""
     specs = choose(only)
     require_torch()
@@ -63,16 +63,17 @@ def run(only: Sequence[str] | None, run_parent: Path) -> int:
     return exit_code_of(results, alarms)
 
 
-def list_text() -> str:
-    """The catalogue as text."""
-    return catalogue_text(FAULTS)
+def list_faults() -> int:
+    """Describe the faults; inject none."""
+    screen.out(catalogue_text(FAULTS))
+    return EXIT_PASS
 
 
-def choose(only: Sequence[str] | None) -> list[FaultSpec]:
+def choose(only: Sequence[str]) -> list[FaultSpec]:
     """The named faults, or all. InputError naming every unknown one."""
     known = {spec.name: spec for spec in FAULTS}
     problems = []
-    for name in only or ():
+    for name in only:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "`harness selftest --list` names them"

@@ -1,4 +1,4 @@
-"""Configurations for the workloads of a timing leg: the model and layout of the cell, with other documents."""
+"""Configurations for the loads of a timing leg: the model and layout of the cell, with other documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.core.packing.options import DEFAULT_OPTIONS
 
 
 def load_config(config: CellConfig, load: str, documents: int) -> CellConfig | None:
-    """The configuration whose step 0 a workload runs; None if the workload is not a pass of the model.
+    """The configuration whose step 0 a load runs; None if the load is not a pass of the model.
 
     ValueError if the layout cannot run it.
     """

@@ -1,7 +1,7 @@
 """What the timing leg of a cell measures, and the samples that it records.
 
-Timing is interleaved: the leg runs all its workloads in every round, and each round in the reverse order of the one
-before. So workloads are compared pair by pair, close in time, and a machine that slows down favours none of them.
+Timing is interleaved: the leg runs all its loads in every round, and each round in the reverse order of the one
+before. So loads are compared pair by pair, close in time, and a machine that slows down favours none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from harness.core.cell.layout import Layout
 from harness.core.setting import setting
 
-DOCUMENTS = (4, 16, 64, 256)  # documents per pack in the workloads of the segment slope
+DOCUMENTS = (4, 16, 64, 256)  # documents per pack in the loads of the segment slope
 ROUNDS = 7  # the fewest in which a one-sided sign test can reach 1 %: 1 / 2^7
 # Rounds that are not recorded: on a GPU several pass until kernels are loaded and tuned and the allocator has grown.
 WARMUP: Mapping[str, int] = {"cpu": 1, "cuda": 3}
@@ -26,7 +26,7 @@ ROTARY_HEADS, ROTARY_SIZE = 4, 64  # heads, and elements of a head
 class TimingConfig:
     """What the timing leg measures; nothing by default."""
 
-    documents: tuple[int, ...] = ()  # per pack, ascending: the workloads of the segment slope
+    documents: tuple[int, ...] = ()  # per pack, ascending: the loads of the segment slope
     unpacked: bool = False  # time step 0 as packed by the data path, and with one document per row
     full_rows: bool = setting(
         False, doc="Time rows of one document of full length, to compare packed rows with.", later=True
@@ -56,9 +56,9 @@ NOT_TIMED = TimingConfig()
 
 @dataclass(kw_only=True)
 class Timed:
-    """One workload in one round on one rank.
+    """One load in one round on one rank.
 
-    | workload | passes |
+    | load | passes |
     |---|---|
     | rotary | the stack's rotary function alone, over packs of `documents` |
     | rotary_other | the same, fused if `rotary` is not, and vice versa |
@@ -92,12 +92,12 @@ class GpuState:
 
 
 def step_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a pack in the `step` workloads."""
+    """Tokens of a pack in the `step` loads."""
     return _near(timing.tokens or STEP_TOKENS, timing.documents[-1] * layout.alignment)
 
 
 def rotary_tokens(timing: TimingConfig, layout: Layout) -> int:
-    """Tokens of a call in the `rotary` workloads."""
+    """Tokens of a call in the `rotary` loads."""
     return _near(timing.tokens or ROTARY_TOKENS, timing.documents[-1] * layout.alignment)
 
 

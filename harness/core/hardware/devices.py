@@ -18,6 +18,7 @@ from typing import Literal
 from harness.core.cell.attention import TE_KINDS
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Missing, Rejection
+from harness.core.text.counts import counted
 
 # torch 2.15's ProcessGroupGloo supports CUDA tensors in broadcast, all_reduce, all_gather, all_to_all, reduce, gather
 # and scatter; reduce_scatter is built on all_reduce. send and recv pass gloo the tensor's address, which it reads as
@@ -74,7 +75,7 @@ def unplaced(config: CellConfig, gpus: int, local_world_size: int) -> Rejection 
     reason = reason or ring_needs_p2p(config, found)
     if reason is None:
         return None
-    sharing = f"{local_world_size} ranks on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, so not NCCL but gloo"
+    sharing = f"{local_world_size} ranks on {counted(gpus, 'GPU')}, so not NCCL but gloo"
     hint = "device: cpu runs the cell on the CPU"
     source = "torch ProcessGroupGloo: send and recv use host memory"
     return Rejection(rule="device.shared-gpu", reason=f"{sharing}; {reason}, and {_NO_P2P}; {hint}", source=source)

@@ -263,7 +263,7 @@ class RankRecord:
     aux_scale: float | None = None  # the schedule's scale on auxiliary losses, step 0
     mtp: list[MtpSeen] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)  # of the timing leg
-    untimed: dict[str, str] = field(default_factory=dict)  # workload that the stack or the layout cannot run -> why
+    untimed: dict[str, str] = field(default_factory=dict)  # load that the stack or the layout cannot run -> why
     warmup_rounds: int = 0  # of the timing leg, before those in `timings`
     gpu_states: list[GpuState] = field(default_factory=list)  # during the timing leg, on a GPU
     peak_memory_bytes: int = 0  # up to the timing leg or an exception; on a GPU the memory of torch's tensors

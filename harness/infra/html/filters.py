@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.core.outcomes import Finding
 from harness.core.serialization import to_jsonable
+from harness.core.text.durations import duration
 from harness.core.text.escaping import clip
 
 MAX_TEXT = 4000  # characters of one message or value
@@ -96,10 +97,7 @@ def tail(text: str) -> str:
 def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"  # noqa: RUF001
-    if value < 120:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{value:.1f} s" if value < 120 else duration(value)
 
 
 def rate(value: float | None) -> str:

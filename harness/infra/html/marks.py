@@ -6,7 +6,7 @@ import hashlib
 import re
 
 from harness.core.outcomes import Outcome
-from harness.judge.report.model import ReportCell
+from harness.judge.report.model import ChangeKind, ReportCell
 
 # outcome -> (symbol, word); both are shown, so that the meaning never depends on colour alone
 OUTCOME_MARKS = {
@@ -17,6 +17,21 @@ OUTCOME_MARKS = {
     Outcome.REJECTED: ("–", "rejected"),  # noqa: RUF001 - a dash, on purpose
     Outcome.ERROR: ("!", "error"),
     Outcome.FLAKY: ("↻", "flaky"),
+}
+
+# change between two runs -> CSS class of the outcome whose colour it has
+CHANGE_CLASSES = {
+    ChangeKind.NEWLY_FAILING: "o-FAIL",
+    ChangeKind.UNJUDGED: "o-FAIL",
+    ChangeKind.STILL_FAILING: "o-FAIL",
+    ChangeKind.UNDECIDED: "o-ERROR",
+    ChangeKind.FLAKY: "o-FLAKY",
+    ChangeKind.KNOWN_FAILURE: "o-XFAIL",
+    ChangeKind.NO_LONGER_RUN: "o-REJECTED",
+    ChangeKind.FIXED: "o-PASS",
+    ChangeKind.NEW: "o-REJECTED",
+    ChangeKind.GONE: "o-REJECTED",
+    ChangeKind.UNCHANGED: "o-PASS",
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.core.text.counts import noun
 from harness.judge.report.model import RankView, ReportCell
 
 # state of a rank -> (symbol, words)
@@ -173,4 +174,4 @@ def _layers(layers: Sequence[int]) -> str:
         else:
             runs.append([layer, layer])
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"layer{'s' if len(layers) > 1 else ''} {text}"
+    return f"{noun(len(layers), 'layer')} {text}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.outcomes import Finding, Outcome, Severity
 from harness.core.stack import DEFAULT, StackFacts
+from harness.core.text.counts import counted
 from harness.core.text.escaping import clip
 from harness.infra.html.filters import (
     MAX_TEXT,
@@ -26,7 +27,7 @@ from harness.infra.html.filters import (
     tail,
     value_text,
 )
-from harness.infra.html.marks import OUTCOME_MARKS, anchor, is_control
+from harness.infra.html.marks import CHANGE_CLASSES, OUTCOME_MARKS, anchor, is_control
 from harness.infra.html.outcome_grid import outcome_grids
 from harness.infra.html.rank_picture import RankPicture, rank_picture
 from harness.judge.report.model import Report, ReportCell
@@ -106,6 +107,7 @@ def _environment() -> Environment:
     environment.filters.update(
         anchor=anchor,
         clip=clipped,
+        counted=counted,
         place=place_words,
         reach=reach_words,
         value=value_text,
@@ -116,6 +118,7 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         marks=OUTCOME_MARKS,
+        change_classes=CHANGE_CLASSES,
         bound_label=bound_label,
         bound_origin=bound_origin,
         has_values=has_values,

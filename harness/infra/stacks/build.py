@@ -22,7 +22,7 @@ from harness.infra.inputs.shipped import checkout
 from harness.infra.stacks import interpreters, transformer_engine
 from harness.infra.stacks.artifact_store import folder, locked
 from harness.infra.stacks.interpreters import Interpreter
-from harness.plan.stacks.section import EnvironmentRequest
+from harness.plan.stacks.environment_request import EnvironmentRequest
 
 FORMAT = 1  # of the environments; a new number rebuilds all of them
 STAMP = "made-of.json"

@@ -14,7 +14,8 @@ from harness.infra.stacks import build as stack_build
 from harness.infra.stacks import checkout as stack_checkout
 from harness.infra.stacks import interpreters
 from harness.infra.stacks.prepare import ready_stack, torch_version
-from harness.plan.stacks.section import EnvironmentRequest, distribution, environment_request
+from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
+from harness.plan.stacks.section import distribution
 
 State = Literal["ready", "to build", "unavailable"]
 READY: State = "ready"

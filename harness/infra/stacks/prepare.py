@@ -16,8 +16,8 @@ from harness.infra.stacks import interpreters
 from harness.infra.stacks.build import Say
 from harness.infra.stacks.bytecode import compile_imports
 from harness.infra.stacks.interpreters import Interpreter
+from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
 from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.section import EnvironmentRequest, environment_request
 
 
 def prepare(stacks: Iterable[Stack], say: Say, *, once: bool = False, user: str = "") -> dict[str, ReadyStack]:

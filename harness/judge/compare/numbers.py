@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.core.text.counts import counted
 from harness.core.tolerances import Bound
 from harness.judge.report.model import LossCurve, ReportCell, Throughput, TimedRatio
 from harness.judge.stats.distance import distance
 from harness.judge.stats.paired import LEVEL, paired_ratio
 
-SLOWER = Bound(value=1.25, unit="factor", origin="a quarter, since two runs are apart in time")
 Compared = Literal["loss", "gradient norm"]
 _UNDECIDED = "undecided"
 _ENOUGH = math.ceil(math.log2(1 / LEVEL))  # rounds: with fewer, a sign test cannot reach the level
@@ -49,7 +49,7 @@ class Drift:
         """Equal, or from which step on it differs and by how much at most."""
         other = f"; {self.lengths[0]} steps before, {self.lengths[1]} after" if len(set(self.lengths)) > 1 else ""
         if self.first is None:
-            return f"equal in {self.steps} step{'s' if self.steps != 1 else ''}{other}"
+            return f"equal in {counted(self.steps, 'step')}{other}"
         bound = f", bound {self.bound.value:.3g}" if self.bound else ""
         return f"differs from step {self.first} on, by {self.largest:.3g} at most (step {self.step}{bound}){other}"
 

@@ -13,12 +13,12 @@ from harness.judge.report.render_markdown import MOST_BYTES, bold, code, cut, te
 from harness.judge.report.summaries import place_text
 
 _STYLES = {
-    "newly failing": "bold red",
-    "failing, not judged before": "bold red",
-    "still failing": "red",
-    "undecided": "yellow",
-    "flaky": "yellow",
-    "no longer run": "yellow",
+    ChangeKind.NEWLY_FAILING: "bold red",
+    ChangeKind.UNJUDGED: "bold red",
+    ChangeKind.STILL_FAILING: "red",
+    ChangeKind.UNDECIDED: "yellow",
+    ChangeKind.FLAKY: "yellow",
+    ChangeKind.NO_LONGER_RUN: "yellow",
 }
 _MOST_CELLS = 12  # of one group on a terminal
 Lines = Iterator[tuple[str, str]]  # text, style
@@ -38,9 +38,9 @@ def outcomes_text(cell: CellChange) -> str:
     return " -> ".join(one.value for one in (cell.before, cell.after) if one)
 
 
-def groups(comparison: Comparison) -> dict[str, list[CellChange]]:
+def groups(comparison: Comparison) -> dict[ChangeKind, list[CellChange]]:
     """Changed cells without a regression, by change."""
-    found: dict[str, list[CellChange]] = {name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED}
+    found: dict[ChangeKind, list[CellChange]] = {name: [] for name in ChangeKind if name is not ChangeKind.UNCHANGED}
     for cell in comparison.cells:
         if not cell.regressions and cell.change in found:
             found[cell.change].append(cell)

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from harness.core.outcomes import DECIDED, SOUND, Finding, LaneVerdict, Outcome, Severity
-from harness.core.tolerances import Bound
+from harness.core.tolerances import SLOWER_RUN, Bound
 from harness.judge.compare.cell_pairs import (
     Pair,
     change,
@@ -27,7 +27,7 @@ from harness.judge.compare.cell_pairs import (
     pairs,
     stack_of,
 )
-from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, time_changes
+from harness.judge.compare.numbers import Drift, TimeChange, drifts, time_changes
 from harness.judge.compare.stack_changes import Counts, Difference, differences, stack_facts, with_counts
 from harness.judge.report.model import ChangeKind, LossCurve, Report, ReportCell
 
@@ -94,7 +94,7 @@ class Comparison:
         return [cell for cell in self.cells if cell.regressions]
 
 
-def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER) -> Comparison:
+def compare_runs(before: Report, after: Report, *, slower: Bound = SLOWER_RUN) -> Comparison:
     """`slower`: the factor above which a time, or a ratio of times, counts as slower."""
     sides = _side(before), _side(after)
     why_not = "" if sides[0].hardware == sides[1].hardware else "different hardware"

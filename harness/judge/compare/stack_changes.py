@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from harness.core.stack import DEFAULT, StackFacts
+from harness.core.text.counts import counted
 from harness.judge.report.stack_versions import facts_of, imported_by
 
 Facts = Mapping[str, str]  # name of a package, project or other fact -> version, commit or value
@@ -24,12 +25,8 @@ class Moved(NamedTuple):
     @property
     def text(self) -> str:
         if self.added and self.removed:
-            return f"{_commits(self.added)} added, {self.removed} removed"
-        return f"back by {_commits(self.removed)}" if self.removed else _commits(self.added)
-
-
-def _commits(count: int) -> str:
-    return f"{count} commit{'s' if count != 1 else ''}"
+            return f"{counted(self.added, 'commit')} added, {self.removed} removed"
+        return f"back by {counted(self.removed, 'commit')}" if self.removed else counted(self.added, "commit")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch, PlacedDocument
+from harness.core.text.counts import counted
 from harness.judge.locations import numbered
 
 DOCUMENT_BOUNDARY = "document boundary"  # the slot before or after belongs to another document
@@ -99,8 +100,7 @@ def _padding(placed: Sequence[PlacedDocument], number: int, token: int) -> Bound
 def _padding_words(slots: int, side: str) -> Boundaries:
     if slots <= 0:
         return NOTHING
-    plural = "s" if slots > 1 else ""
-    return Boundaries(boundaries=(PADDING,), words=(f"{slots} padding slot{plural} right {side} the token",))
+    return Boundaries(boundaries=(PADDING,), words=(f"{counted(slots, 'padding slot')} right {side} the token",))
 
 
 def holder(segment: int, cp: int, position: int) -> tuple[int, int]:

@@ -14,11 +14,13 @@ from typing import Literal
 from harness.core.outcomes import Finding, Severity
 from harness.core.run.records import RankRecord
 from harness.core.upstream import DISTRIBUTIONS
+from harness.judge.diagnosis.ratios import stated_ratio
 from harness.judge.evidence.cell_evidence import CellEvidence
 
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
 _BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
 _SKYRL = "https://github.com/NovaSky-AI/SkyRL"
+ROWS_AS_ONE = "rows taken for one"  # in a message of the check aux_loss
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
 Release = tuple[int, int, int, int]  # major, minor, micro, 0 before the release itself, else 1
 
@@ -39,7 +41,9 @@ class KnownIssue:
     per_token: bool | None = None  # calculate_per_token_loss; None: either
     ratio: Literal["", "1/cp", "1/(cp tp)", "1/rows"] = ""  # the factor that the number is wrong by; empty: any
     fields: tuple[str, ...] = ()  # of packed params; empty: any
-    message_contains: str = ""  # text in the finding's message
+    part: str = ""  # what a timing leg timed, by the finding; empty: any
+    aux_loss: str = ""  # of the cell's model; empty: any
+    message_contains: str = ""  # text of upstream, or a constant that the check's message shares
 
     @property
     def text(self) -> str:
@@ -87,7 +91,6 @@ _AUX_WEIGHT = KnownIssue(
     fixed="0.16.0",
     per_token=False,
     ratio="1/cp",
-    message_contains="gradients of ",
 )
 KNOWN_ISSUES: tuple[KnownIssue, ...] = (
     _TP_RANKS,
@@ -115,14 +118,14 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         rows=True,
         per_token=True,
         ratio="1/rows",
-        message_contains="gradients of seq_aux_loss",
+        aux_loss="seq_aux_loss",
     ),
     KnownIssue(
         name="Megatron-LM pull request 5243",
         link=f"{_MEGATRON}/pull/5243",
         check="segment_slope",
         since="0.19.0",
-        message_contains="the THD rotary function alone takes",
+        part="rotary",
     ),
     KnownIssue(
         name="Megatron-LM pull request 5696",
@@ -130,7 +133,7 @@ KNOWN_ISSUES: tuple[KnownIssue, ...] = (
         check="aux_loss",
         since="0.18.0",
         fixed="0.19.0",
-        message_contains="rows taken for one",
+        message_contains=ROWS_AS_ONE,
     ),
     KnownIssue(
         name="Megatron-Bridge issue 2952",
@@ -196,6 +199,7 @@ def _matches(issue: KnownIssue, evidence: CellEvidence, finding: Finding, releas
         and (fixed is None or release < fixed)
         and _in_cell(issue, evidence)
         and (not issue.fields or finding.where.get("field") in issue.fields)
+        and issue.part in ("", finding.where.get("part"))
         and _at_places(issue, evidence, finding)
         and issue.message_contains in finding.message
         and _has_ratio(issue, evidence, finding)
@@ -209,6 +213,7 @@ def _in_cell(issue: KnownIssue, evidence: CellEvidence) -> bool:
         and issue.tp in ("", "above 1" if config.layout.tp > 1 else "1")
         and (not issue.rows or config.micro_batch_size > 1)
         and issue.per_token in (None, config.options.calculate_per_token_loss)
+        and issue.aux_loss in ("", config.model.moe.aux_loss if config.model.moe else "")
     )
 
 
@@ -227,7 +232,7 @@ def _has_ratio(issue: KnownIssue, evidence: CellEvidence, finding: Finding) -> b
     """Whether the number is wrong by exactly the factor that the issue causes."""
     layout = evidence.layout
     if issue.ratio == "1/rows":  # with tp or cp above 1, the factors of other issues multiply with it
-        wanted = f"the ratio is {1 / evidence.cell.config.micro_batch_size:.4g};"
+        wanted = stated_ratio(1 / evidence.cell.config.micro_batch_size)
         return layout.tp == layout.cp == 1 and wanted in finding.message
     if not issue.ratio:
         return True

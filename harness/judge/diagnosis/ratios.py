@@ -52,6 +52,11 @@ def ratio_name(ratio: float, factors: Mapping[str, float], screen: float) -> str
     return None
 
 
+def stated_ratio(ratio: float | str) -> str:
+    """A ratio, or its name, in the message of a finding; known_issues.py looks for it there."""
+    return f"the ratio is {ratio if isinstance(ratio, str) else f'{ratio:.4g}'};"
+
+
 def _products(factors: Mapping[str, float]) -> dict[str, float]:
     return {f"({a} {b})": factors[a] * factors[b] for a, b in itertools.combinations(factors, 2)}
 

@@ -91,7 +91,7 @@ def classify(evidence: FailureEvidence) -> FailureClass:
         roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
     chosen = min(roots or candidates, key=_certainty, default=None)
     numeric = [item for item in roots if item.pattern is table.NON_FINITE]
-    if numeric and chosen is not None and chosen.pattern.retry == Retry.OTHER_NODES:
+    if numeric and chosen is not None and chosen.pattern.retry_advice == Retry.OTHER_NODES:
         chosen = min(numeric, key=_certainty)
     if chosen is None:
         chosen = _Candidate(pattern=table.UNKNOWN, source=DEADLINE, evidence=_silence(evidence))
@@ -117,8 +117,8 @@ def _certainty(item: _Candidate) -> tuple[int, float, int]:
 def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
     """OTHER_NODES only for infrastructure, proven by more than a log line: a state, an exception or a lost rank."""
     pattern = chosen.pattern
-    if pattern.retry != Retry.OTHER_NODES:
-        return pattern.retry
+    if pattern.retry_advice != Retry.OTHER_NODES:
+        return pattern.retry_advice
     gone = any(ending.ended in ("killed", "missing") for ending in evidence.endings)
     proven = chosen.source in (EXCEPTION, SCHEDULER) or pattern is table.FROZEN or gone
     return Retry.OTHER_NODES if pattern.domain == Domain.INFRASTRUCTURE and proven else Retry.UNKNOWN

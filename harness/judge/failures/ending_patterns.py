@@ -9,7 +9,7 @@ HANG = Pattern(
     title="hang in a collective",
     domain=Domain.CODE,
     role=Role.ROOT,
-    retry=Retry.NEVER,
+    retry_advice=Retry.NEVER,
     advice="Compare the stacks of the ranks that waited with that of the rank that never arrived.",
 )
 FROZEN = Pattern(
@@ -17,7 +17,7 @@ FROZEN = Pattern(
     title="frozen process",
     domain=Domain.INFRASTRUCTURE,
     role=Role.ROOT,
-    retry=Retry.OTHER_NODES,
+    retry_advice=Retry.OTHER_NODES,
     advice="The process could not even write its stack: check whether it was stopped, swapped out, or blocked in the "
     "kernel (D state) on that node.",
 )
@@ -26,7 +26,7 @@ STALLED = Pattern(
     title="collective that did not end",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
-    retry=Retry.UNKNOWN,
+    retry_advice=Retry.UNKNOWN,
     advice="Every rank had entered the same collective, so none is late: check the network between the nodes.",
 )
 UNREACHABLE = Pattern(
@@ -34,7 +34,7 @@ UNREACHABLE = Pattern(
     title="ranks did not connect",
     domain=Domain.INFRASTRUCTURE,
     role=Role.CASCADE,
-    retry=Retry.OTHER_NODES,
+    retry_advice=Retry.OTHER_NODES,
     advice="Check whether rank 0 started, and whether the other nodes can reach its node's address and port.",
 )
 SETUP = Pattern(
@@ -42,7 +42,7 @@ SETUP = Pattern(
     title="ranks could not be set up",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
-    retry=Retry.UNKNOWN,
+    retry_advice=Retry.UNKNOWN,
     advice="It failed before any code under test ran: read the traceback, and check that node's device and network.",
 )
 HARNESS_DEFECT = Pattern(
@@ -50,7 +50,7 @@ HARNESS_DEFECT = Pattern(
     title="defect of the harness",
     domain=Domain.HARNESS,
     role=Role.ROOT,
-    retry=Retry.NEVER,
+    retry_advice=Retry.NEVER,
     advice="The code under test is not to blame: please report this with the log and the version of the harness.",
 )
 REPLACEMENT = Pattern(
@@ -58,7 +58,7 @@ REPLACEMENT = Pattern(
     title="limit of a replacement kernel",
     domain=Domain.HARNESS,
     role=Role.ROOT,
-    retry=Retry.NEVER,
+    retry_advice=Retry.NEVER,
     advice="The harness's replacement of a GPU kernel refused a call that the real kernel may accept: run the cell on "
     "a GPU, and please report this with the log.",
 )
@@ -67,7 +67,7 @@ PYTHON = Pattern(
     title="Python exception",
     domain=Domain.CODE,
     role=Role.ROOT,
-    retry=Retry.NEVER,
+    retry_advice=Retry.NEVER,
     advice="Read the traceback of this rank.",
 )
 NATIVE_CRASH = Pattern(
@@ -75,7 +75,7 @@ NATIVE_CRASH = Pattern(
     title="native crash or exit",
     domain=Domain.CODE,
     role=Role.ROOT,
-    retry=Retry.NEVER,
+    retry_advice=Retry.NEVER,
     advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
 )
 KILLED = Pattern(
@@ -83,7 +83,7 @@ KILLED = Pattern(
     title="killed from outside",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
-    retry=Retry.UNKNOWN,
+    retry_advice=Retry.UNKNOWN,
     advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
 )
 DEADLINE = Pattern(
@@ -91,7 +91,7 @@ DEADLINE = Pattern(
     title="cell deadline passed",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
-    retry=Retry.UNKNOWN,
+    retry_advice=Retry.UNKNOWN,
     advice="Nothing proves a hang, so the cell may only be slow: raise deadline_s, or read the stack dumps.",
 )
 UNKNOWN = Pattern(
@@ -99,6 +99,6 @@ UNKNOWN = Pattern(
     title="unknown",
     domain=Domain.UNKNOWN,
     role=Role.ROOT,
-    retry=Retry.UNKNOWN,
+    retry_advice=Retry.UNKNOWN,
     advice="The cause is unknown: read the logs of the attempt and of its job.",
 )

@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 
 class Retry(StrEnum):
-    """Whether running the cell again can help."""
+    """Whether running the cell again can help. Advice: harness/infra/slurm/retry.py decides what is retried."""
 
     NEVER = "never"
     OTHER_NODES = "other nodes"
@@ -40,7 +40,7 @@ class Pattern:
     title: str
     domain: Domain
     role: Role
-    retry: Retry
+    retry_advice: Retry
     advice: str  # what to do next, in one sentence
     exception: str = ""  # in "Type: message" of an exception that a rank recorded
     log: str = ""  # in one line of log text, without the prefixes of torch, srun and slurmstepd

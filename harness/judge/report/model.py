@@ -11,6 +11,7 @@ from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outc
 from harness.core.run.run_plan import Selection
 from harness.core.run.states import CellRole
 from harness.core.str_enum import StrEnum
+from harness.core.text.counts import noun
 from harness.core.tolerances import Bound, NoiseFloor
 from harness.judge.failures.pattern_row import Domain, Retry, Role
 
@@ -158,7 +159,7 @@ class Weight:
     def text(self) -> str:
         """E.g. "8 rank records, 3 legs, 2 steps, 41,216 numbers"."""
         named = ((self.records, "rank record"), (self.legs, "leg"), (self.steps, "step"), (self.numbers, "number"))
-        counts = ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in named)
+        counts = ", ".join(f"{count:,} {noun(count, name)}" for count, name in named)
         return f"{counts}; {self.not_compared}" if self.not_compared else counts
 
 
@@ -212,7 +213,7 @@ class CellSince:
     @property
     def text(self) -> str:
         """One sentence: since when it fails, the last good run, what changed."""
-        word = "failed" if self.change == "fixed" else "failing"
+        word = "failed" if self.change is ChangeKind.FIXED else "failing"
         began = f"{word} since {self.since} (run {self.since_run})"
         good = f"; last good {self.good} (run {self.good_run})" if self.good_run else "; no passing run known"
         changed = "; ".join(self.between) or "nothing recorded"

@@ -13,6 +13,7 @@ from typing import Any
 from harness.core.cell.config import CellConfig
 from harness.core.outcomes import Finding, Severity
 from harness.core.serialization import dumps
+from harness.core.text.counts import counted
 from harness.core.text.escaping import clip, markdown_fence
 from harness.judge.bisect.result import Bisection, Change, Find, PointKind, short
 from harness.judge.report.model import ReportCell
@@ -201,7 +202,7 @@ def _layout(issue: Issue) -> Iterator[str]:
     model, train = config.model, config.train
     parts = [str(part) for part in (model.moe, model.mtp, model.mla) if part is not None]
     yield from ("## Layout", "")
-    yield f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''}: {_in_words(config)}."
+    yield f"{counted(layout.world_size, 'rank')}: {_in_words(config)}."
     yield ""
     rows: dict[str, object] = {
         "tensor parallel": f"{layout.tp}{', sequence parallel' if layout.sp else ''}",

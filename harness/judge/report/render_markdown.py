@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.core.outcomes import Outcome, Severity
+from harness.core.text.counts import counted
 from harness.core.text.escaping import markdown_code, markdown_text
 from harness.judge.report.model import Report, ReportCell
 from harness.judge.report.speed_text import gpu_texts, peak_texts, share_text
@@ -85,7 +86,7 @@ def _failures(report: Report) -> Iterator[str]:
     yield "## Failures by probable fault class"
     yield ""
     for name, cells in groups.items():
-        yield f"### {text(name)} ({len(cells)} cell{'s' if len(cells) > 1 else ''})"
+        yield f"### {text(name)} ({counted(len(cells), 'cell')})"
         yield ""
         for cell in cells:
             yield from _failed_cell(cell)

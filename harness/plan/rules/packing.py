@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.core.data_paths.descriptor import ZIGZAG, DataPath, Limit
 from harness.core.data_paths.table import DATA_PATHS, names
 from harness.core.packing.styles import align_up
+from harness.core.text.counts import counted
 from harness.plan.rules.rule import Rule, Shape, not_divisible
 
 
@@ -52,8 +53,7 @@ def documents_aligned(config: Shape) -> str | None:
     for document in config.documents_of(0):
         padded = align_up(document.length, multiple)
         if padded % needed:
-            plural = "s" if document.length > 1 else ""
-            example = f"a document of {document.length} token{plural} takes {padded}"
+            example = f"a document of {counted(document.length, 'token')} takes {padded}"
             return f"{base}: {example}, and {padded} % {needed} = {padded % needed}"
     return f"{base}: {multiple} % {needed} = {multiple % needed}"
 

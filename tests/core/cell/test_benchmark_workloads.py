@@ -1,4 +1,4 @@
-"""The configurations of a timing leg's workloads, and the amount of work in them."""
+"""The configurations of a timing leg's loads, and the amount of work in them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_whatever_a_cell_packs_can_also_be_run_as_full_rows(
     assert {row.length for row in rows} == {64}
 
 
-def test_each_workload_has_its_configuration_unless_it_is_not_a_pass_of_the_model() -> None:
+def test_each_load_has_its_configuration_unless_it_is_not_a_pass_of_the_model() -> None:
     assert load_config(CELL, "packed", 0) == load_config(CELL, "turn", 0) == CELL
     assert load_config(CELL, "step", 16) == slope_config(CELL, 16)
     assert load_config(CELL, "unpacked", 0) == unpacked_config(CELL)

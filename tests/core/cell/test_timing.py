@@ -1,4 +1,4 @@
-"""Sizes of the workloads of the timing leg."""
+"""Sizes of the loads of the timing leg."""
 
 from __future__ import annotations
 

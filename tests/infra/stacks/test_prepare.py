@@ -21,7 +21,7 @@ from harness.infra.stacks import transformer_engine
 from harness.infra.stacks.forecast import READY, TO_BUILD, UNAVAILABLE, forecasts
 from harness.infra.stacks.node_code import agent_environment, copy_node_code
 from harness.infra.stacks.prepare import moved_since, prepare
-from harness.plan.stacks.section import EnvironmentRequest, environment_request
+from harness.plan.stacks.environment_request import EnvironmentRequest, environment_request
 from tests.infra.stacks.test_checkout import git, repository
 
 pytestmark = pytest.mark.usefixtures("kept")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.tolerances import Bound
-from harness.judge.compare.numbers import SLOWER, Drift, TimeChange, drifts, time_changes
+from harness.core.tolerances import SLOWER_RUN, Bound
+from harness.judge.compare.numbers import Drift, TimeChange, drifts, time_changes
 from harness.judge.report.model import Throughput, TimedRatio
 from tests.sample_report import sample_report
 from tests.two_runs import cell_of
@@ -63,7 +63,7 @@ def ratio(median: float, spread: float = 0.05, rounds: int = 7, what: str = "pac
 
 
 def times(before: Throughput, after: Throughput, *, why_not: str = "", on_cpu: bool = True) -> list[TimeChange]:
-    return time_changes(before, after, why_not=why_not, on_cpu=on_cpu, bound=SLOWER)
+    return time_changes(before, after, why_not=why_not, on_cpu=on_cpu, bound=SLOWER_RUN)
 
 
 def test_a_ratio_that_tripled_is_slower_on_any_machine() -> None:

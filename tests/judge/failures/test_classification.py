@@ -101,16 +101,16 @@ def test_rows_are_unique_and_use_the_enums() -> None:
     for row in CLASSES:
         assert isinstance(row.domain, Domain)
         assert isinstance(row.role, Role)
-        assert isinstance(row.retry, Retry)
+        assert isinstance(row.retry_advice, Retry)
         assert row.advice.endswith(".")
-        assert row.retry != Retry.OTHER_NODES or row.domain == Domain.INFRASTRUCTURE
+        assert row.retry_advice != Retry.OTHER_NODES or row.domain == Domain.INFRASTRUCTURE
 
 
 def test_every_class_is_in_the_documentation(root: Path) -> None:
     page = (root / "docs" / "failures.md").read_text(encoding="utf-8")
     section = page[page.index("\n## Incomplete cells\n") : page.index("\n### Which component is at fault\n")]
     rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]*) \| ([^|]*) \|$", section, re.M)
-    assert sorted(rows) == sorted((row.name, f"{row.domain}, {row.role}", row.retry) for row in CLASSES)
+    assert sorted(rows) == sorted((row.name, f"{row.domain}, {row.role}", row.retry_advice) for row in CLASSES)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.core.run.records import SeenParams
+from harness.core.text.counts import counted
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence, Truth
@@ -83,7 +84,7 @@ def _notes(evidence: CellEvidence, seen: _WrongValue) -> list[str]:
     if not isinstance(problem.measured, list):
         return []
     if count := _ghosts(problem):
-        return [f"{count} empty segment{'s' if count > 1 else ''} that no document has"]
+        return [f"{counted(count, 'empty segment')} that no document has"]
     style, notes = evidence.cell.config.style, []
     physical = problem.field in PADDED or (truth.params and truth.params.cu_seqlens_q_padded) is None
     if physical:

@@ -7,7 +7,8 @@ import math
 from harness.core.cell.model import MoeConfig
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
-from harness.judge.diagnosis.ratios import factors_of, ratio_name
+from harness.judge.diagnosis.known_issues import ROWS_AS_ONE
+from harness.judge.diagnosis.ratios import factors_of, ratio_name, stated_ratio
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.moe_router import RouterWhole, counted_rows, own_aux_loss, own_weight, routers
 from harness.judge.stats.distance import beyond, bound_text, distance
@@ -53,8 +54,8 @@ def _as_if(evidence: CellEvidence, moe: MoeConfig, router: RouterWhole, found: f
     rows, every = counted_rows(router, moe.padding_mask), counted_rows(router, False)
     other = {
         "that is the value with padding tokens counted": own_aux_loss(moe, every),
-        f"that is the value of its {len(rows)} rows taken for one": own_aux_loss(moe, rows, kind="aux_loss"),
-        f"that is the value of its {len(rows)} rows taken for one, with padding tokens counted": own_aux_loss(
+        f"that is the value of its {len(rows)} {ROWS_AS_ONE}": own_aux_loss(moe, rows, kind="aux_loss"),
+        f"that is the value of its {len(rows)} {ROWS_AS_ONE}, with padding tokens counted": own_aux_loss(
             moe, every, kind="aux_loss"
         ),
     }
@@ -81,7 +82,7 @@ def _weights(evidence: CellEvidence, moe: MoeConfig, wholes: list[RouterWhole]) 
         CheckFinding(
             fault_class=f"{fault_classes.NORMALISATION}: {name}" if name else fault_classes.GRADIENT_REDUCTION,
             message=f"gradients of {moe.aux_loss} in layer {router.layer}: weighted sum {found:.9g}, the harness "
-            f"computes {right:.9g}, off by {off:.3g} > {bound_text(bound)}; the ratio is {name or f'{ratio:.4g}'}; "
+            f"computes {right:.9g}, off by {off:.3g} > {bound_text(bound)}; {stated_ratio(name or ratio)} "
             f"{len(wrong)} of {len(layers)} layers differ",
             where=_where(router) | ({"ratio": name} if name else {}),
             measured=off,

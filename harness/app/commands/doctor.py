@@ -1,10 +1,10 @@
-"""`harness doctor` and `harness selftest`: check the machine, and the harness itself."""
+"""`harness doctor`: check this machine, or a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from harness.app.arguments import RUN_PARENT
 from harness.core.errors import Problem
 from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
 from harness.infra import screen
@@ -19,17 +19,7 @@ def doctor(name: str, run_parent: Path | None) -> int:
     from harness.infra.inputs.cluster_file import read_cluster
 
     profile, _ = read_cluster(name, Path(), Path(), Problem(message="", key="--cluster"))
-    folder = run_parent or Path(profile.run_dir or "reports")
+    folder = run_parent or Path(profile.run_dir or RUN_PARENT)
     found = checks(profile, probe(profile, expanded(str(folder)).resolve()))
     screen.out("\n".join(map(line, found)))
     return EXIT_UNDECIDED if any(check.level == FAIL for check in found) else EXIT_PASS
-
-
-def selftest(only: Sequence[str], run_parent: Path, *, list_only: bool) -> int:
-    """Inject the faults of the catalogue and check that each is caught at its place."""
-    from harness.app.commands import selftest as selftest_
-
-    if list_only:
-        screen.out(selftest_.list_text())
-        return EXIT_PASS
-    return selftest_.run(list(only) or None, run_parent)
