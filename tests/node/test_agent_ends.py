@@ -124,19 +124,23 @@ def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
     )
 
 
-# The agent runs cells one after the other; a cell tells its pid and ends when its standard input does.
+# The agent runs cells one after the other. A cell tells its pid, its limit of core files and a variable; it ends when its
+# standard input does.
 AGENT = """
-import os, signal, sys, types
+import os, resource, signal, sys, types
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import agent, node_agent
 from pathlib import Path
 
 def supervise(root, cell, number, *_):
-    print(os.getpid(), flush=True)
+    core = resource.getrlimit(resource.RLIMIT_CORE)[0]
+    print(os.getpid(), core, os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"], flush=True)
     os.read(0, 1)
     write_json(AttemptDir(Path(root)).result, CellResult(cell=cell, attempt=number, status="completed"))
 
+hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 node_agent.load = lambda: None
 for name, values in {
     "supervisor": {"supervise": supervise},
@@ -148,16 +152,39 @@ raise SystemExit(agent.main())
 """
 
 
+def start(root: Path, **environment: str) -> tuple[subprocess.Popen[str], tuple[int, ...]]:
+    """An agent, and what its first cell tells."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(root), "local", "--attached-to", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert agent.stdout is not None
+    return agent, tuple(int(word) for word in agent.stdout.readline().split())
+
+
+@pytest.mark.parametrize("users", [None, "1"])
+def test_ranks_leave_no_core_files_and_report_cuda_errors_before_the_watchdog_aborts_them(
+    users: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", raising=False)
+    order(tmp_path, 1)
+    agent, (_, core, rethrow) = start(tmp_path, **({"TORCH_NCCL_RETHROW_CUDA_ERRORS": users} if users else {}))
+    _, errors = agent.communicate("")
+    assert agent.returncode == 0, errors
+    assert (core, rethrow) == (0, int(users or 0))
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 @pytest.mark.parametrize("cells", [1, 2])
 def test_a_signal_that_announces_the_end_of_the_job_lets_running_cells_finish(
     cells: int, number: signal.Signals, tmp_path: Path
 ) -> None:
     run = order(tmp_path, 1, cells)
-    command = [sys.executable, "-c", AGENT, str(tmp_path), "local", "--attached-to", str(os.getpid())]
-    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert agent.stdout is not None
-    supervisor = int(agent.stdout.readline())
+    agent, (supervisor, *_) = start(tmp_path)
     beating = read(Heartbeat, heartbeat_file(run, "local", 0))
     assert beating is not None
     assert beating.pid == agent.pid

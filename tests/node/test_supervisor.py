@@ -25,8 +25,10 @@ from harness.node.agent import ANNOUNCING
 from harness.node.coordination.rendezvous import HeartbeatMonitor, NodeShare
 from harness.node.deadline import DUMP, Deadline
 from harness.node.rank_endings import cell_result, rank_endings
+from harness.node.recording import flight_recorder
 from harness.node.recording.recorder import Recorder
 from harness.node.supervisor import _wait, supervise
+from tests.core.run.test_flight_dump import entry, trace
 from tests.node.conftest import config, upstream_module
 
 
@@ -83,6 +85,50 @@ def test_a_rank_dumps_its_stacks_when_the_deadline_has_passed_on_another_node(
         assert process.is_alive()
     process.kill()
     process.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_the_flight_recorder_of_a_hung_rank_names_the_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NCCL the stack shows only that the rank waits for the GPU."""
+    attempt = AttemptDir(tmp_path)
+
+    def probe(*_: Any) -> None:
+        while not flight_recorder.flight_file(attempt, 0).exists():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(rank_module, "run_probe", probe)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(flight_recorder, "dumped", lambda module: trace(entry(1)))
+    monkeypatch.setenv("RANK", "0")
+    deadline_at = time.time() + flight_recorder.EARLY_S + 0.1
+    share = NodeShare(node=0, nodes=1, world_size=1)
+    arguments = (str(tmp_path), "cell", config(deadline_s=5.0), deadline_at, None, os.getpid(), share)
+    process = multiprocessing.get_context("fork").Process(target=_rank, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    (ending,) = rank_endings(attempt, [0], {0: -signal.SIGKILL}, {0: time.time()})
+    assert (ending.ended, ending.hang, len(ending.flight)) == ("deadline", "all_reduce", 1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_the_ranks_of_a_cell_see_only_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(*_: Any) -> None:
+        (tmp_path / f"gpus-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
+    monkeypatch.setattr(rank_module, "run_probe", probe)
+    share = NodeShare(node=0, nodes=1, world_size=2, gpus=(1, 2))
+    monitor = HeartbeatMonitor(RunDir(tmp_path), "local", [])
+    arguments = (str(tmp_path), "cell", 1, config(tp=2), os.getpid(), time.time() + 60, share, monitor)
+    process = multiprocessing.get_context("fork").Process(target=_supervise, args=arguments)
+    process.start()
+    process.join()
+    assert [(tmp_path / f"gpus-{rank}").read_text() for rank in (0, 1)] == ["GPU-b,GPU-c"] * 2
 
 
 def _rank(*arguments: Any) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.node.device import cuda_forks
+
 PACKAGES = {
     "starts_cuda": 'import torch\ntry:\n    torch.empty(1, device="cuda")\nexcept RuntimeError:\n    pass\n',
     "raises_without_gpu": "import torch\ntorch.cuda.get_device_capability()\n",
@@ -69,6 +71,23 @@ for name, function, package, gpus in json.loads(sys.argv[1]):
     found[name] = os.fdopen(receiver).read()
 print(json.dumps(found))
 """
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_gpus_are_counted_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses CUDA in the forks of a process that has counted them."""
+    monkeypatch.setattr(cuda_forks, "driver_installed", lambda: True)
+    monkeypatch.setattr(
+        cuda_forks, "_table", lambda: [cuda_forks.Gpu(name=str(os.getpid()), capability=(9, 0), memory_bytes=1)]
+    )
+    cuda_forks.gpu_table.cache_clear()
+    try:
+        (gpu,) = cuda_forks.gpu_table()
+    finally:
+        cuda_forks.gpu_table.cache_clear()
+    assert int(gpu.name) != os.getpid()
+
+
 CASES = [
     ("starts", "alone", "starts_cuda", 8),
     ("raises", "alone", "raises_without_gpu", 8),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ class TimingLeg:
         self.chunks, self.path = passes.chunks, passes.path
         self.context, self.recorder = passes.context, passes.recorder
         self.stopwatch = stopwatch(self.context.device)
+        self.kernels: dict[str, set[str]] = {}  # load -> names of the attention kernels that it used
         self.warmup = self.context.config.timing.warmup_on(self.context.device.kind)
 
     def run(self) -> None:
@@ -83,20 +84,21 @@ class TimingLeg:
             for number in range(-self.warmup, rounds):
                 self.recorder.progress("timing", max(number, 0), 0, "forward")
                 begin = time.perf_counter()
-                with self._kernels_recorded(number == -self.warmup):
-                    self.one_round(loads if number % 2 else loads[::-1], number)
+                self.one_round(loads if number % 2 else loads[::-1], number, kernels=number == -self.warmup)
                 if number == -1:
                     if not self._fits(time.perf_counter() - begin, {load.name for load in loads}):
                         return
                     self._record_gpu("before")
                 self.recorder.flush()  # keeps the rounds so far if the deadline passes
             self._record_gpu("after")
-            self._record_gpu_under_load(loads)
+            self._one_more_round(loads)
         finally:
             gc.enable()
 
-    def one_round(self, loads: Sequence[Load], number: int) -> None:
+    def one_round(self, loads: Sequence[Load], number: int, *, kernels: bool = False) -> None:
         """Run loads one after the other, then read their times; a round below 0 is not recorded.
+
+        `kernels`: record the attention kernels of the loads, which costs time.
 
         Each load starts on an idle device: otherwise its launches would overlap the kernels of the previous load, which
         would hide the cost of launching many kernels and of host synchronisation.
@@ -106,7 +108,8 @@ class TimingLeg:
             synchronize(device)
             barrier(device)
             if load.run is not None:
-                readings.append((load, self.stopwatch(load.run)))
+                with self._kernels_recorded(load) if kernels else nullcontext():
+                    readings.append((load, self.stopwatch(load.run)))
         synchronize(device)
         if number >= 0:
             self.recorder.record.timings += [
@@ -117,22 +120,27 @@ class TimingLeg:
         if self.context.device.kind == "cuda":
             self.recorder.record.gpu_states.append(gpu_state(self.context.device, when))
 
-    def _record_gpu_under_load(self, loads: list[Load]) -> None:
-        """Record the GPU's state during an unrecorded round, since an idle GPU is never throttled."""
-        if self.context.device.kind == "cuda":
-            with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
-                self.one_round(loads, -1)
-            self.recorder.record.gpu_states += busiest(states)
+    def _one_more_round(self, loads: list[Load]) -> None:
+        """Run an unrecorded round, to see the state of a GPU under load (an idle one is never throttled) and whether
+        a load uses other attention kernels by now."""
+        if self.context.device.kind != "cuda":
+            self.one_round(loads, -1, kernels=True)
+            return
+        with sampled(lambda: gpu_state(self.context.device, "under load")) as states:
+            self.one_round(loads, -1, kernels=True)
+        self.recorder.record.gpu_states += busiest(states)
 
     @contextmanager
-    def _kernels_recorded(self, record: bool) -> Iterator[None]:
-        """If `record`, record which attention kernels the loads of a round use: a library may choose by shape."""
-        if not record:
-            yield
-            return
+    def _kernels_recorded(self, load: Load) -> Iterator[None]:
+        """Record which attention kernels a load uses: a library may choose by shape, and may change its choice."""
         with attention_ops() as names:
             yield
-        self.recorder.record.environment["timed_attention"] = ", ".join(sorted(names)) or "none that torch reports"
+        self.kernels.setdefault(f"{load.name} {load.documents or ''}".rstrip(), set()).update(names)
+        users: dict[str, list[str]] = {}
+        for name, used in sorted(self.kernels.items()):
+            users.setdefault(", ".join(sorted(used)) or "none that torch reports", []).append(name)
+        text = "; ".join(f"{used} ({', '.join(names)})" for used, names in users.items())
+        self.recorder.record.environment["timed_attention"] = text
 
     def _turns(self) -> None:
         """Time the step of this cell interleaved with the same cell in another stack; the first rounds warm up."""
@@ -143,7 +151,7 @@ class TimingLeg:
                 self.recorder.record.untimed["turn"] = f"the cell of the other stack did not finish turn {turn - 1}"
                 return
             begin = time.perf_counter()
-            self.one_round([load], number - self.warmup)
+            self.one_round([load], number - self.warmup, kernels=number == 0)
             if number == self.warmup - 1 and not self._fits(2 * (time.perf_counter() - begin), {load.name}):
                 turns.give_up(turn)
                 return

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from harness.node.probe.model import attention
 from harness.node.probe.model.attention import ReferenceAttention
+from harness.node.probe.model.kernels import attention_ops
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -84,3 +85,13 @@ def test_long_rows_processed_in_parts_have_the_same_values_and_gradients(
 
     for one, other in zip(taken(part), taken(1024), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("part", [5, 1024])
+def test_it_is_computed_by_plain_products_and_not_by_a_fused_kernel(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "PART", part)
+    query = torch.randn(12, 4, 16)
+    params = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 1, 5, 12], dtype=torch.int32), cu_seqlens_q_padded=None)
+    with attention_ops() as names:
+        _module()(query, query, query, None, packed_seq_params=params)
+    assert names == {"_scaled_dot_product_attention_math"}

@@ -1,0 +1,92 @@
+"""The setup of a rank before its legs, as on a node with eight GPUs: what it does in which order."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.core.cell.config import CellConfig
+from harness.core.cell.layout import Coordinates
+from harness.core.cell.timing import TimingConfig
+from harness.core.hardware.environment import DETERMINISM
+from harness.core.run.records import RankRecord
+from harness.node.device.placement import Device
+from harness.node.probe import run
+from harness.node.recording.recorder import Recorder
+from tests.node.conftest import config
+
+GPU = Device(kind="cuda", backend="nccl", index=3)
+TIMED = TimingConfig(documents=(2,))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answers of a GPU, and the steps of the setup instead of which only their names are noted."""
+    done: list[str] = []
+    for name, value in {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    for name in DETERMINISM:
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+
+    def choose(*_: Any) -> Device:
+        done.append("deterministic" if DETERMINISM.items() <= os.environ.items() else "fast")
+        return GPU
+
+    monkeypatch.setattr(run, "choose_device", choose)
+    monkeypatch.setattr(run, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(run, "memory_bytes", lambda device: 80 * 2**30)
+    monkeypatch.setattr(run, "_environment", lambda config, device: {})
+    monkeypatch.setattr(run.cpu_stubs, "refuse", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1)
+    for owner, name in (
+        (run, "_join"),
+        (run.gpt, "initialize_parallel"),
+        (run.gpt, "first_collectives"),
+        (run, "_legs"),
+        (run, "barrier"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: done.append(name))
+    return done
+
+
+def probe(config: CellConfig, folder: Path) -> None:
+    place = Coordinates(tp=0, pp=0, dp=0, cp=0)
+    recorder = Recorder(RankRecord(cell="cell", rank=3, place=place), folder / "ranks" / "rank-00003.json")
+    run.run_probe(config, place, recorder, None)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kernels"),
+    [(config(), "deterministic"), (replace(config(), timing=TIMED), "fast")],
+    ids=["judged", "timed"],
+)
+def test_groups_are_connected_before_the_legs_and_only_timed_cells_may_use_any_kernel(
+    cell: CellConfig, kernels: str, on_gpu: list[str], tmp_path: Path
+) -> None:
+    probe(cell, tmp_path)
+    assert on_gpu == [kernels, "_join", "initialize_parallel", "first_collectives", "_legs", "barrier"]
+
+
+@pytest.mark.parametrize(
+    ("device", "bound"),
+    [(GPU, {"device_id": torch.device("cuda", 3)}), (replace(GPU, backend="gloo"), {})],
+    ids=["nccl", "gloo"],
+)
+def test_a_rank_over_nccl_binds_its_own_gpu_to_the_world_group(
+    device: Device, bound: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[dict[str, Any]] = []
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: joined.append(more))
+    run._join(config(), device, None)
+    assert [{name: value for name, value in more.items() if name == "device_id"} for more in joined] == [bound]
