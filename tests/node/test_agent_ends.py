@@ -124,8 +124,8 @@ def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
     )
 
 
-# The agent runs cells one after the other. A cell tells its pid, its limit of core files and a variable; it ends when its
-# standard input does.
+# The agent runs cells one after the other. A cell prints its pid, its limit of core files and a variable; it ends when
+# its standard input does.
 AGENT = """
 import os, resource, signal, sys, types
 from harness.core.run.records import CellResult

@@ -89,6 +89,47 @@ KINDS = {
     "wrong path": (FileNotFoundError(errno.ENOENT, "No such file", "a.idx"), "code", "python-exception"),
     "import": (ModuleNotFoundError("No module named 'apex'"), "unknown", "import-or-version"),
     "lost peer": (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:8092"), "unknown", "lost-peer"),
+    "closed store": (
+        torch.distributed.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."),
+        "unknown",
+        "lost-peer",
+    ),
+    "aborted communicator": (
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+        "unknown",
+        "lost-peer",
+    ),
+    "other communication": (torch.distributed.DistError("it did not work"), "unknown", "lost-peer"),
+    "store time-out": (torch.distributed.DistStoreError("Socket Timeout"), "unknown", "gloo-timeout"),
+    "full disk below NCCL": (
+        torch.distributed.DistBackendError("NCCL error: failed to extend /dev/shm/nccl-x: No space left on device"),
+        "infrastructure",
+        "disk-full",
+    ),
+    "NCCL call with wrong arguments": (
+        torch.distributed.DistBackendError(
+            "NCCL error in: x.cpp:3\nncclInvalidArgument: Invalid value for an argument."
+        ),
+        "code",
+        "python-exception",
+    ),
+    "killed worker": (
+        RuntimeError("DataLoader worker (pid 4242) is killed by signal: Killed. "),
+        "unknown",
+        "killed",
+    ),
+    "ENOMEM": (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "unknown", "host-out-of-memory"),
+    "mmap": (
+        RuntimeError("unable to mmap 8589934592 bytes from file </torch_1>: Cannot allocate memory (12)"),
+        "unknown",
+        "host-out-of-memory",
+    ),
+    "refused request": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes."),
+        "code",
+        "host-out-of-memory",
+    ),
+    "no GPU": (RuntimeError("No CUDA GPUs are available"), "infrastructure", "gpu-unavailable"),
     "NCCL system error": (RuntimeError("NCCL error: unhandled system error"), "infrastructure", "network-error"),
     "NCCL internal error": (
         RuntimeError("ncclInternalError: Internal check failed."),
@@ -142,7 +183,7 @@ def test_an_error_in_the_harness_is_never_blamed_on_the_code_under_test(kind: st
         assert found == "code"
     elif domain == "code" and kind == "wrong path":
         assert (found, row) == ("infrastructure", "storage-error"), "a file that the harness opens"
-    elif domain == "code" and kind != "no memory":
+    elif domain == "code" and kind not in ("no memory", "refused request"):
         assert (found, row) == ("harness", "harness-defect")
     else:
         assert found in ("infrastructure", "unknown")

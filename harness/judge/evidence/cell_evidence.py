@@ -23,7 +23,7 @@ from harness.judge.evidence.endings import Ending, endings_of
 from harness.judge.evidence.leg_evidence import LegEvidence, legs_seen
 from harness.judge.evidence.observations import Observation, observations_of
 from harness.judge.failures.cause import Cause, cause_of
-from harness.judge.failures.classification import FailureClass, FailureEvidence, JobEnding, LogTail, classify
+from harness.judge.failures.classification import FailureClass, JobEnding, LogTail
 from harness.judge.locations import RankLocation
 from harness.judge.required.numbers import Scan, scan
 from harness.judge.stats.baseline import Baseline
@@ -157,16 +157,12 @@ class CellEvidence:
     @cached_property
     def cause(self) -> Cause | None:
         """Why the cell did not complete; None if every rank did."""
-        return cause_of(self.endings, self.result, self.job.state)
+        return cause_of(self.endings, self.result, self.job, self.logs)
 
-    @cached_property
+    @property
     def failure_class(self) -> FailureClass | None:
         """The class of the failure; None if every rank completed."""
-        if self.cause is None:
-            return None
-        job, logs, endings = self.job, self.logs, tuple(self.endings)
-        found = FailureEvidence(endings=endings, logs=logs, scheduler_state=job.state, job_log=job.log)
-        return classify(replace(found, scheduler_words=job.words))
+        return self.cause.failure_class if self.cause else None
 
     @cached_property
     def observations(self) -> list[Observation]:

@@ -3,7 +3,8 @@
 1. An error of the operating system, storage, network or a device is infrastructure wherever it is raised.
 2. An error that only follows from the end of another rank proves nothing about this rank.
 3. An asynchronous kernel error, NaN or Inf is the code's: it may be raised in any frame.
-4. A failed import is unknown: the environment may lack the module.
+4. A failed import is unknown: the environment may lack the module. So is memory that the machine lacks, or a process
+   that something killed: others share the machine.
 5. Otherwise the innermost frame of the code under test or the harness decides. torch and the standard library own
    no frame: they raise because of their callers.
 """
@@ -27,6 +28,8 @@ _ASYNCHRONOUS = (table.GPU_MEMORY_ACCESS, table.NON_FINITE)
 _PROGRAM_ERRORS = ("TypeError", "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError")
 _IMPORTS = ("ImportError", "ModuleNotFoundError")
 _NO_MEMORY = (table.GPU_MEMORY, table.HOST_MEMORY)
+_OF_THE_MACHINE = (table.HOST_MEMORY, table.KILLED)
+_ALLOCATOR = "DefaultCPUAllocator"  # torch's own: it refuses one request, which it states, for its size
 
 
 class Blame(NamedTuple):
@@ -46,6 +49,8 @@ def blame_of(failure: Failure, progress: Progress) -> Blame:
         return Blame(row, row.domain)
     if failure.type in _IMPORTS:  # a gap in the environment proves nothing about what the code computes
         return Blame(table.IMPORT, Domain.UNKNOWN, frame)
+    if pattern in _OF_THE_MACHINE and _ALLOCATOR not in failure.message:
+        return Blame(pattern, Domain.UNKNOWN, frame)
     if owner == CODE:
         return Blame(pattern, Domain.CODE, frame)
     if owner in (HARNESS, KERNEL):

@@ -1,29 +1,37 @@
-"""The one cause of a cell that did not complete: the rank that failed first, and who is to blame."""
+"""The one cause of a cell that did not complete: its failure class, and the rank that failed first."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.errors import STORAGE_EXITS
 from harness.core.run.records import CellResult
-from harness.judge.evidence.endings import SIGTERM, TRAINED, Ending, signal_of
+from harness.judge.evidence.endings import SIGTERM, Ending, signal_of
 from harness.judge.failures import patterns as table
-from harness.judge.failures.blame import Blame, blame_of
-from harness.judge.failures.hangs import Stall, stall_of
+from harness.judge.failures.blame import blame_of
+from harness.judge.failures.classification import FailureClass, FailureEvidence, JobEnding, LogTail, classify
+from harness.judge.failures.hangs import stall_of
 from harness.judge.failures.pattern_row import Domain, Role
 from harness.judge.locations import numbered, where_of
+
+# Classes that how the rank ended says it all about.
+_ENDINGS = (table.NATIVE_CRASH, table.KILLED, table.HANG, table.FROZEN, table.STALLED, table.DEADLINE, table.UNKNOWN)
+_BY_ENDING = frozenset(pattern.name for pattern in _ENDINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a cell did not complete: the first rank that failed."""
+    """Why a cell did not complete: the class of the failure, and the first rank that failed."""
 
     ending: Ending
     others: tuple[int, ...]  # further ranks that did not complete
-    domain: Domain
+    failure_class: FailureClass
     message: str
+
+    @property
+    def domain(self) -> Domain:
+        return self.failure_class.domain
 
     @property
     def blames_code(self) -> bool:
@@ -44,87 +52,91 @@ class Cause:
         )
 
 
-def cause_of(endings: list[Ending], result: CellResult | None, job_state: str | None = None) -> Cause | None:
-    """The first failing rank and what is at fault; None when every rank completed.
+def cause_of(
+    endings: list[Ending],
+    result: CellResult | None,
+    job: JobEnding | None = None,
+    logs: Mapping[int, LogTail] | None = None,
+) -> Cause | None:
+    """The cause of a failure, and where it began; None when every rank completed.
 
-    An exception is judged by its kind and frames (blame.py), a deadline by the stacks (hangs.py). A process that
-    crashed once the legs had begun blames the code; a rank that was killed from outside or left no record does not.
-    `job_state`: state of the scheduler's job, where known.
+    The classifier decides both (classification.py), so that the outcome of a cell cannot contradict its failure class.
+    `job`: how the scheduler's job ended, where known. `logs`: ends of the logs of ranks, by rank.
     """
     failed = [ending for ending in endings if ending.ended != "completed"]
     if not failed:
         return None
-    first, stall = _first(failed, result), None
-    if first.ended == "deadline":
-        stall = stall_of(endings)
-        first = next(ending for ending in failed if stall and ending.rank == stall.rank)
-    blame = blame_of(first.failure, first.progress) if first.ended == "raised" and first.failure else None
-    domain = _domain(first, blame, stall)
-    if result is not None and result.status == "error" and domain == Domain.CODE:
-        domain = Domain.INFRASTRUCTURE
+    job = job or JobEnding()
+    known = classify(
+        FailureEvidence(
+            endings=tuple(endings),
+            logs=logs or {},
+            scheduler_state=job.state,
+            scheduler_words=job.words,
+            job_log=job.log,
+            first_failed=result.first_failure_rank if result else None,
+            given_up=result is not None and result.status == "error",
+        )
+    )
+    first = _first(failed, known, result)
     others = tuple(ending.rank for ending in failed if ending.rank != first.rank)
-    return Cause(ending=first, others=others, domain=domain, message=_message(first, blame, stall, job_state))
+    message = f"{_ended(first, endings)}{_reason(first, known, job.state)}"
+    return Cause(ending=first, others=others, failure_class=known, message=message)
 
 
-def _domain(first: Ending, blame: Blame | None, stall: Stall | None) -> Domain:
-    if blame is not None:
-        return blame.domain
-    if stall is not None:
-        return stall.pattern.domain
-    in_legs = first.progress.leg in ("metadata", *TRAINED)
-    by_itself = first.ended == "crashed" and first.exit_code not in STORAGE_EXITS
-    return Domain.CODE if in_legs and by_itself else Domain.INFRASTRUCTURE
+def _first(failed: list[Ending], known: FailureClass, result: CellResult | None) -> Ending:
+    """The rank of the class; but before a rank that lost its peer, one that vanished without a trace.
 
-
-def _first(failed: list[Ending], result: CellResult | None) -> Ending:
-    """The rank whose failure the others follow from.
-
-    The earliest exception that is not about a lost peer; else a rank that crashed or was killed from outside (not by
-    SIGTERM, with which the parent ends the remaining ranks); else, at a deadline, the rank with the least progress.
+    Where the class is of no rank, such as a state of the job: a rank that crashed or was killed from outside (not by
+    SIGTERM, with which the parent ends the remaining ranks), else the one with the least progress.
     """
-    died = [ending for ending in failed if ending.ended == "crashed"]
-    died += [ending for ending in failed if ending.ended == "killed" and signal_of(ending.exit_code or 0) != SIGTERM]
-    died = [ending for ending in died if ending.exit_code]
-    raised = [ending for ending in failed if ending.ended == "raised"]
-    own = [ending for ending in raised if not _follows(ending)]
-    if died and not own:
+    vanished = [ending for ending in failed if ending.ended in ("killed", "missing") and ending.exit_code is None]
+    if vanished and known.role == Role.CASCADE:
+        return min(vanished, key=lambda ending: (ending.order, ending.rank))
+    named = [ending for ending in failed if ending.rank == known.rank]
+    if named:
+        return named[0]
+    died = [ending for ending in failed if ending.ended in ("crashed", "killed")]
+    died = [ending for ending in died if ending.exit_code and signal_of(ending.exit_code) != SIGTERM]
+    if died:
         named = [ending for ending in died if result and ending.rank == result.first_failure_rank]
         return (named or died)[0]
-    if own:
-        return min(own, key=lambda ending: (ending.failure.time if ending.failure else math.inf, ending.rank))
-    silent = [ending for ending in failed if ending.ended in ("killed", "missing", "deadline")]
-    return min(silent or raised, key=lambda ending: (ending.ended != "deadline", ending.order, ending.rank))
+    silent = [ending for ending in failed if ending.ended != "raised"]
+    return min(silent or failed, key=lambda ending: (ending.ended != "deadline", ending.order, ending.rank))
 
 
-def _follows(ending: Ending) -> bool:
-    """Whether the exception only reports that another rank left or never arrived."""
-    return ending.failure is not None and blame_of(ending.failure, ending.progress).pattern.role == Role.CASCADE
-
-
-def _message(first: Ending, blame: Blame | None, stall: Stall | None, job_state: str | None) -> str:
+def _ended(first: Ending, endings: list[Ending]) -> str:
+    """How the first rank that failed ended."""
     who = f"rank {first.rank} ({first.place})"
+    stall = stall_of(endings) if first.ended == "deadline" else None
     if stall is not None:
         return stall.text
     if first.ended == "raised":
-        detail = f"{first.failure.type}: {first.failure.message}" if first.failure else "an exception"
-        raised = f"{who} raised in the {first.at}: {detail}"
-        if blame is not None and blame.domain == Domain.HARNESS:
-            return (
-                f"{blame.pattern.title}, please report it with the log of rank {first.rank}: {raised}, at {blame.frame}"
-            )
+        if first.failure is None:
+            return f"{who} raised in the {first.at}: an exception"
+        raised = f"{who} raised in the {first.at}: {first.failure.type}: {first.failure.message}"
+        blame = blame_of(first.failure, first.progress)
+        if blame.domain == Domain.HARNESS:
+            report = f"{blame.pattern.title}, please report it with the log of rank {first.rank}"
+            return f"{report}: {raised}, at {blame.frame}"
         return raised
     if first.ended == "crashed":
         signal = signal_of(first.exit_code or 0)
         how = f"died of signal {signal}" if signal else f"exited with code {first.exit_code}"
         return f"{who} {how} in the {first.at}"
     if first.ended == "missing":
-        return f"{who} left no record{_job(job_state)}"
+        return f"{who} left no record"
     if first.exit_code is None:
-        return f"{who} was terminated in the {first.at}{_job(job_state) or '; cause unknown'}"
-    return f"{who} was killed from outside (exit code {first.exit_code}) in the {first.at}{_job(job_state)}"
+        return f"{who} was terminated in the {first.at}"
+    return f"{who} was killed from outside (exit code {first.exit_code}) in the {first.at}"
 
 
-def _job(state: str | None) -> str:
-    """The scheduler's explanation of how the job ended; empty if it has none."""
+def _reason(first: Ending, known: FailureClass, state: str | None) -> str:
+    """What the ending of the rank does not say: how the scheduler ended the job, or what a log shows."""
+    silent = first.ended in ("killed", "missing")
     row = next((row for row in table.PATTERNS if state and row.in_state(state)), None)
-    return f": {row.title} (job state {state})" if row else ""
+    if row is not None and (silent or known.rank is None):
+        return f": {row.title} (job state {state})"
+    if first.ended != "raised" and known.rank in (None, first.rank) and known.name not in _BY_ENDING:
+        return f": {known.title}"
+    return "; cause unknown" if first.ended == "killed" and first.exit_code is None else ""

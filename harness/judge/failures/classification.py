@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core.errors import STORAGE_EXITS
-from harness.judge.evidence.endings import SIGTERM, Ending, signal_of
+from harness.judge.evidence.endings import SIGTERM, TRAINED, Ending, signal_of
 from harness.judge.failures import patterns as table
 from harness.judge.failures.blame import blame_of
 from harness.judge.failures.hangs import stall_of
@@ -54,6 +54,8 @@ class FailureEvidence:
     scheduler_state: str | None = None
     scheduler_words: str = ""
     job_log: str = ""
+    first_failed: int | None = None  # the rank that failed first: clocks of nodes differ, so it precedes their times
+    given_up: bool = False  # the agent reports that it could not run the attempt to its end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,33 +75,44 @@ class _Candidate:
     pattern: Pattern
     source: int
     evidence: str
-    domain: Domain | None = None  # if the frames decide; None: the row's
+    domain: Domain | None = None  # if frames or the leg decide; None: the row's
     rank: int | None = None
     time: float = math.inf
+
+    @property
+    def blamed(self) -> Domain:
+        return self.domain or self.pattern.domain
 
 
 def classify(evidence: FailureEvidence) -> FailureClass:
     """The class of the first root cause; if there is none, of the first cascade; else unknown.
 
-    Exceptions are ordered by time. NCCL and gloo time-outs and lost peers are cascades. NaN and Inf found anywhere
-    take precedence over any class that allows a retry.
+    Exceptions are ordered by time, but the rank that is known to have failed first comes first. NCCL and gloo
+    time-outs and lost peers are cascades. NaN and Inf found anywhere take precedence over any class that allows a
+    retry, but are then attributed to nobody: a failing machine can compute anything.
     """
+
+    def certainty(item: _Candidate) -> tuple[int, bool, float, int]:
+        by_code = item.source == LOG and item.pattern.domain == Domain.CODE
+        later = item.rank is None or item.rank != evidence.first_failed
+        return CRASH_LOG if by_code else item.source, later, item.time, -1 if item.rank is None else item.rank
+
     candidates = list(_candidates(evidence))
     roots = [item for item in candidates if item.pattern.role == Role.ROOT]
     # Ranks that wait for each other run into the job's limit or its cancellation: both follow from the hang.
     if any(item.pattern is table.HANG for item in roots):
         roots = [item for item in roots if item.pattern not in (table.TIME_LIMIT, table.CANCELLED)]
-    chosen = min(roots or candidates, key=_certainty, default=None)
+    chosen = min(roots or candidates, key=certainty, default=None)
     numeric = [item for item in roots if item.pattern is table.NON_FINITE]
     if numeric and chosen is not None and chosen.pattern.retry_advice == Retry.OTHER_NODES:
-        chosen = min(numeric, key=_certainty)
+        chosen = replace(min(numeric, key=certainty), domain=Domain.UNKNOWN)
     if chosen is None:
         chosen = _Candidate(pattern=table.UNKNOWN, source=DEADLINE, evidence=_silence(evidence))
     pattern = chosen.pattern
     return FailureClass(
         name=pattern.name,
         title=pattern.title,
-        domain=chosen.domain or pattern.domain,
+        domain=_domain(chosen, roots, evidence),
         role=pattern.role,
         retry=_outlook(chosen, evidence),
         advice=pattern.advice,
@@ -108,10 +121,14 @@ def classify(evidence: FailureEvidence) -> FailureClass:
     )
 
 
-def _certainty(item: _Candidate) -> tuple[int, float, int]:
-    by_code = item.source == LOG and item.pattern.domain == Domain.CODE
-    source = CRASH_LOG if by_code else item.source
-    return source, item.time, -1 if item.rank is None else item.rank
+def _domain(chosen: _Candidate, roots: list[_Candidate], evidence: FailureEvidence) -> Domain:
+    """Who is to blame. A log line alone does not blame the code, nor does an attempt that its agent gave up."""
+    if chosen.blamed != Domain.CODE:
+        return chosen.blamed
+    if evidence.given_up:
+        return Domain.INFRASTRUCTURE
+    proven = any(item.source != LOG and item.blamed == Domain.CODE for item in roots)
+    return Domain.CODE if proven else Domain.UNKNOWN
 
 
 def _outlook(chosen: _Candidate, evidence: FailureEvidence) -> Retry:
@@ -159,11 +176,14 @@ def _of_an_exception(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
 
 def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
     """Candidates of a rank without an exception: from its log, and from how its process ended."""
-    crashed = ending.ended == "crashed"
+    crashed, in_legs = ending.ended == "crashed", ending.progress.leg in ("metadata", *TRAINED)
     found = [(pattern, line) for pattern, line in patterns_of_log(log.text)]
     for pattern, line in found:
         source = CRASH_LOG if crashed else LOG
-        yield _Candidate(pattern=pattern, source=source, evidence=line, rank=ending.rank, time=log.written)
+        domain = Domain.UNKNOWN if pattern.domain == Domain.CODE and not in_legs else None
+        yield _Candidate(
+            pattern=pattern, source=source, evidence=line, domain=domain, rank=ending.rank, time=log.written
+        )
     code = ending.exit_code or 0
     # torch aborts the process when its watchdog gives up on a collective: that crash is part of the cascade.
     gave_up = signal_of(code) == SIGABRT and any(pattern.role == Role.CASCADE for pattern, _ in found)
@@ -172,7 +192,8 @@ def _of_a_silent_rank(ending: Ending, log: LogTail) -> Iterator[_Candidate]:
         yield _Candidate(pattern=table.STORAGE, source=EXCEPTION, evidence=how, rank=ending.rank)
     elif crashed and not gave_up:
         how = f"signal {signal_of(code)}" if signal_of(code) else f"exit code {code}"
-        yield _Candidate(pattern=table.NATIVE_CRASH, source=CRASH, evidence=how, rank=ending.rank)
+        domain = None if in_legs else Domain.UNKNOWN  # outside the legs no code under test need have run
+        yield _Candidate(pattern=table.NATIVE_CRASH, source=CRASH, evidence=how, domain=domain, rank=ending.rank)
     # The parent ends the remaining ranks with SIGTERM.
     if ending.ended in ("killed", "missing") and code and signal_of(code) != SIGTERM:
         how = f"exit code {code}"

@@ -78,14 +78,6 @@ NATIVE_CRASH = Pattern(
     retry_advice=Retry.NEVER,
     advice="Read the end of this rank's log: the interpreter dumps the stack there on a crash.",
 )
-KILLED = Pattern(
-    name="killed",
-    title="killed from outside",
-    domain=Domain.UNKNOWN,
-    role=Role.ROOT,
-    retry_advice=Retry.UNKNOWN,
-    advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
-)
 DEADLINE = Pattern(
     name="deadline",
     title="cell deadline passed",

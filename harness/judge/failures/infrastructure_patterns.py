@@ -1,4 +1,4 @@
-"""Failure classes of what breaks outside the code under test: jobs, nodes, network, storage."""
+"""Failure classes of what breaks outside the code under test: jobs, nodes, processes, network, storage."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ CONTAINER = Pattern(
     advice="Check the image and mounts of the cluster profile with a manual srun.",
     log=r"pyxis: (couldn't start container|failed to import docker image|container start failed)",
 )
+KILLED = Pattern(
+    name="killed",
+    title="killed from outside",
+    domain=Domain.UNKNOWN,
+    role=Role.ROOT,
+    retry_advice=Retry.UNKNOWN,
+    advice="Look for the kill in the node's kernel log (out of memory?) and in the job's accounting.",
+    # A rank that is killed itself is recognised by its exit code.
+    exception=r"DataLoader worker \(.*\) (is killed by signal: (Killed|Terminated)|exited unexpectedly)",
+)
 GPU_HARDWARE = Pattern(
     name="gpu-hardware",
     title="GPU hardware fault",
@@ -84,8 +94,10 @@ GPU_UNAVAILABLE = Pattern(
     retry_advice=Retry.OTHER_NODES,
     advice="Run the cell again on other nodes; check what holds this node's GPU, and that its fabric manager runs.",
     exception=r"busy or unavailable|system not yet initialized|no CUDA-capable device is detected|"
-    r"CUDA driver initialization failed|failed to initialize NVML|exclusive \(compute\) mode",
-    log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected",
+    r"CUDA driver initialization failed|failed to initialize NVML|nvmlInit_v2_\(\) INTERNAL ASSERT FAILED|"
+    r"exclusive \(compute\) mode|No CUDA GPUs are available",
+    log=r"CUDA error: .*(busy or unavailable|system not yet initialized)|no CUDA-capable device is detected|"
+    r"No CUDA GPUs are available",
 )
 NETWORK = Pattern(
     name="network-error",

@@ -13,7 +13,6 @@ from harness.judge.failures.ending_patterns import (
     FROZEN,
     HANG,
     HARNESS_DEFECT,
-    KILLED,
     NATIVE_CRASH,
     PYTHON,
     REPLACEMENT,
@@ -29,6 +28,7 @@ from harness.judge.failures.infrastructure_patterns import (
     DISK,
     GPU_HARDWARE,
     GPU_UNAVAILABLE,
+    KILLED,
     NETWORK,
     NODE_FAILURE,
     PREEMPTION,
@@ -61,7 +61,8 @@ HOST_MEMORY = Pattern(
     role=Role.ROOT,
     retry_advice=Retry.UNKNOWN,
     advice="Ask for more memory (mem), or run fewer ranks side by side on a node.",
-    exception=r"^MemoryError|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory",
+    exception=r"^MemoryError|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory|"
+    r"workers are out of shared memory",
     log=r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory|task \d+: Out Of Memory|"
     r"DefaultCPUAllocator: (can't|not enough)",
     states=("OUT_OF_MEMORY",),
@@ -133,9 +134,11 @@ GLOO_TIMEOUT = Pattern(
     retry_advice=Retry.UNKNOWN,
     advice="The cause is unknown: find the rank that did not enter the collective, and read its log first.",
     exception=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
-    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
+    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure|"
+    r"\bSocket Timeout\b|Timeout waiting for key",
     log=r"Timed out waiting \d+ms for (recv|send) operation|failed to pass monitoredBarrier|"
-    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure",
+    r"socket has timed out after|wait timeout after \d+ms|Application timeout caused pair closure|"
+    r"DistStoreError: Socket Timeout|Timeout waiting for key",
 )
 LOST_PEER = Pattern(
     name="lost-peer",
@@ -144,12 +147,16 @@ LOST_PEER = Pattern(
     role=Role.CASCADE,
     retry_advice=Retry.UNKNOWN,
     advice="Another rank ended first: read the log of the rank that recorded no exception.",
-    exception=r"connection (was )?(closed|reset)|broken pipe|remote process exited|connection refused",
+    # All of torch's types for errors of communication; but a call that NCCL refuses as wrong started here.
+    exception=r"^(\w+\.)*Dist(Backend|Network|Store)?Error:(?!(?s:.*)ncclInvalid(Usage|Argument))|"
+    r"connection (was )?(likely )?(closed|reset)|broken pipe|remote process exited|connection refused|"
+    r"communicator was aborted|connectFullMesh failed",
     log=r"connection (was )?(closed by (remote )?peer|reset by peer)|: broken pipe|remote process exited|"
-    r"ncclRemoteError|Got completion from peer \S+ with error",
+    r"ncclRemoteError|Got completion from peer \S+ with error|Connection was likely closed|communicator was aborted",
 )
 
-# The classes with texts or states, most specific first: the first row that matches decides.
+# The classes with texts or states: the first row that matches decides. Most specific first, cascades last, since a
+# consequence may quote its root.
 PATTERNS: tuple[Pattern, ...] = (
     GPU_MEMORY,
     HOST_MEMORY,
@@ -164,13 +171,14 @@ PATTERNS: tuple[Pattern, ...] = (
     NETWORK,
     NON_FINITE,
     GPU_MEMORY_ACCESS,
-    NCCL_TIMEOUT,
-    GLOO_TIMEOUT,
-    LOST_PEER,
+    KILLED,
     IMPORT,
     DISK,
     STORAGE,
     CONFIGURATION,
+    NCCL_TIMEOUT,
+    GLOO_TIMEOUT,
+    LOST_PEER,
 )
 
 CLASSES: tuple[Pattern, ...] = (
@@ -184,7 +192,6 @@ CLASSES: tuple[Pattern, ...] = (
     REPLACEMENT,
     PYTHON,
     NATIVE_CRASH,
-    KILLED,
     DEADLINE,
     UNKNOWN,
 )

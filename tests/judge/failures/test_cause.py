@@ -6,6 +6,7 @@ from harness.core.cell.layout import Coordinates
 from harness.core.run.records import CellResult, Failure, Progress
 from harness.judge.evidence.endings import Ending
 from harness.judge.failures.cause import cause_of
+from harness.judge.failures.classification import JobEnding
 
 PLACE = Coordinates(tp=0, cp=0, dp=0, pp=0)
 UPSTREAM = ["harness/node/probe/run.py:110 in _model_legs", "megatron/core/models/gpt/gpt_model.py:90 in __init__"]
@@ -48,7 +49,7 @@ def test_a_defect_of_the_harness_says_so_and_asks_for_a_report() -> None:
     ],
 )
 def test_a_rank_that_its_job_ended_says_how_where_the_scheduler_does(state: str | None, says: str) -> None:
-    cause = cause_of([ending("killed")], None, state)
+    cause = cause_of([ending("killed")], None, JobEnding(state=state))
     assert cause is not None
     assert cause.message == (
         f"rank 0 (stage 0, tp 0, cp 0, dp 0) was terminated in the training leg, step 0, micro-batch 0, forward{says}"

@@ -12,9 +12,8 @@ from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.endings import TRAINED
+from harness.judge.failures.cause import Cause
 from harness.judge.failures.pattern_row import Domain
-
-_NOT_THE_CODE = {Domain.HARNESS: fault_classes.HARNESS, Domain.INFRASTRUCTURE: fault_classes.INFRASTRUCTURE}
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -24,14 +23,22 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     ending = cause.ending
     if cause.blames_code and ending.progress.leg in TRAINED:
         return []
-    crash = fault_classes.HANG if ending.ended == "deadline" else fault_classes.CRASH
     return [
         CheckFinding(
             severity=Severity.ERROR if cause.blames_code else Severity.WARNING,
-            fault_class=crash if cause.blames_code else _NOT_THE_CODE.get(cause.domain, fault_classes.UNKNOWN),
+            fault_class=_fault_class(cause),
             message=f"{cause.message}{cause.others_text}",
             where=cause.where,
             measured=ending.ended,
             bound="completed",
         )
     ]
+
+
+def _fault_class(cause: Cause) -> str:
+    if cause.blames_code:
+        return fault_classes.HANG if cause.ending.ended == "deadline" else fault_classes.CRASH
+    if cause.domain == Domain.HARNESS:
+        return fault_classes.HARNESS
+    outside = cause.domain == Domain.INFRASTRUCTURE or cause.ending.ended in ("killed", "missing")
+    return fault_classes.INFRASTRUCTURE if outside else fault_classes.UNKNOWN
