@@ -145,7 +145,7 @@ def _results(folder: Path) -> list[Mutant]:
 
 def _report(found: list[Mutant], *, show_all: bool) -> int:
     accepted = tomllib.loads(ACCEPTED.read_text())["mutant"]
-    reasons = {(item["module"], item["from"], item["to"]): item["reason"] for item in accepted}
+    reasons = {(item["module"], item["from"], item.get("to")): item["reason"] for item in accepted}
     counts: dict[str, Counter[str]] = {}
     missing = []
     for mutant in found:
@@ -153,6 +153,7 @@ def _report(found: list[Mutant], *, show_all: bool) -> int:
         if kind == "unexplained" and mutant.wording:
             kind = "wording"
         reason = reasons.get((mutant.module, mutant.removed, mutant.added))
+        reason = reason or reasons.get((mutant.module, mutant.removed, None))
         if kind == "unexplained" and reason:
             kind = "accepted"
         counts.setdefault(mutant.module, Counter())[kind] += 1

@@ -106,7 +106,7 @@ def test_no_document_of_the_uncut_mix_is_truncated_and_all_else_is_the_adversari
 
 def test_the_adversarial_mix_is_the_same_in_every_step() -> None:
     mix = adversarial_mix(64, 2)
-    assert draw(mix, step=0) == draw(mix, step=5)
+    assert draw(mix, count=3, step=0) == draw(mix, count=3, step=5)
 
 
 def test_lengths_of_a_file_continue_from_step_to_step_and_wrap_around() -> None:
@@ -129,6 +129,7 @@ def test_drawn_lengths_stay_between_their_bounds(low: int, width: int, sigma: fl
         mode="distribution", min_seq_len=low, max_seq_len=high, mean_seq_len=(low + high) / 2, lognormal_sigma=sigma
     )
     documents = documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
+    assert [document.index for document in documents] == list(range(20))
     assert all(low <= document.original_length <= high for document in documents)
     assert all(document.length == min(document.original_length, 63) for document in documents)
     assert documents == documents_of_step(config, seed=seed, step=step, count=20, seq_length=64)
