@@ -128,6 +128,7 @@ def test_a_follower_with_a_broken_gpu_starts_no_cell_and_ends_with_the_leader(
 # its standard input does.
 AGENT = """
 import os, resource, signal, sys, types
+from harness.core.errors import DriverError
 from harness.core.run.records import CellResult
 from harness.core.run.run_dir import AttemptDir, write_json
 from harness.node import agent, node_agent
@@ -141,7 +142,13 @@ def supervise(root, cell, number, *_):
 
 hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
 resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-node_agent.load = lambda: None
+
+
+def load():
+    if os.environ["SLURMD_NODENAME"] == os.environ.get("BROKEN"):
+        raise DriverError("the driver has not answered")
+
+node_agent.load = load
 for name, values in {
     "supervisor": {"supervise": supervise},
     "refusals": {"refusal": lambda *_: None},
@@ -152,18 +159,36 @@ raise SystemExit(agent.main())
 """
 
 
-def start(root: Path, **environment: str) -> tuple[subprocess.Popen[str], tuple[int, ...]]:
-    """An agent, and what its first cell tells."""
-    agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(root), "local", "--attached-to", str(os.getpid())],
+def spawn(root: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(root), "local", "--attached-to", str(os.getpid()), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def start(root: Path, **environment: str) -> tuple[subprocess.Popen[str], tuple[int, ...]]:
+    """An agent, and what its first cell tells."""
+    agent = spawn(root, **environment)
     assert agent.stdout is not None
     return agent, tuple(int(word) for word in agent.stdout.readline().split())
+
+
+@pytest.mark.parametrize("broken", ["n0", "n1"])
+def test_agents_of_two_nodes_end_in_order_when_the_driver_of_one_does_not_answer(broken: str, tmp_path: Path) -> None:
+    """Only the leader fails, after it has named the host: srun ends all agents once one has failed."""
+    run = order(tmp_path, 2)
+    agents = [
+        spawn(tmp_path, "--nodes", "2", "--node", str(node), SLURMD_NODENAME=f"n{node}", BROKEN=broken)
+        for node in (0, 1)
+    ]
+    said = [agent.communicate("")[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [3, 0], said
+    reason = f"InfrastructureError: node {broken[1]}: the driver has not answered; 1 cell not started"
+    assert (failure(run).reason, failure(run).nodes) == (reason, (broken,))
 
 
 @pytest.mark.parametrize("users", [None, "1"])

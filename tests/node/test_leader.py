@@ -32,8 +32,8 @@ class Starting(Leader):
 
     def reap(self, at_most_s: float) -> None:
         self.together.append([(cell, share.gpus) for cell, _, _, share, _ in self.running.values()])
-        for cell, *_ in self.running.values():
-            self.gpus.release(cell)
+        for cell, number, ended, *_ in self.running.values():
+            self.ended(cell, number, ended, 0)
         self.running.clear()
 
 

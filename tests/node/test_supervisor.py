@@ -95,8 +95,8 @@ def test_the_flight_recorder_of_a_hung_rank_names_the_collective(
     attempt = AttemptDir(tmp_path)
 
     def probe(*_: Any) -> None:
-        while not flight_recorder.flight_file(attempt, 0).exists():
-            pass
+        while not flight_recorder.flight_file(attempt, 0).exists() and time.time() < deadline_at + 10:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(rank_module, "run_probe", probe)
