@@ -1,4 +1,4 @@
-"""Tables of docs/matrix.md and docs/data_paths.md, from the declarations. scripts/key_tables.py writes them."""
+"""Tables and bounds of pages of docs, from the declarations. scripts/key_tables.py writes them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from harness.plan.schema.section import union_of
 from harness.plan.schema.sections import Launch
 
 _MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
+_BOUND = re.compile(r"`(\w+)`: (?:fp32 \S+, bf16 (measured, else )?[\de.-]+|[\d.]+ times)")
+_SCREEN = re.compile(r"ratio screen [\d.]+ %")
 
 
 def tables() -> dict[str, str]:
@@ -41,6 +43,26 @@ def filled(page: str) -> str:
     """The page with the table after every `<!-- generated: name -->` regenerated; KeyError for an unknown name."""
     made = tables()
     return _MARK.sub(lambda found: f"<!-- generated: {found[1]} -->\n{made[found[1]]}", page)
+
+
+def with_bounds(page: str) -> str:
+    """The page (docs/checks.md) with the defaults of the bounds that it states written anew."""
+    page = _BOUND.sub(lambda found: f"`{found[1]}`: {_default_bound(found[1], found[2] or '')}", page)
+    return _SCREEN.sub(f"ratio screen {100 * DEFAULTS['fp32'].ratio_screen:g} %", page)
+
+
+def _default_bound(name: str, measured: str) -> str:
+    """`measured`: what the page says of dtypes whose noise may be measured."""
+    fp32, bf16 = (getattr(DEFAULTS[dtype], name) for dtype in ("fp32", "bf16"))
+    if fp32.unit == "factor":
+        return f"{fp32.value:g} times"
+    return f"fp32 {_power(fp32.value)}, bf16 {measured}{_power(bf16.value)}"
+
+
+def _power(value: float) -> str:
+    """E.g. 5e-2."""
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
