@@ -1,6 +1,7 @@
 """Writes the generated parts of pages from the code: `python scripts/key_tables.py`.
 
-These are the tables of docs/matrix.md and docs/data_paths.md, and the fault catalogue at the end of docs/failures.md.
+These are the tables of docs/matrix.md and docs/data_paths.md, the bounds in docs/checks.md, and the fault catalogue at
+the end of docs/failures.md.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from pathlib import Path
 
 from harness.plan.faults import FAULTS
 from harness.plan.faults.text import with_catalogue
-from harness.plan.schema.key_tables import filled
+from harness.plan.schema.key_tables import filled, with_bounds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (DOCS / "matrix.md", DOCS / "data_paths.md")
+CHECKS = DOCS / "checks.md"
 FAILURES = DOCS / "failures.md"
 
 
 def main() -> None:
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    CHECKS.write_text(with_bounds(CHECKS.read_text(encoding="utf-8")), encoding="utf-8")
     FAILURES.write_text(with_catalogue(FAILURES.read_text(encoding="utf-8"), FAULTS), encoding="utf-8")
 
 

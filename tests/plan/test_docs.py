@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
+from harness.core.tolerances import BOUND_NAMES, FACTOR_NAMES
 from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
-from harness.plan.schema.key_tables import filled, stale, tables
+from harness.plan.schema.key_tables import filled, stale, tables, with_bounds
 from harness.plan.schema.section import model_of
 from harness.plan.schema.sections import MatrixFile
 from harness.plan.stacks.projects import PROJECTS
@@ -36,6 +40,28 @@ def test_an_outdated_table_is_found_and_regenerated(root: Path) -> None:
     wrong = page.replace("| `lr` | number > 0, at most 1000000 | `0.001` |", "| `lr` | number | `0.001` |")
     assert list(stale(wrong)) == ["train"]
     assert filled(wrong) == page
+
+
+def test_the_page_of_the_checks_states_the_default_of_every_bound(root: Path) -> None:
+    page = (root / "docs" / "checks.md").read_text()
+    assert page == with_bounds(page), "run `python scripts/key_tables.py` and read the difference"
+    assert [name for name in (*BOUND_NAMES, *FACTOR_NAMES) if not re.search(rf"`{name}`: (fp32 )?\d", page)] == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (
+            "`activation`: fp32 1e-4, bf16 measured, else 5e-2 relative",
+            "`activation`: fp32 1e-5, bf16 measured, else 5.5e-2 relative",
+        ),
+        ("`aux_loss`: fp32 1e-5, bf16 2e-2 relative", "`aux_loss`: fp32 1e-5, bf16 2e-3 relative"),
+        ("`rotary_slope`: 2 times", "`rotary_slope`: 1.5 times"),
+        ("ratio screen 2 %", "ratio screen 1.5 %"),
+    ],
+)
+def test_an_outdated_bound_is_regenerated(right: str, wrong: str) -> None:
+    assert with_bounds(wrong) == right
 
 
 def test_the_matrix_page_has_every_key_of_the_file(root: Path) -> None:

@@ -1,9 +1,9 @@
-"""Tables of docs/matrix.md and docs/data_paths.md, from the declarations. scripts/key_tables.py writes them."""
+"""Tables and bounds of pages of docs, from the declarations. scripts/key_tables.py writes them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -16,10 +16,14 @@ from harness.core.run.run_plan import XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
 from harness.plan.schema.model import PARTS
-from harness.plan.schema.section import union_of
-from harness.plan.schema.sections import Launch
+from harness.plan.schema.section import Section, union_of
+from harness.plan.schema.sections import ChecksSection, Launch
+from harness.plan.schema.select import CoveringSection
+from harness.plan.schema.throughput import HistorySection, SlopeSection, ThroughputSection
 
 _MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
+_BOUND = re.compile(r"`(\w+)`: (?:fp32 \S+, bf16 (measured, else )?[\de.-]+|[\d.]+ times)")
+_SCREEN = re.compile(r"ratio screen [\d.]+ %")
 
 
 def tables() -> dict[str, str]:
@@ -33,6 +37,11 @@ def tables() -> dict[str, str]:
     found |= {mode: table(keys) for mode, keys in modes.items()}
     found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
     found |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
+    found |= {"covering": section_table(CoveringSection)}
+    found |= {"checks": section_table(ChecksSection, only=("canaries", "fingerprints"))}
+    found |= {"throughput": section_table(ThroughputSection)}
+    found |= {"segment_slope": section_table(SlopeSection, of="`segment_slope`")}
+    found |= {"history": section_table(HistorySection, of="`history`")}
     found |= {"bound": table(keys_of(Override).values(), of="a bound"), "xfail": table(keys_of(XFail).values())}
     return found | {"data_paths": _data_paths()}
 
@@ -43,6 +52,26 @@ def filled(page: str) -> str:
     return _MARK.sub(lambda found: f"<!-- generated: {found[1]} -->\n{made[found[1]]}", page)
 
 
+def with_bounds(page: str) -> str:
+    """The page (docs/checks.md) with the defaults of the bounds that it states written anew."""
+    page = _BOUND.sub(lambda found: f"`{found[1]}`: {_default_bound(found[1], found[2] or '')}", page)
+    return _SCREEN.sub(f"ratio screen {100 * DEFAULTS['fp32'].ratio_screen:g} %", page)
+
+
+def _default_bound(name: str, measured: str) -> str:
+    """`measured`: what the page says of dtypes whose noise may be measured."""
+    fp32, bf16 = (getattr(DEFAULTS[dtype], name) for dtype in ("fp32", "bf16"))
+    if fp32.unit == "factor":
+        return f"{fp32.value:g} times"
+    return f"fp32 {_power(fp32.value)}, bf16 {measured}{_power(bf16.value)}"
+
+
+def _power(value: float) -> str:
+    """E.g. 5e-2."""
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
 def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
     rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
     for key in keys:
@@ -50,6 +79,34 @@ def table(keys: Iterable[Key], of: str = "", prefix: str = "") -> str:
         text = key.setting.doc
         rows.append(["<br>".join(f"`{name}`" for name in names), _values(key), _default(key), text])
     return _markdown(rows)
+
+
+def section_table(kind: type[Section], of: str = "", only: Collection[str] = ()) -> str:
+    """The table of a section that is declared as a model; `only`: of these keys, if any are given."""
+    rows = [[f"key of {of}" if of else "key", "value", "default", "meaning"], ["---"] * 4]
+    for name, schema in kind.model_json_schema()["properties"].items():
+        field = kind.model_fields[name]
+        if not only or name in only:
+            default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+            rows.append([f"`{name}`", _schema_values(schema), default, field.description or ""])
+    return _markdown(rows)
+
+
+def _schema_values(schema: Mapping[str, Any]) -> str:
+    """The column `value` from a JSON Schema."""
+    if "anyOf" in schema:
+        return ", ".join(_schema_values(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema.get("type")
+    if kind == "array":
+        items = schema["items"]
+        kinds = " or ".join(map(_schema_values, items.get("anyOf", [items])))
+        return f"list of {kinds.replace('integer', 'integers')}"
+    if kind in ("integer", "number"):
+        limits = Limits(ge=schema.get("minimum"), gt=schema.get("exclusiveMinimum"), le=schema.get("maximum"))
+        return _number(kind, limits)
+    return {"boolean": "true, false", "object": "mapping"}.get(kind or "", "text")
 
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:
@@ -122,12 +179,17 @@ def _default(key: Key) -> str:
         return "required"
     if setting.auto:
         return "`auto`"
-    if value is None or value == "" or setting.optional:
+    return "none" if setting.optional else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """A default as a file would give it."""
+    if value is None or value in ("", {}):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
-        return f"`{list(value)}`"
+    if isinstance(value, (list, tuple)):
+        return f"`[{', '.join(map(str, value))}]`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

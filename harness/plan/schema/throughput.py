@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from harness.core.cell.timing import DOCUMENTS, ROUNDS, TimingConfig
+from harness.core.cell.timing import DOCUMENTS, ROTARY_TOKENS, ROUNDS, STEP_TOKENS, WARMUP, TimingConfig
 from harness.core.hardware.peak_flops import DTYPES
 from harness.core.run.run_plan import BaselineRequest
 from harness.core.tolerances import DEFAULTS, LEAST_RUNS
@@ -64,10 +64,13 @@ class SlopeSection(Section):
     )
     documents: Annotated[
         list[Annotated[int, Field(ge=2, le=MOST_PER_PACK)]], Field(min_length=2), AfterValidator(_dividing)
-    ] = Field(default=list(DOCUMENTS), description="Documents per pack.")
+    ] = Field(
+        default=list(DOCUMENTS),
+        description="Documents per pack, in ascending order, each a divisor of the last.",
+    )
     tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = Field(
         default=None,
-        description="Tokens per pack, approximate; absent: 4096 (rotary function), 1024 (step).",
+        description=f"Tokens per pack, about; if omitted, {ROTARY_TOKENS} (rotary function) and {STEP_TOKENS} (step).",
     )
 
 
@@ -98,7 +101,7 @@ class HistorySection(Section):
         default=_DEFAULT.slower_than_history.value, description="Largest ratio of the time to their median."
     )
     since: Annotated[str, AfterValidator(_date)] = Field(
-        default="", description="Only runs from this date on count; set it after accepting a slowdown."
+        default="", description="Date, in quotes: only runs from then on count; set it after accepting a slowdown."
     )
 
 
@@ -137,7 +140,9 @@ class ThroughputSection(Section):
         description=f"How often each load is timed; with fewer than {ROUNDS} rounds no result can be significant.",
     )
     warmup: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        default=None, description="Unrecorded rounds before the first recorded one; absent: 1 on a CPU, 3 on a GPU."
+        default=None,
+        description="Unrecorded rounds before the first recorded one; "
+        f"if omitted, {WARMUP['cpu']} on a CPU and {WARMUP['cuda']} on a GPU.",
     )
     full_rows: bool = Field(
         default=False, description="Also time rows of one full-length document, and show packed rows next to them."
