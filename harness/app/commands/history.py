@@ -6,7 +6,7 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 
 _ROWS = 40  # of a listing without --limit
+_FIRST_YEAR = 1970  # a date is compared as text, so its year needs four digits
 _CLIPPED = 60  # characters of a value in a listing
 # Columns of a listing on a terminal; exported files have all columns.
 _COLUMNS = {
@@ -54,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         _place(made[name])
     page, export, prune = made["html"], made["export"], made["prune"]
     page.add_argument("-o", "--output", type=Path, metavar="PAGE", help="output file (history.html beside the history)")
-    page.add_argument("--days", type=_count, default=90, metavar="N", help="days to look back (90)")
+    page.add_argument("--days", type=_days, default=90, metavar="N", help="days to look back (90)")
     export.add_argument("listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (outcomes)")
     export.add_argument("--format", choices=FORMATS, default="csv", help="file format (csv)")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (standard output)")
@@ -89,14 +90,18 @@ def _filters(parser: argparse.ArgumentParser, *, limited: bool = True) -> None:
         parser.add_argument("--limit", type=_count, metavar="N", default=argparse.SUPPRESS, help=words)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
+def _number(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= most:
+            raise ValueError
+        return value
+
+    number.__name__ = f"number from 1 to {most:,}"  # argparse prints: invalid number from 1 to 9 value: 'x'
     return number
 
 
-_count.__name__ = "number of 1 or more"
+_count, _days = _number(10**9), _number(10**5)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -128,18 +133,23 @@ def _row_filters(given: Mapping[str, Any], limit: int | None) -> Any:
 
 def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
     """A date, a time or an age ("90d", "12h", "4w") as an ISO time in UTC; InputError for anything else."""
-    ago = re.fullmatch(r"(\d{1,5})([hdw])", text)
-    if ago:
-        unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
-        when = (now or datetime.now(timezone.utc)) - timedelta(**{unit: int(ago[1])})
-    else:
-        try:
+    ago = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
+    try:
+        if ago:
+            unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+            when = (now or datetime.now(timezone.utc)) - timedelta(**{unit: int(ago[1])})
+        else:
             when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError as error:
-            allowed = "a date (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
-            raise InputError(Problem(key=flag, message="is not a date", found=repr(text), allowed=allowed)) from error
-        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        when = when.astimezone(timezone.utc)
+        if when.year < _FIRST_YEAR:
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        allowed = (
+            f"a date from {_FIRST_YEAR} to 9999 (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
+        )
+        raise InputError(Problem(key=flag, message="is not a date", found=repr(text), allowed=allowed)) from error
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _list(what: str, given: Mapping[str, Any], file: Path) -> int:
