@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 RUN_PARENT = Path("reports")  # folder of run directories, unless the command or the cluster profile names another
@@ -31,11 +32,18 @@ def add_history(parser: argparse.ArgumentParser, *, default: str | None = None) 
     parser.add_argument("--history", type=Path, metavar="FILE", default=default, help=place)
 
 
-def count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
+def _number(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= most:
+            raise ValueError
+        return value
+
+    number.__name__ = f"number from 1 to {most:,}"
     return number
+
+
+count, days = _number(10**9), _number(10**5)
 
 
 def factor(text: str) -> float:
@@ -52,7 +60,6 @@ def hours(text: str) -> float:
     return number
 
 
-# argparse prints these, e.g. "invalid number of 1 or more value: 'x'".
-count.__name__ = "number of 1 or more"
+# argparse prints these, e.g. "invalid factor above 1 value: 'x'".
 factor.__name__ = "factor above 1"
 hours.__name__ = "number of hours"

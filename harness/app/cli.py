@@ -201,12 +201,13 @@ def _flushed(words: list[str]) -> int:
 
 
 def _main(words: list[str]) -> int:
-    arguments = build_parser().parse_args(words)
-    from harness.core.run.run_dir import protect_new_files  # not for --help
-
-    protect_new_files()
+    arguments = argparse.Namespace()
     command = ["harness", *words]
     try:
+        build_parser().parse_args(words, arguments)
+        from harness.core.run.run_dir import protect_new_files  # not for --help
+
+        protect_new_files()
         return _dispatch(arguments, announce.without_secrets(command))
     except InputError as error:
         from harness.infra.console import print_problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import traceback
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.core.errors import HarnessError, InfrastructureError, InternalError
+from harness.core.errors import HarnessError, InfrastructureError, InputError, InternalError, Problem
 from harness.core.text.secrets import redacted
 
 FILE = "internal-error.txt"
@@ -28,6 +29,8 @@ def tracebacks_in(folder: Path) -> Iterator[None]:
 
 def uncaught(error: Exception, folder: Path | None = None) -> HarnessError:
     """The error to report for an uncaught exception: OSError and MemoryError are not defects of the harness."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only the user names files of any length
+        return InputError(Problem(message="the name is too long", file=str(error.filename or "") or None))
     kept = keep_traceback(error, folder)
     if isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)

@@ -106,8 +106,13 @@ def test_bad_input_ends_with_2_names_the_place_and_leaves_nothing(
         (["report", "nothing"], "no run 'nothing'"),
         (["report", "latest"], "no run 'latest'"),
         (["selftest", "--only", "no-such-fault"], "no-such-fault"),
-        (["shrink", "latest", "a", "--rounds", "0"], "invalid number of 1 or more value: '0'"),
+        (["shrink", "latest", "a", "--rounds", "0"], "invalid number from 1 to 1,000,000,000 value: '0'"),
         (["frobnicate"], "invalid choice"),
+        (["verify", "n" * 300], "File name too long"),
+        (["bisect", "small.yaml", "--repo", "n" * 300, "--good", "a", "--bad", "b"], "the name is too long"),
+        (["report", "nothing", "--run-dir", "n" * 300], "no run 'nothing'"),
+        (["history", "--history", "n" * 300], "there is no history"),
+        (["history", "prune", "--history", "n" * 300, "--keep-last", "1"], "the name is too long"),
     ],
 )
 def test_what_does_not_exist_is_named(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -115,3 +120,14 @@ def test_what_does_not_exist_is_named(arguments: list[str], said: str, tmp_path:
     done = harness(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
+
+
+def test_a_matrix_of_any_name_can_be_planned_for_a_cluster(tmp_path: Path) -> None:
+    """Also of one that is not UTF-8."""
+    small = write_matrix(tmp_path)
+    matrix = small.rename(tmp_path / "small\udcff.yaml")
+    (tmp_path / "here.yaml").write_text("name: here\nkind: slurm\nranks_per_node: 8\n")
+    done = harness("run", matrix.name, "--dry-run", "--cluster", "./here.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [plan] = tmp_path.glob("reports/*/plan.json")
+    assert json.loads(plan.read_text())["matrix_file"] == matrix.name

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count
+from harness.app.arguments import RUN, RUN_PARENT, add_history, add_run_parent, count, days
 from harness.core.errors import InputError, Problem
 from harness.core.outcomes import EXIT_INPUT, EXIT_PASS, Outcome
 from harness.core.text.counts import counted
@@ -19,6 +19,7 @@ from harness.infra import screen
 from harness.infra.history.queries import LISTINGS
 
 _ROWS = 40  # of a listing without --limit
+_FIRST_YEAR = 1970  # a date is compared as text, so its year needs four digits
 _CLIPPED = 60  # characters of a value in a listing
 # Columns of a listing on a terminal; exported files have all columns.
 _COLUMNS = {
@@ -58,7 +59,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     page.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help="output file (default: history.html beside the history)"
     )
-    page.add_argument("--days", type=count, default=90, metavar="N", help="days to look back (default: %(default)s)")
+    page.add_argument("--days", type=days, default=90, metavar="N", help="days to look back (default: %(default)s)")
     export.add_argument(
         "listing", nargs="?", choices=LISTINGS, default="outcomes", help="listing to export (default: %(default)s)"
     )
@@ -122,18 +123,23 @@ def _row_filters(given: Mapping[str, Any], limit: int | None) -> Any:
 
 def moment(text: str, flag: str, *, now: datetime | None = None) -> str:
     """A date, a time or an age ("90d", "12h", "4w") as an ISO time in UTC; InputError for anything else."""
-    ago = re.fullmatch(r"(\d{1,5})([hdw])", text)
-    if ago:
-        unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
-        when = (now or datetime.now(timezone.utc)) - timedelta(**{unit: int(ago[1])})
-    else:
-        try:
+    ago = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
+    try:
+        if ago:
+            unit = {"h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+            when = (now or datetime.now(timezone.utc)) - timedelta(**{unit: int(ago[1])})
+        else:
             when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError as error:
-            allowed = "a date (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
-            raise InputError(Problem(key=flag, message="is not a date", found=repr(text), allowed=allowed)) from error
-        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return when.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        when = when.astimezone(timezone.utc)
+        if when.year < _FIRST_YEAR:
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        allowed = (
+            f"a date from {_FIRST_YEAR} to 9999 (2026-08-01), a time (2026-08-01T06:00), or how long ago (12h, 90d, 4w)"
+        )
+        raise InputError(Problem(key=flag, message="is not a date", found=repr(text), allowed=allowed)) from error
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _list(what: str, given: Mapping[str, Any], file: Path) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from harness.core.errors import InputError, Problem
 from harness.core.run.run_dir import RunDir
-from harness.infra.inputs.text_file import is_file
+from harness.infra.inputs.text_file import is_file, is_folder
 
 
 def _changed(folder: Path) -> float:
@@ -17,9 +18,13 @@ def _changed(folder: Path) -> float:
     return 0.0
 
 
+def _plans(run_parent: Path) -> Iterable[Path]:
+    return run_parent.glob("*/plan.json") if is_folder(run_parent) else ()
+
+
 def find_run(name: str, run_parent: Path) -> RunDir:
     """A run directory by path, by id under the parent folder, or 'latest'. InputError when there is none."""
-    known = sorted((path.parent for path in run_parent.glob("*/plan.json")), key=_changed)
+    known = sorted((path.parent for path in _plans(run_parent)), key=_changed)
     if name == "latest" and known:
         return RunDir(known[-1].resolve())
     for candidate in (Path(name), run_parent / name):

@@ -82,13 +82,14 @@ def text_of(path: Path) -> str:
 def write_atomic(path: Path, text: str) -> None:
     """Write under a temporary name and rename, so that a reader sees the old file or the new one, never a part of it.
 
+    Half of a surrogate pair, from a name that is not UTF-8, is written as \\udcff, which JSON reads back.
     DiskFullError if the disk is full; then no part of the new file is left.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with needs_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from harness.core.outcomes import Outcome
 from harness.infra.file_system import is_network
 from harness.infra.history.queries import UNDECIDED, Query
 from harness.infra.history.schema import MIGRATIONS
+from harness.infra.inputs.text_file import is_file
 from harness.judge.history.rows import CellRow, RunRow
 
 WAIT_S = 5.0  # for other writers; then the run is not recorded, since its verdict must not wait
@@ -157,7 +158,7 @@ JOIN runs fr ON fr.id = f.run
 
 def is_there(path: Path) -> bool:
     """Whether there is a history. An empty file is none: its first writer may just have created it."""
-    return path.is_file() and path.stat().st_size > 0
+    return is_file(path) and path.stat().st_size > 0
 
 
 @contextmanager

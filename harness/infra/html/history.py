@@ -49,11 +49,12 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str) ->
     Worst cells come first, up to the limits above; `wanted` filters cells.
     """
     until = wanted.until or now
-    since = wanted.since or (datetime.strptime(until, _STAMP) - timedelta(days=days)).strftime(_STAMP)
+    since = wanted.since or _before(until, days)
     cells = list(history.rows(listing("cells", replace(wanted, since=since, until=until, limit=None))))
     shown = [cell["series"] for cell in cells[:MOST_IN_CALENDAR]]
     (total,) = history.rows(totals(since))
-    dates = days_between(max(since, total["first"] or since)[:10], until[:10])[-MOST_DAYS:]
+    first_day = max(since, total["first"] or since, _before(until, MOST_DAYS - 1))
+    dates = days_between(first_day[:10], until[:10])
     past = _past(history, cells)
     environment = templating.environment(_TEMPLATES, autoescape=True, finalize=templating.visible)
     environment.filters.update(mark=_mark, day=_day_title, figure=_figure_text, clip=_clipped)
@@ -76,6 +77,10 @@ def render_history(history: History, wanted: Filters, *, days: int, now: str) ->
         outcome=Outcome,
     )
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _before(moment: str, days: int) -> str:
+    return (datetime.strptime(moment, _STAMP) - timedelta(days=days)).strftime(_STAMP)
 
 
 def _past(history: History, cells: Sequence[Mapping[str, Any]]) -> dict[int, CellHistory]:

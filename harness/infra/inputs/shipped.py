@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import harness
+from harness.infra.inputs.text_file import exists, is_file
 
 _PACKAGE = Path(harness.__file__).resolve().parent
 _INSTALLED = _PACKAGE / "shipped"
@@ -27,4 +28,4 @@ def matrix_path(name: str) -> Path:
     """A matrix file by its path or, where there is no such file, a shipped one by its name."""
     path = Path(name)
     found = shipped("matrices") / (name if name.endswith(".yaml") else f"{name}.yaml")
-    return found if "/" not in name and not path.exists() and found.is_file() else path
+    return found if "/" not in name and not exists(path) and is_file(found) else path

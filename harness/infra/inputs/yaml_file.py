@@ -29,6 +29,7 @@ MOST_DEPTH = 50
 MOST_CHARACTERS = 10_000  # of one text
 MOST_DIGITS = 40  # of one number
 _NUMBERS = (":int", ":float")
+_ODD_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,9 @@ def read(path: Path) -> YamlFile:
         raise InputError(Problem(message=message, file=file, line=line)) from error
     except YAMLError as error:
         raise InputError(Problem(message=f"not valid YAML: {error}", file=file)) from error
+    except _ODD_ERRORS as error:  # of the reader, e.g. for a directive without a document
+        line = min(reader.reader.line + 1, len(text.splitlines()))
+        raise InputError(Problem(message="not valid YAML here, or just before", file=file, line=line)) from error
     return YamlFile(file=file, values=values, lines=lines)
 
 
@@ -126,7 +130,7 @@ class _PlacingConstructor(SafeConstructor):
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        except _ODD_ERRORS as error:
             raise MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
 

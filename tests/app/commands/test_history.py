@@ -164,10 +164,42 @@ def test_moments_are_dates_times_or_how_long_ago(text: str, when: str) -> None:
     assert moment(text, "--since", now=NOW) == when
 
 
-@pytest.mark.parametrize("text", ["yesterday", "90", "d", "2026-13-01"])
+_EXTREMES = [
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:00-14:00",
+    "99999w",
+    "0999-01-01",
+    "1\u0662d",
+    "2026-08-01\0",
+]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "90", "d", "2026-13-01", *_EXTREMES])
 def test_other_words_are_no_moments(text: str) -> None:
     with pytest.raises(InputError, match=r"--since: is not a date .*allowed: a date"):
         moment(text, "--since")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "9" * 20, "9" * 5000])
+@pytest.mark.parametrize(
+    "words", [["runs", "--limit"], ["export", "--limit"], ["prune", "--keep-last"], ["html", "--days"]]
+)
+def test_numbers_have_a_range(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["history", *words, text])
+    assert ended.value.code == 2
+    assert f"argument {words[-1]}: invalid number from 1 to " in capsys.readouterr().err
+
+
+def test_a_page_of_all_times_is_written_at_once(folder: Path) -> None:
+    assert main(["history", "html", "--since", "1970-01-01", "--until", "9999-12-31", "-o", "page.html"]) == 0
+    assert (folder / "page.html").read_text().count("9999-12-") < 200
+
+
+def test_what_output_names_is_not_blamed_on_the_history(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["html"], ["export"], ["export", "--format", "json"]):
+        assert main(["history", *words, "--output", str(folder)]) == 2
+        assert "--output: is a folder" in capsys.readouterr().err
 
 
 def test_a_listing_clips_long_words_and_shows_no_control_characters() -> None:

@@ -33,7 +33,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
     path = tmp_path / "result.json"
     write_atomic(path, "old")
 
-    def full(self: Path, text: str, encoding: str) -> NoReturn:
+    def full(self: Path, text: str, encoding: str, errors: str) -> NoReturn:
         self.write_bytes(text.encode()[:2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -32,3 +32,8 @@ def test_paths_and_unknown_names_are_not_changed(tmp_path: Path, monkeypatch: py
 
 def test_job_templates_of_the_checkout_are_found(root: Path) -> None:
     assert shipped("sbatch_templates") == root / "sbatch_templates"
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "n" * 252, "nul\0"])
+def test_a_name_that_no_file_can_have_is_a_path(name: str) -> None:
+    assert matrix_path(name) == Path(name)
