@@ -1,7 +1,7 @@
 """Writes the generated parts of pages from the code: `python scripts/key_tables.py`.
 
-These are the tables of docs/matrix.md and docs/data_paths.md, the bounds in docs/checks.md, and the fault catalogue at
-the end of docs/failures.md.
+These are the tables of keys and data paths, the bounds in docs/checks.md, and the fault catalogue at the end of
+docs/failures.md.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from harness.plan.faults import FAULTS
 from harness.plan.faults.text import with_catalogue
-from harness.plan.schema.key_tables import filled, with_bounds
+from harness.plan.schema.key_tables import GENERATED_PAGES, filled, with_bounds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = (DOCS / "matrix.md", DOCS / "data_paths.md")
+PAGES = [DOCS / name for name in GENERATED_PAGES]
 CHECKS = DOCS / "checks.md"
 FAILURES = DOCS / "failures.md"
 

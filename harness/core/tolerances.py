@@ -111,9 +111,11 @@ class Override:
 
     value: float = setting(doc="Largest allowed distance.", gt=0, le=MOST_DISTANCE)
     unit: DistanceUnit | None = setting(
-        None, doc="Relative to the control, or absolute; absent: as in the default bound."
+        None, doc="Relative to the control, or absolute; if omitted, as in the default bound."
     )
-    direction: Direction | None = setting(None, doc="Count values on this side of the control only; absent: either.")
+    direction: Direction | None = setting(
+        None, doc="Count values on this side of the control only; if omitted, either."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

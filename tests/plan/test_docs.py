@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.core.tolerances import BOUND_NAMES, FACTOR_NAMES
-from harness.plan.jobs.cluster import ClusterProfile, Container
+from harness.plan.jobs.cluster import ClusterProfile
 from harness.plan.rules.attention import te_version_rule
 from harness.plan.rules.cluster import nodes_rule
 from harness.plan.rules.stack import container_rule
 from harness.plan.rules.table import RULES, world_size_rule
-from harness.plan.schema.key_tables import filled, stale, tables, with_bounds
-from harness.plan.schema.section import model_of
+from harness.plan.schema.key_tables import GENERATED_PAGES, filled, stale, tables, with_bounds
 from harness.plan.schema.sections import MatrixFile
-from harness.plan.stacks.projects import PROJECTS
-from harness.plan.stacks.section import StackLayer
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -29,7 +26,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 
 def test_the_tables_of_the_pages_match_the_declarations(root: Path) -> None:
-    pages = [(root / "docs" / name).read_text() for name in ("matrix.md", "data_paths.md")]
+    pages = [(root / "docs" / name).read_text() for name in GENERATED_PAGES]
     assert [name for name in tables() if not any(f"<!-- generated: {name} -->" in page for page in pages)] == []
     wrong = [name for page in pages for name in stale(page)]
     assert wrong == [], "run `python scripts/key_tables.py` and read the difference"
@@ -67,24 +64,6 @@ def test_an_outdated_bound_is_regenerated(right: str, wrong: str) -> None:
 def test_the_matrix_page_has_every_key_of_the_file(root: Path) -> None:
     rows = rows_of((root / "docs" / "matrix.md").read_text())
     assert [name for name in MatrixFile.model_fields if name not in rows] == []
-
-
-def test_the_stacks_page_has_every_key_with_its_default(root: Path) -> None:
-    rows = rows_of((root / "docs" / "stacks.md").read_text())
-    assert list(rows) == list(StackLayer.model_fields)
-    assert all(row[2] == ("`false`" if name == "no_deps" else "none") for name, row in rows.items())
-    assert all(f"`{project}`" in rows["package"][1] for project in PROJECTS)
-
-
-def test_the_clusters_page_has_every_key_with_its_default(root: Path) -> None:
-    rows = rows_of((root / "docs" / "clusters.md").read_text())
-    for section, prefix in ((ClusterProfile, ""), (Container, "container.")):
-        for name, item in model_of(section).model_fields.items():
-            row = rows[prefix + name]
-            if item.is_required():
-                assert row[2] == "required"
-            elif isinstance(item.default, (bool, int, str)):
-                assert row[2] == f"`{str(item.default).lower()}`"
 
 
 def test_the_rules_page_has_every_rule_with_its_source_in_order(root: Path) -> None:

@@ -125,9 +125,9 @@ class ModelConfig:
         shrink=False,
         later=True,
     )
-    moe: MoeConfig | None = setting(None, doc="Experts; absent: dense feed-forward blocks.", later=True)
-    mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; absent: none.", later=True)
-    mla: MlaConfig | None = setting(None, doc="Multi-latent attention; absent: heads and kv_heads.", later=True)
+    moe: MoeConfig | None = setting(None, doc="Experts; if omitted, dense feed-forward blocks.", later=True)
+    mtp: MtpConfig | None = setting(None, doc="Multi-token prediction; if omitted, none.", later=True)
+    mla: MlaConfig | None = setting(None, doc="Multi-latent attention; if omitted, heads and kv_heads.", later=True)
 
     @property
     def balanced(self) -> bool:

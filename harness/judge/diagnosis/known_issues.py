@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.core.outcomes import Finding, Severity
+from harness.core.packing.fields import LONGEST, OFFSETS
 from harness.core.run.records import RankRecord
 from harness.core.upstream import DISTRIBUTIONS
 from harness.judge.diagnosis.ratios import stated_ratio
@@ -61,7 +62,7 @@ _TP_RANKS = KnownIssue(
     data_path="sft",
     stage="middle",
     ranks="tp > 0",
-    fields=("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+    fields=(*OFFSETS, *LONGEST),
 )
 _NO_MIDDLE = KnownIssue(
     name="Megatron-LM pull request 3564",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cell.config import CellConfig
-
-FIRST_STAGE = ("tokens", "position_ids")
-LAST_STAGE = ("labels", "loss_mask")
-FIELDS = FIRST_STAGE + LAST_STAGE
+from harness.core.packing.fields import FIRST_STAGE, LAST_STAGE
 
 
 def attention_layers(config: CellConfig, stage: int, chunk: int) -> list[int]:

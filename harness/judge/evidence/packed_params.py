@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.packing.arithmetic import PackedParams
+from harness.core.packing.fields import LONGEST, OFFSETS, PADDED
 from harness.core.packing.styles import PackingStyle
 from harness.core.run.records import SeenParams
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence, ParamsSeen
 from harness.judge.locations import RankLocation
 
-OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv")
-PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
-LONGEST = ("max_seqlen_q", "max_seqlen_kv")
-VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)
+_VALUE_FIELDS = (*OFFSETS, *PADDED, *LONGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ def value_problems(seen: SeenParams, truth: PackedParams) -> list[FieldProblem]:
     the same values.
     """
     problems = []
-    for name in VALUE_FIELDS:
+    for name in _VALUE_FIELDS:
         measured, expected = getattr(seen, name), _plain(getattr(truth, name))
         form = seen.forms.get(name)
         if measured == expected or (form is not None and form.device == "meta"):

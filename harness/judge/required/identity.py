@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
+from harness.core.packing.fields import BATCH
 from harness.core.run.records import SCHEMA_VERSION, BatchSeen, CellResult, RankRecord
 from harness.core.run.states import CellStatus
 from harness.core.serialization import to_jsonable
@@ -159,7 +160,7 @@ def _indices(evidence: CellEvidence, record: RankRecord) -> Iterator[str]:
 
 def _first(batch: BatchSeen) -> Iterator[str]:
     """Problems of `mismatches` and `first`, which checks report."""
-    for name in ("tokens", "labels", "loss_mask", "position_ids", "log_probs"):
+    for name in (*BATCH, "log_probs"):
         seen = getattr(batch, name)
         if seen is not None and (seen.mismatches < 0 or (seen.first is not None and len(seen.first) != 4)):
             yield f"batches: {name} of micro-batch {batch.micro_batch} has {seen.mismatches} mismatches, {seen.first}"

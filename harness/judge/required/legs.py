@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from harness.core.cell.canary_legs import Leg
 from harness.core.packing.arithmetic import PAD
+from harness.core.packing.fields import OFFSETS, PADDED
 from harness.core.run.records import BatchSeen, LegSeen, Progress, RankRecord, SeenParams, StepSeen, TensorSeen
 from harness.judge.evidence.chunks import fields_used
 from harness.judge.required.expected import BatchKey, Expected
@@ -14,7 +15,6 @@ from harness.judge.required.expected import BatchKey, Expected
 _INTEGERS, _FLOATS = ("torch.int64", "torch.int32"), ("torch.float32", "torch.float64")
 _DTYPES = {"tokens": _INTEGERS, "labels": _INTEGERS, "position_ids": _INTEGERS, "loss_mask": _FLOATS}
 _LOG_PROBS = (*_FLOATS, "torch.bfloat16")
-_OFFSETS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _params(record: RankRecord) -> Iterator[str]:
 
 
 def _forms(params: SeenParams) -> Iterator[str]:
-    present = [name for name in _OFFSETS if getattr(params, name) is not None]
+    present = [name for name in (*OFFSETS, *PADDED) if getattr(params, name) is not None]
     on_meta = [name for name, form in params.forms.items() if form.device == "meta"]
     if set(params.forms) != {*present, *on_meta}:
         yield f"forms are of {sorted(params.forms)}, offsets are {present}"

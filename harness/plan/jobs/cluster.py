@@ -94,10 +94,14 @@ EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
 class Container:
     """The container that agents run in."""
 
-    image: Line = setting(doc="Image, as srun --container-image or apptainer exec takes it.")
-    runtime: Literal["pyxis", "apptainer"] = setting("pyxis", doc="What starts the container.")
-    mounts: tuple[Line, ...] = setting((), doc="SOURCE:TARGET; the run directory is added.")
-    workdir: Line | None = setting(None, doc="Working directory in the container.")
+    image: Line = setting(doc="`--container-image`, or the image of `apptainer exec`.")
+    runtime: Literal["pyxis", "apptainer"] = setting(
+        "pyxis", doc="Flags of `srun`, or `apptainer exec --nv` in front of the agent (`--nv` where nodes have GPUs)."
+    )
+    mounts: tuple[Line, ...] = setting(
+        (), doc="`--container-mounts` or `--bind`, `SOURCE:TARGET` each; the run directory is added."
+    )
+    workdir: Line | None = setting(None, doc="`--container-workdir` or `--pwd`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,38 +109,73 @@ class ClusterProfile:
     """A profile file. Sizes are per node; a key that is None is not requested."""
 
     name: Name = setting("local", doc="Names the profile.", required=True)
-    kind: Literal["local", "slurm"] = setting("local", doc="local: this machine; slurm: jobs.", required=True)
-    partition: Line | None = setting(None, doc="sbatch --partition.")
-    account: Line | None = setting(None, doc="sbatch --account.")
-    qos: Line | None = setting(None, doc="sbatch --qos.")
-    reservation: Line | None = setting(None, doc="sbatch --reservation.")
-    constraint: Line | None = setting(None, doc="sbatch --constraint.")
-    exclude: tuple[Line, ...] = setting((), doc="Nodes that no job may use.")
-    nodes: int = setting(1, doc="Maximum nodes per job.", ge=1, le=65_536)
-    gpus_per_node: int = setting(0, doc="GPUs of a node; 0: a CPU cluster.", ge=0, le=1_024)
-    ranks_per_node: int = setting(1, doc="Ranks per node; absent: one per GPU.", ge=1, le=65_536, optional=True)
+    kind: Literal["local", "slurm"] = setting("local", doc="`local`: this machine; `slurm`: jobs.", required=True)
+    partition: Line | None = setting(None, doc="`--partition`")
+    account: Line | None = setting(None, doc="`--account`")
+    qos: Line | None = setting(None, doc="`--qos`")
+    reservation: Line | None = setting(None, doc="`--reservation`")
+    constraint: Line | None = setting(None, doc="`--constraint`")
+    exclude: tuple[Line, ...] = setting((), doc="`--exclude`: nodes that no job may use.")
+    nodes: int = setting(1, doc="Maximum nodes per job; a cell that needs more is rejected.", ge=1, le=65_536)
+    gpus_per_node: int = setting(
+        0, doc="GPUs of a node; 0: a CPU cluster, which needs `ranks_per_node`.", ge=0, le=1_024
+    )
+    ranks_per_node: int = setting(
+        1,
+        doc="Ranks per node; on GPUs at most one per GPU.",
+        shown_default="one per GPU",
+        ge=1,
+        le=65_536,
+        optional=True,
+    )
     gpu_flag: Literal["gpus-per-node", "gres", "none"] = setting("gpus-per-node", doc="How a job asks for GPUs.")
-    gres: Gres = setting("gpu", doc="Resource that gpu_flag: gres asks for, e.g. gpu:h100.")
-    exclusive: bool = setting(False, doc="Whole nodes, with all their GPUs.")
-    mem: Memory | None = setting(None, doc="sbatch --mem; 0: all memory of a node.")
-    cpus_per_task: int | None = setting(None, doc="Cores per node, shared by its ranks.", ge=1, le=65_536)
-    time: int = setting(60, doc="Longest time limit of a job, in minutes.", ge=1, le=525_600)
+    gres: Gres = setting("gpu", doc="What `gpu_flag: gres` asks for, e.g. `gpu:h100`.")
+    exclusive: bool = setting(
+        False, doc="`--exclusive`: whole nodes, with all their GPUs. Without it a job gets one GPU per rank."
+    )
+    mem: Memory | None = setting(None, doc="`--mem`; `0` is all memory of a node.", values="size, at most 1024T")
+    cpus_per_task: int | None = setting(
+        None, doc="`--cpus-per-task`: cores of a node, for all its ranks together.", ge=1, le=65_536
+    )
+    time: int = setting(
+        60, doc="Maximum minutes of one job; `launch.time_limit_min` of a matrix may ask for less.", ge=1, le=525_600
+    )
     peak_tflops: PeakTflops = setting(
         default_factory=dict,
-        doc="Peak of one GPU by dtype, in TFLOP/s without sparsity; if absent, looked up by the GPU's name.",
+        doc="Peak of one GPU without sparsity, for [MFU](throughput.md#mfu): `{bf16: 989.5}`; if omitted, "
+        "looked up by the GPU's name.",
+        values="mapping of dtype to TFLOP/s",
     )
-    signal: Signal | None = setting(None, doc="sbatch --signal.")
-    requeue: bool = setting(False, doc="Slurm may requeue a job.")
-    container: Container | None = setting(None, doc="The container that agents run in.")
+    signal: Signal | None = setting(
+        None,
+        doc="`--signal`, e.g. `USR1@120`. It reaches every process of a step, ranks included; `B:USR1@120` "
+        "reaches srun first, which passes it on.",
+    )
+    requeue: bool = setting(
+        False, doc="`--requeue`, else `--no-requeue`: the harness restarts lost cells itself, on other nodes."
+    )
+    container: Container | None = setting(None, doc="Runs the agents in a container.")
     env: dict[EnvName, EnvValue | None] = setting(
-        default_factory=dict, doc="Environment of the job; null removes a default."
+        default_factory=dict,
+        doc="Environment of the job. Values are literal: `$HOME` is not expanded. `null` removes a default.",
+        values="mapping",
     )
-    setup: tuple[Line, ...] = setting((), doc="Shell lines before srun, on the first node.")
-    sbatch_flags: tuple[Line, ...] = setting((), doc="More sbatch flags, --name=value each.")
-    srun_flags: tuple[Line, ...] = setting((), doc="More srun flags, --name=value each.")
-    run_dir: Line | None = setting(None, doc="Folder of run directories that every node sees.")
-    python: Line | None = setting(None, doc="Interpreter on the nodes; absent: the launcher's own.")
-    template: Line = setting("default", doc="Name in sbatch_templates, or a path relative to the profile.")
+    setup: tuple[Line, ...] = setting(
+        (), doc="Shell lines of the batch script before `srun`, on the first node; what they export reaches all nodes."
+    )
+    sbatch_flags: tuple[Line, ...] = setting(
+        (), doc="More flags, `--name=value` each. Flags that the harness or another key sets are refused."
+    )
+    srun_flags: tuple[Line, ...] = setting((), doc="Likewise for `srun`.")
+    run_dir: Line | None = setting(
+        None, doc="Folder of run directories when `--run-dir` is not given; every node must see it."
+    )
+    python: Line | None = setting(
+        None, doc="Interpreter on the nodes; if omitted, the launcher's own, or `python3` in a container."
+    )
+    template: Line = setting(
+        "default", doc="A name in `sbatch_templates`, or a path beside the profile that ends in `.j2`."
+    )
 
     def gpus_of(self, ranks_per_node: int) -> int:
         """GPUs per node that a job with `ranks_per_node` ranks on each node is allocated and charged for."""

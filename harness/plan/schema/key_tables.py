@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from harness.core.cell.axes import axes
@@ -15,12 +15,15 @@ from harness.core.packing.options import PackingOptions
 from harness.core.run.run_plan import XFail
 from harness.core.setting import Key, Limits, keys_of
 from harness.core.tolerances import BOUND_NAMES, DEFAULTS, RATIO_SCREEN, Override
+from harness.plan.jobs.cluster import ClusterProfile, Container
 from harness.plan.schema.model import PARTS
 from harness.plan.schema.section import Section, union_of
 from harness.plan.schema.sections import ChecksSection, Launch
 from harness.plan.schema.select import CoveringSection
 from harness.plan.schema.throughput import HistorySection, SlopeSection, ThroughputSection
+from harness.plan.stacks.section import StackLayer
 
+GENERATED_PAGES = ("matrix.md", "data_paths.md", "stacks.md", "clusters.md")  # in docs
 _MARK = re.compile(r"(?m)^<!-- generated: (.+) -->\n(?:\|.*\n)*")
 _BOUND = re.compile(r"`(\w+)`: (?:fp32 \S+, bf16 (measured, else )?[\de.-]+|[\d.]+ times)")
 _SCREEN = re.compile(r"ratio screen [\d.]+ %")
@@ -37,6 +40,7 @@ def tables() -> dict[str, str]:
     found |= {mode: table(keys) for mode, keys in modes.items()}
     found |= {"packing_options": table(keys_of(PackingOptions).values()), "axes": table(plain)}
     found |= {"launch": table(keys_of(Launch).values()), "bounds": _bounds()}
+    found |= {"cluster": _cluster(), "layer": section_table(StackLayer)}
     found |= {"covering": section_table(CoveringSection)}
     found |= {"checks": section_table(ChecksSection, only=("canaries", "fingerprints"))}
     found |= {"throughput": section_table(ThroughputSection)}
@@ -116,6 +120,13 @@ def _markdown(rows: Iterable[Iterable[str]]) -> str:
 def _data_paths() -> str:
     lines = [f"| `{path.name}` | {path.functions} | {path.releases} |\n" for path in DATA_PATHS.values()]
     return "| `packing` | code under test | from |\n|---|---|---|\n" + "".join(lines)
+
+
+def _cluster() -> str:
+    """The keys of a profile, those of its container after `container`."""
+    inner = [replace(key, name=f"container.{name}") for name, key in keys_of(Container).items()]
+    keys = keys_of(ClusterProfile).values()
+    return table(one for key in keys for one in (key, *(inner if key.name == "container" else ())))
 
 
 def _bounds() -> str:

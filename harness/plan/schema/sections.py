@@ -59,7 +59,7 @@ class Launch:
     """How cells are run."""
 
     parallel_ranks: int | None = setting(
-        None, doc="Ranks that run at once; absent: as many as the cores allow.", ge=1, le=65_536
+        None, doc="Ranks that run at once; if omitted, as many as the cores allow.", ge=1, le=65_536
     )
     deadline_s: float = setting(
         120.0,
@@ -77,7 +77,7 @@ class Launch:
     )
     throttle: int = setting(64, doc="Jobs of one array that may run at once.", ge=1, le=65_536)
     time_limit_min: int | None = setting(
-        None, doc="Time limit of one job in minutes; absent: that of the cluster profile.", ge=1, le=525_600
+        None, doc="Time limit of one job in minutes; if omitted, that of the cluster profile.", ge=1, le=525_600
     )
     max_attempts: int = setting(
         3, doc="Maximum attempts per cell; it is retried after node failure, boot failure or preemption.", ge=1, le=100

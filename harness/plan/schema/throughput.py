@@ -149,7 +149,7 @@ class ThroughputSection(Section):
     )
     peak_tflops: PeakTflops = Field(
         default_factory=dict,
-        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; if absent, looked up by the GPU's name.",
+        description="Peak of one GPU by dtype, in TFLOP/s without sparsity; if omitted, looked up by the GPU's name.",
     )
 
     def timing(self) -> TimingConfig:

@@ -65,27 +65,36 @@ class StackLayer(Section):
     """One layer of a stack: packages, a checkout, an interpreter or a container."""
 
     packages: Annotated[list[Requirement], Field(min_length=1)] | None = Field(
-        default=None, description="Requirements; an environment is built from them and cached."
+        default=None, description="Requirements; uv builds an environment of them, once."
     )
     no_deps: bool = Field(default=False, description="Install these packages without their dependencies.")
     python: Text | None = Field(
-        default=None, description='With packages, a version like "3.12"; alone, the interpreter of an environment.'
+        default=None,
+        description='With `packages`: a version, quoted: `"3.12"`. Alone: the interpreter of an existing '
+        "environment; nothing is installed into it.",
     )
     checkout: Repository | None = Field(
-        default=None, description="Git repository: a path relative to this file, or a URL."
+        default=None,
+        description="A git repository: a path relative to the matrix file, or a URL. "
+        "Goes first on the module search path.",
     )
     ref: Ref | None = Field(
-        default=None, description="Commit, tag or branch of the checkout; absent: its working tree as it is."
+        default=None,
+        description="Commit, tag or branch of the checkout; if omitted, the repository's own working tree, as it is.",
     )
     revert: Annotated[list[Ref], Field(min_length=1)] | None = Field(
-        default=None, description="Commits to revert there (git revert), in this order."
+        default=None, description="Commits that are reverted there, in this order."
     )
     setup: Text | None = Field(
-        default=None, description="Command run once in the checkout's worktree, with the stack's Python first on PATH."
+        default=None,
+        description="Shell command that is run once in the checkout's worktree, with the stack's Python first on PATH, "
+        "e.g. to build an extension; it must not change files of the commit.",
     )
-    package: ProjectName | None = Field(default=None, description="What the checkout holds.")
-    container: Text | None = Field(default=None, description="Image that jobs run in; Slurm only.")
-    env: dict[Variable, str] = Field(default_factory=dict, description="Environment variables of the agents.")
+    package: ProjectName | None = Field(default=None, description="Project in the checkout; required with `checkout`.")
+    container: Text | None = Field(default=None, description="Image that jobs run in, on a cluster only.")
+    env: dict[Variable, str] = Field(
+        default_factory=dict, description="Environment variables of the agents; those of an upper layer win."
+    )
 
 
 def parse_stacks(section: Any, problems: Problems, path_of: PathOf) -> dict[str, Stack]:

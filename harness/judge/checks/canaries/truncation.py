@@ -6,11 +6,11 @@ Packed params must be those of the truncated documents.
 from __future__ import annotations
 
 from harness.core.packing.arithmetic import PackedParams
+from harness.core.packing.fields import BATCH
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import FIELDS
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.evidence.packed_params import FieldProblem, form_problems, value_problems
 from harness.judge.stats.distance import exactly
@@ -24,7 +24,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         (rank, batch.micro_batch, name, seen)
         for rank in sorted(leg.seen)
         for batch in leg.seen[rank].batches
-        for name in FIELDS
+        for name in BATCH
         if (seen := getattr(batch, name)) is not None and seen.mismatches
     ]
     if not wrong:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from harness.core.outcomes import Severity
 from harness.core.packing.arithmetic import PAD
+from harness.core.packing.fields import BATCH
 from harness.core.run.records import BatchSeen, TensorSeen
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import boundaries, fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
-from harness.judge.evidence.chunks import FIELDS, fields_used
+from harness.judge.evidence.chunks import fields_used
 from harness.judge.evidence.endings import Ending
 from harness.judge.locations import RankLocation, extent, fold, listed
 
@@ -35,7 +36,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         missing += _absent(evidence, ending)
     findings = [
         _content(evidence, field, content)
-        for field in (*FIELDS, RETURNED)
+        for field in (*BATCH, RETURNED)
         if any(item.field == field for item in content)
     ]
     if missing:
@@ -59,7 +60,7 @@ def _classify(
     needed = fields_used(config, stage, batch.chunk)
     # By rank, not by chunk: a data path reads once per rank, so a field that a chunk does not use costs nothing extra.
     useful = {field for chunk in chunks for field in fields_used(config, stage, chunk)}
-    for field in FIELDS:
+    for field in BATCH:
         seen: TensorSeen | None = getattr(batch, field)
         if seen is None:
             missing += [_Wrong(place=place, field=field, seen=None)] if field in needed else []
@@ -92,7 +93,7 @@ def _absent(evidence: CellEvidence, ending: Ending) -> list[_Wrong]:
 
 def _folded(wrong: list[_Wrong], severity: Severity, problem: str, bound: str) -> CheckFinding:
     first, where = fold([item.place for item in wrong])
-    fields = [field for field in FIELDS if any(item.field == field for item in wrong)]
+    fields = [field for field in BATCH if any(item.field == field for item in wrong)]
     return CheckFinding(
         severity=severity,
         fault_class=fault_classes.TOKEN_CONTENT,
