@@ -2,7 +2,7 @@
 
 A full disk is one of them, reported by the agents' exit code; `resume` continues such a run once there is room.
 
-Every attempt is kept. A cell that passes on a later one is FLAKY; its earlier attempts show why.
+Every attempt is kept and judged. A cell that passes on a later one is FLAKY, unless an earlier one failed.
 """
 
 from __future__ import annotations
