@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     XPASS = "XPASS"  # passed although the matrix says it fails
     REJECTED = "REJECTED"  # a rule or the stack forbids it; never ran
     ERROR = "ERROR"  # infrastructure: could not decide
-    FLAKY = "FLAKY"  # passed only on a retry
+    FLAKY = "FLAKY"  # passed only on a retry, after an attempt whose end does not blame the code
 
 
 class KnownFailure(StrEnum):
@@ -58,8 +58,8 @@ class Finding:
     """One thing that a check found.
 
     `where` holds any of: rank, stage, tp, cp, dp, chunk, layer, step, micro_batch, document, token, parameter,
-    field, leg, ratio (the factor a number is off by), boundaries (the boundaries at that place, see
-    judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values.
+    field, leg, attempt (if not the newest), ratio (the factor a number is off by), boundaries (the boundaries at that
+    place, see judge/diagnosis/boundaries.py). `measured` and `bound` are JSON values.
     """
 
     lane: Lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.outcomes import SOUND, Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
@@ -14,6 +15,7 @@ from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
 from harness.judge.import_check import import_problem
 from harness.judge.required.audit import incomplete
+from harness.judge.required.earlier import doubt_about
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
 
@@ -32,6 +34,12 @@ def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | Non
 
     `control` is the verdict on the cell's control if the caller has it; otherwise the control is judged here.
     """
+    verdict = _with_earlier(evidence, _judge_attempt(evidence, today, control), today, control)
+    return _with_xfail(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
+
+
+def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | None) -> CellVerdict:
+    """The verdict on one attempt alone, before the xfail entry."""
     result = evidence.result
     if result is not None and result.status == "rejected":
         if problem := rejection_problem(evidence):
@@ -48,10 +56,40 @@ def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | Non
     outcome, reason = _outcome(evidence, lanes, no_control)
     problem = _unproven(evidence, lanes, outcome)
     if problem:
-        lanes = {lane: LaneVerdict.SKIP if lanes[lane] is LaneVerdict.PASS else lanes[lane] for lane in Lane}
-        return CellVerdict(Outcome.ERROR, lanes, findings, problem)
-    verdict = CellVerdict(outcome, lanes, findings, reason)
-    return _with_xfail(evidence.cell.xfail, verdict, today) if evidence.cell.xfail else verdict
+        return CellVerdict(Outcome.ERROR, _without_passes(lanes), findings, problem)
+    return CellVerdict(outcome, lanes, findings, reason)
+
+
+def _with_earlier(evidence: CellEvidence, verdict: CellVerdict, today: str, control: CellVerdict | None) -> CellVerdict:
+    """The verdict on all attempts: a later pass does not undo a failure of the code."""
+    if verdict.outcome is Outcome.FAIL:
+        return verdict
+    doubts = []
+    for attempt in evidence.earlier:
+        before = _judge_attempt(attempt, today, control)
+        if before.outcome is Outcome.FAIL:
+            return _failed_before(attempt.attempt, before, verdict)
+        failed = LaneVerdict.FAIL in before.lanes.values()
+        decided = before.outcome is not Outcome.ERROR
+        doubt = "" if decided else doubt_about(attempt, before.reason, usable=before.usable, failed=failed)
+        doubts += [f"attempt {attempt.attempt}, which may have failed: {doubt}"] if doubt else []
+    if doubts and verdict.outcome in (Outcome.PASS, Outcome.FLAKY):
+        return verdict._replace(outcome=Outcome.ERROR, lanes=_without_passes(verdict.lanes), reason=doubts[0])
+    return verdict
+
+
+def _failed_before(number: int, before: CellVerdict, verdict: CellVerdict) -> CellVerdict:
+    """FAIL by the findings of attempt `number`, which come before those of the newest attempt."""
+    findings = [
+        replace(finding, message=f"attempt {number}: {finding.message}", where={**finding.where, "attempt": number})
+        for finding in before.findings
+        if finding.severity is Severity.ERROR
+    ]
+    lanes = {
+        lane: before.lanes[lane] if before.lanes[lane] is LaneVerdict.FAIL else verdict.lanes[lane] for lane in Lane
+    }
+    reason = f"attempt {number} failed; a later attempt does not undo that"
+    return CellVerdict(Outcome.FAIL, lanes, [*findings, *verdict.findings], reason, verdict.usable)
 
 
 def undecided(reason: str) -> CellVerdict:
@@ -72,6 +110,10 @@ def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: O
         return problem
     contradicted = contradiction(evidence)
     return f"contradictory evidence: {contradicted}" if contradicted else ""
+
+
+def _without_passes(lanes: dict[Lane, LaneVerdict]) -> dict[Lane, LaneVerdict]:
+    return {lane: LaneVerdict.SKIP if lanes[lane] is LaneVerdict.PASS else lanes[lane] for lane in Lane}
 
 
 def _skipped() -> dict[Lane, LaneVerdict]:

@@ -37,10 +37,9 @@ from harness.core.text.counts import counted
 from harness.node.coordination import rendezvous
 from harness.node.coordination.job_start import work_order_of
 from harness.node.coordination.rendezvous import NodeResult
-from harness.node.node_agent import STARTUP_S, Agent
+from harness.node.node_agent import ANNOUNCING, Agent
 from harness.node.process import die_with, other_threads
 
-ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
 CLOCK_TOLERANCE_S = 5.0  # a larger offset to the leader's time stamp means that the clocks disagree
 
 
@@ -91,7 +90,7 @@ class Leader(Agent):
 
     def _await_followers(self) -> None:
         """Wait until the agents of all nodes have loaded, then name them in the journal: they start to follow it."""
-        limit = time.monotonic() + STARTUP_S
+        limit = time.monotonic() + rendezvous.STARTUP_S
         while True:
             ready = {node: found for node, found in self.others.latest().items() if found.state == "ready"}
             if len(ready) == self.nodes - 1:
@@ -179,7 +178,7 @@ class Follower(Agent):
 
     def work(self) -> None:
         tail = Journal(self.run.agent_journal(self.allocation, 0))
-        limit = time.monotonic() + STARTUP_S
+        limit = time.monotonic() + rendezvous.STARTUP_S
         while not self.over:
             gone = self.acknowledged and bool(
                 self.others.silent()

@@ -30,7 +30,7 @@ from harness.node.device.gpu_health import trouble_after
 from harness.node.load import load
 
 KILL_GRACE_S = 20.0  # after a cell's deadline, before its whole process group is killed
-STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
+ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that announce the end of a job
 
 # cell, attempt, its configuration, this node's share of the ranks, deadline (seconds since the epoch)
 Running = tuple[str, int, CellConfig, NodeShare, float]
@@ -74,7 +74,8 @@ class Agent(ABC):
             known = secret_values(os.environ)
             reason = redacted(f"{type(error).__name__}: {error}", known)
             raised = redacted(traceback.format_exc(), known)
-            self.note(Failed(reason=reason, traceback=raised, nodes=self.failed_nodes))
+            announced = bool(signal.sigpending() & ANNOUNCING)
+            self.note(Failed(reason=reason, traceback=raised, nodes=self.failed_nodes, announced=announced))
             raise
         else:
             self.note(Finished())

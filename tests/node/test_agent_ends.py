@@ -224,4 +224,4 @@ def test_a_signal_that_announces_the_end_of_the_job_lets_running_cells_finish(
     else:
         assert agent.returncode == 3
         why = f"InfrastructureError: {number.name} announced the end of the job; 1 cell not started"
-        assert (failure(run).reason, failure(run).nodes) == (why, ())
+        assert (failure(run).reason, failure(run).nodes, failure(run).announced) == (why, (), True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.app.error_boundary import tracebacks_in
 from harness.app.pipeline.baselines import keep_baselines
 from harness.core.errors import HarnessError
-from harness.core.outcomes import EXIT_PASS, EXIT_UNDECIDED
+from harness.core.outcomes import EXIT_PASS, EXIT_SKIP, EXIT_UNDECIDED
 from harness.core.run.run_dir import RunDir
 from harness.infra import screen
 from harness.infra.screen import relative_path
@@ -39,8 +39,8 @@ class FinalizeOptions:
 def judge_and_report(directory: RunDir, plan: RunPlan, options: FinalizeOptions) -> int:
     """Judge a run directory, write and print its reports, record and send the verdict; returns the exit code.
 
-    Files that cannot be written are named on stderr, and turn exit code 0 into 3. A failure of the history or of a
-    receiver is printed and changes nothing.
+    Files that cannot be written are named on stderr, and turn exit code 0 into 3, or 125 for `git bisect run`. A
+    failure of the history or of a receiver is printed and changes nothing.
     """
     with tracebacks_in(directory.root):
         return _judge_and_report(directory, plan, options)
@@ -81,8 +81,10 @@ def _code(report: Report, plan: RunPlan, options: FinalizeOptions, problems: lis
     if options.code is not None:
         return options.code
     if options.for_git:
-        return git_exit_code(report, {cell.id for cell in plan.expansion.cells})
-    return report.exit_code or (EXIT_UNDECIDED if problems else EXIT_PASS)
+        code, undecided = git_exit_code(report, {cell.id for cell in plan.expansion.cells}), EXIT_SKIP
+    else:
+        code, undecided = report.exit_code, EXIT_UNDECIDED
+    return code or (undecided if problems else EXIT_PASS)
 
 
 def _print(report: Report, paths: Iterable[Path], code: int) -> None:

@@ -95,6 +95,7 @@ class Failed(Event):
     reason: str
     traceback: str
     nodes: tuple[str, ...] = ()  # hosts that made it fail, by being lost or by a broken GPU: work may run elsewhere
+    announced: bool = False  # a signal announced the end of the job: the cells left may run in another one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,21 +70,29 @@ def run_problems(run: RunDir, plan: RunPlan) -> list[str]:
 
 
 def read_cell(run: RunDir, cell: str, jobs: Mapping[str, JobEnding]) -> CellFound:
-    """All files of a cell's newest attempt, and the ends of the logs of ranks that failed.
+    """All files of a cell's attempts, and the ends of the logs of ranks that failed.
 
-    `jobs`: how the jobs of cells ended. A file that cannot be read is named in `damaged`: it makes only this
-    cell an error.
+    `jobs`: how the jobs of cells' newest attempts ended. A file that cannot be read is named in `damaged`: it makes
+    only this cell an error.
     """
     number, damaged = _attempts(run, cell)
+    found = _attempt(run, cell, number, damaged)
+    return replace(
+        found,
+        job=jobs.get(cell, JobEnding()),
+        earlier=tuple(_attempt(run, cell, before, []) for before in range(1, number)),
+        retried=any(not run.attempt(cell, before).interrupted.exists() for before in range(1, number)),
+    )
+
+
+def _attempt(run: RunDir, cell: str, number: int, damaged: list[str]) -> CellFound:
     attempt = run.attempt(cell, number)
     records = _records(attempt, damaged)
     result = _read(attempt.result, CellResult, damaged)
     return CellFound(
         records=records,
         result=result,
-        retried=any(not run.attempt(cell, earlier).interrupted.exists() for earlier in range(1, number)),
         logs=_log_tails(attempt, records, result),
-        job=jobs.get(cell, JobEnding()),
         attempt=number,
         config=_read(attempt.config, CellConfig, damaged),
         damaged=damaged,

@@ -3,12 +3,12 @@
 Agents report nodes that they lost and GPUs that broke: with `srun --kill-on-bad-exit` such a job is FAILED long before
 Slurm notices the node. They report a full disk by their exit code; `resume` continues such a run once there is room.
 
-Every attempt is kept. A cell that passes on a later one is FLAKY; its earlier attempts show why.
+Every attempt is kept and judged. A cell that passes on a later one is FLAKY, unless an earlier one failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain, count
 
@@ -39,7 +39,8 @@ def allocations_of(run: RunDir, plan: RunPlan) -> list[Allocation]:
 def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[Allocation]:
     """One new allocation, written and recorded but not submitted, for the cells that infrastructure ended, or none."""
     named = _failed_hosts(run, one)
-    if one.finished or not (one.state.state in RETRIED or one.state.disk_full or named):
+    announced = _announced(run, one)
+    if one.finished or not (one.state.state in RETRIED or one.state.disk_full or named or announced):
         return []
     cells = _cut_off(run, plan, one.allocation)
     if not cells or run.cancelled.exists():  # a cancelled run starts nothing
@@ -47,6 +48,7 @@ def retry(run: RunDir, plan: RunPlan, one: Ended, client: SlurmClient) -> list[A
     why = f"job {one.job} ended as {one.state.state} on {one.state.nodes or 'no node'}"
     why += ": the run directory's disk was full" if one.state.disk_full else ""
     why += f": its agents reported {', '.join(named)}" if named else ""
+    why += ": a signal announced its end" if announced else ""
     avoided = dict.fromkeys((*_excluded_from(run, one.allocation), *_failed_nodes(one, named, client)))
     return [_write(run, plan, one.allocation, cells, why, tuple(avoided))]
 
@@ -78,14 +80,24 @@ def again(run: RunDir, plan: RunPlan, wanted: Collection[str]) -> list[Allocatio
     return made
 
 
+def _failures(run: RunDir, one: Ended, nodes: Iterable[int]) -> list[Failed]:
+    """How the agents of these nodes of a FAILED job failed."""
+    if one.state.state != "FAILED":
+        return []
+    order = run.newest_order(one.allocation.name)
+    events = (event for node in nodes for event in read_events(run.agent_journal(order, node)))
+    return [event for event in events if isinstance(event, Failed)]
+
+
+def _announced(run: RunDir, one: Ended) -> bool:
+    """Whether the leader of a FAILED job started no further cell because a signal announced the job's end."""
+    return any(event.announced for event in _failures(run, one, [0]))
+
+
 def _failed_hosts(run: RunDir, one: Ended) -> tuple[str, ...]:
     """The hosts that the agents of a FAILED job report as lost or broken: by its leader, else by the other agents."""
-    if one.state.state != "FAILED":
-        return ()
-    order = run.newest_order(one.allocation.name)
     for nodes in ([0], range(1, one.allocation.nodes)):
-        events = (event for node in nodes for event in read_events(run.agent_journal(order, node)))
-        hosts = dict.fromkeys(host for event in events if isinstance(event, Failed) for host in event.nodes)
+        hosts = dict.fromkeys(host for event in _failures(run, one, nodes) for host in event.nodes)
         if hosts:
             return tuple(hosts)
     return ()

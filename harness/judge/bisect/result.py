@@ -136,7 +136,10 @@ def short(name: str, kind: PointKind) -> str:
 
 
 def judged(report: Report, cell: str, name: str) -> JudgedCell:
-    """A cell of a run's report, for a bisection: a cell whose code does not import is REJECTED, not FAIL."""
+    """A cell of a run's report, for a bisection: a cell whose code does not import is REJECTED, not FAIL.
+
+    If the run as a whole is undecided, a cell that passed is ERROR.
+    """
     found = next((one for one in report.cells if one.id == cell), None)
     if found is None:
         reason = next(one.reason for one in report.rejected if one.id == cell)
@@ -146,12 +149,16 @@ def judged(report: Report, cell: str, name: str) -> JudgedCell:
     if undecided and found.failure is not None and found.failure.failure_class == IMPORT_FAILURE:
         reason = f"does not import: {found.failure.message}"
         return JudgedCell(id=cell, name=name, outcome=Outcome.REJECTED, reason=reason)
+    if report.problems and found.outcome in ACCEPTED:
+        return JudgedCell(id=cell, name=name, outcome=Outcome.ERROR, reason=report.problems[0])
     findings = tuple(found.findings[:FINDINGS]) if failed else ()
     return JudgedCell(id=cell, name=name, outcome=found.outcome, findings=findings, reason=found.reason)
 
 
 def state_of(cells: Sequence[JudgedCell]) -> tuple[PointState, str]:
     """(good, bad or skipped, why it is skipped): one failed cell makes a point bad, only passed ones make it good."""
+    if not cells:
+        return PointState.SKIPPED, "no cell was judged"
     if any(cell.outcome is Outcome.FAIL for cell in cells):
         return PointState.BAD, ""
     undecided = next((cell for cell in cells if cell.outcome not in ACCEPTED), None)

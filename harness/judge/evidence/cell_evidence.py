@@ -69,7 +69,8 @@ class CellEvidence:
     later: Tolerances  # of later steps, without the noise floors, which are of step 0
     noise: Mapping[str, NoiseFloor] = field(default_factory=dict)  # measured by this cell; only controls do
     base: CellEvidence | None = None  # the same cell in the base stack, interleaved with this one
-    retried: bool = False  # an earlier attempt ended for an infrastructure cause
+    retried: bool = False  # there is an earlier attempt that its launcher did not interrupt
+    earlier: Sequence[CellEvidence] = ()  # of its earlier attempts, oldest first
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
@@ -267,11 +268,12 @@ class CellEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class CellFound:
-    """Contents of the files of a cell's newest attempt; the fields are those of CellEvidence."""
+    """Contents of the files of one attempt of a cell; the fields are those of CellEvidence."""
 
     records: dict[int, RankRecord] = field(default_factory=dict)
     result: CellResult | None = None
     retried: bool = False
+    earlier: Sequence[CellFound] = ()  # of the newest attempt
     logs: Mapping[int, LogTail] = field(default_factory=dict)
     job: JobEnding = field(default_factory=JobEnding)
     before: Baseline | None = None
@@ -302,7 +304,7 @@ def _evidence(
 ) -> CellEvidence:
     found = find(cell.id)
     own = noise_floors(found.records)
-    return CellEvidence(
+    newest = CellEvidence(
         cell=cell,
         control=control,
         tolerances=tolerances_for(cell.config.dtype, plan.tolerances, control.noise if control else own),
@@ -310,5 +312,7 @@ def _evidence(
         noise=own,
         stack=plan.stacks.get(cell.config.stack),
         peak_tflops=plan.peak_tflops,
-        **vars(found),
+        **{**vars(found), "earlier": ()},
     )
+    newest.earlier = [replace(newest, **vars(before)) for before in found.earlier]
+    return newest

@@ -3,6 +3,7 @@
 | module | subject |
 |---|---|
 | identity | files, attempt, result and records are of this cell and of one attempt: checked first |
+| earlier | whether an undecided earlier attempt may have been a failure |
 | expected | what each rank must have recorded |
 | legs, model, facts, timing | whether it has, by subject: checked if every rank completed |
 | sums | whether numbers that the harness computed twice agree |

@@ -57,12 +57,17 @@ def rejection_problem(evidence: CellEvidence) -> str:
     assert result is not None
     if evidence.damaged:
         return evidence.damaged[0]
-    problem = next(_result(evidence, result), "")
+    problem = result_problem(evidence, result)
     if not problem and evidence.records:
         problem = f"status is rejected, but {len(evidence.records)} ranks left records"
     if not problem and (result.rejection is None or not result.rejection.rule or not result.rejection.reason):
         problem = "status is rejected, but no rule with a reason is named"
     return f"result.json: {problem}" if problem else ""
+
+
+def result_problem(evidence: CellEvidence, result: CellResult) -> str:
+    """Why result.json is not of this attempt, or impossible; empty if nothing is wrong."""
+    return next(_result(evidence, result), "")
 
 
 def _result(evidence: CellEvidence, result: CellResult) -> Iterator[str]:

@@ -17,9 +17,7 @@ from harness.core.run.records import CellResult
 from harness.core.run.run_dir import RunDir, write_atomic, write_json, write_new
 from harness.core.run.work_order import CellAttempt, read_work_order, write_work_order
 from harness.core.serialization import from_jsonable, loads
-from harness.node.coordination.rendezvous import POLL_S
-
-STARTUP_S = 300.0  # for the agent of node 0 to claim the work order
+from harness.node.coordination.rendezvous import POLL_S, STARTUP_S
 
 
 def work_order_of(

@@ -26,6 +26,7 @@ HEARTBEAT_S = 2.0  # between two heartbeats of an agent
 SILENCE_S = 30.0  # a node whose heartbeat has not changed for this long counts as lost
 MAX_GAP_S = 3.0  # between two polls; a longer gap is a delay of this process and counts as this much silence
 POLL_S = 0.2
+STARTUP_S = 900.0  # for all agents to start and load torch, from a cold shared file system
 FIRST_PAUSE_S = 0.02  # of a node that waits for node 0, which is usually about to announce the store; then doubled
 
 T = TypeVar("T")

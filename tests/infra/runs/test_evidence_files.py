@@ -58,6 +58,21 @@ def test_the_newest_attempt_counts(tmp_path: Path) -> None:
     assert found.records[0].ended == "completed"
 
 
+def test_earlier_attempts_are_read_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    _write(run, "again", "failed", r0="killed", r1="missing")
+    run.attempt("again", 2).config.parent.mkdir()
+    run.attempt("again", 2).result.write_text("", encoding="utf-8")
+    _write(run, "again", "completed", number=3, r0="completed")
+    found = read_cell(run, "again", {})
+    assert found.damaged == []
+    first, second = found.earlier
+    assert (first.attempt, list(first.records), set(first.logs), first.damaged) == (1, [0], {0, 1}, [])
+    assert first.result is not None and first.result.status == "failed"
+    assert (second.attempt, second.records, second.result) == (2, {}, None)
+    assert [problem.partition(":")[0] for problem in second.damaged] == ["result.json cannot be read"]
+
+
 def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     _write(run, "bad", "completed", r0="completed")

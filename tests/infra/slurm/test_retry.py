@@ -209,6 +209,16 @@ def test_a_failure_that_names_no_node_is_not_retried(bench: Bench) -> None:
     assert bench.again(bench.wide, "FAILED", "n[1-2]", "3:0") == []
 
 
+def test_cells_that_a_job_did_not_start_because_its_end_was_announced_run_in_another_job(bench: Bench) -> None:
+    failure = Failed(reason="SIGUSR1", traceback="", announced=True)
+    note(bench.run.agent_journal(bench.narrow.name, 0), failure)
+    (made,) = bench.again(bench.narrow, "FAILED", "n3", "3:0")
+    assert made.cells == bench.narrow.cells
+    assert "--exclude" not in bench.job_file(made)
+    (event,) = read_lines(bench.run.events)
+    assert event["why"] == "job 7 ended as FAILED on n3: a signal announced its end"
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED"])
 def test_a_preempted_job_may_run_on_the_same_node(bench: Bench, state: str) -> None:
     (made,) = bench.again(bench.narrow, state, "n3")
