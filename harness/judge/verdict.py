@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.outcomes import Finding, KnownFailure, Lane, LaneVerdict, Outcome, Severity
@@ -42,8 +43,12 @@ def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | Non
     problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records)
     if problem:
         return undecided(problem)
-    no_control = _control_problem(evidence, today, control)
-    findings = _findings(evidence, with_control=not no_control)
+    no_control = evidence.tolerances.too_noisy or _control_problem(evidence, today, control)
+    if no_control:
+        # No check may read a control that did not pass, nor a bound that it measured.
+        bounds = evidence.tolerances if evidence.tolerances.too_noisy else evidence.later
+        evidence = replace(evidence, control=None, tolerances=bounds)
+    findings = with_known(evidence, led_by_root([item for check in CHECKS for item in check.findings(evidence)]))
     lanes = _lanes(evidence, findings, bool(no_control))
     outcome, reason = _outcome(evidence, lanes, no_control)
     problem = _unproven(evidence, lanes, outcome)
@@ -95,14 +100,6 @@ def _only_slow(verdict: CellVerdict) -> bool:
     """Whether only the throughput lane failed, so that the numbers are right."""
     numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
     return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
-
-
-def _findings(evidence: CellEvidence, *, with_control: bool) -> list[Finding]:
-    findings: list[Finding] = []
-    for check in CHECKS:
-        if with_control or not check.needs_control:
-            findings += check.findings(evidence)
-    return with_known(evidence, led_by_root(findings))
 
 
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_control: bool) -> dict[Lane, LaneVerdict]:
