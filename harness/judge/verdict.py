@@ -152,9 +152,9 @@ def _with_xfail(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
             reason = f"fails, but not as the xfail entry states: {difference}; expected: {known}"
             return verdict._replace(known=KnownFailure.ELSEWHERE, reason=reason)
         return verdict._replace(outcome=Outcome.XFAIL, known=KnownFailure.EXPECTED, reason=known)
-    if verdict.outcome is Outcome.PASS:
+    if verdict.outcome in (Outcome.PASS, Outcome.FLAKY):
         outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
-        reason = f"passed, though the matrix expects a failure: {known}"
+        reason = f"{verdict.reason or 'passed'}, though the matrix expects a failure: {known}"
         return verdict._replace(outcome=outcome, known=KnownFailure.PASSES, reason=reason)
     return verdict
 
