@@ -44,6 +44,8 @@ class Tolerances:
     packed_slower: Bound  # packed over unpacked, same documents
     slower_than: Bound  # this stack over the base stack
     slower_than_history: Bound  # this run over the median of earlier green runs
+    noise_only: frozenset[str] = frozenset()  # parameters whose gradient in the control is rounding noise
+    too_noisy: str = ""  # why nothing can be compared with the control; empty if it can
     ratio_screen: float = 0.02  # a ratio this close to a layout factor is reported as that factor
 
 
@@ -103,6 +105,13 @@ FACTOR_NAMES = (
 RATIO_SCREEN = "ratio_screen"
 UNSIGNED = ("parameter_gradient", "activation")  # distances of fingerprints, which have no above or below
 NOISE_FACTOR = 3.0  # a bound is this many times the measured noise; packing practice accepts up to 3
+# A measured bound above this cannot tell right from wrong: 0.5 accepts a halved gradient, 1 accepts zeros. The bounds
+# of bf16 models of up to 6 layers are at most 0.22 on CPU.
+MOST_MEASURED = 0.4
+MOST_NOISE = MOST_MEASURED / NOISE_FACTOR
+# Rounding to bf16 moves a gradient by at most about this share of the norm of all gradients together. A gradient within
+# it that differs from itself by more than MOST_NOISE is nothing but rounding, as of a bias that the softmax cancels.
+ROUNDING_SHARE = 2.0**-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +144,8 @@ class NoiseFloor:
 
     value: float
     by: str  # what was varied in the leg that differed most
+    at: str = ""  # the parameter, layer or document that differed most; empty for sums over all
+    noise_only: tuple[str, ...] = ()  # parameters whose gradient is rounding noise: they set no floor
 
 
 def tolerances_for(
@@ -147,8 +158,13 @@ def tolerances_for(
     """
     base = DEFAULTS[dtype]
     bounds = {name: getattr(base, name) for name in (*BOUND_NAMES, *FACTOR_NAMES)}
+    noise_only: frozenset[str] = frozenset()
+    too_noisy = ""
     for name, floor in (floors or {}).items():
         bounds[name] = _measured(floor, getattr(_FP32, name))
+        noise_only |= frozenset(floor.noise_only)
+        if bounds[name].value > MOST_MEASURED and name not in overrides.numerics:
+            too_noisy = too_noisy or _too_noisy(name, floor)
     for name, override in overrides.numerics.items():
         if name in bounds:
             bounds[name] = Bound(
@@ -161,7 +177,8 @@ def tolerances_for(
         if name in bounds and value != bounds[name].value:
             bounds[name] = Bound(value=value, unit="factor", origin=f"matrix checks.throughput.{name}")
     screen = overrides.numerics.get(RATIO_SCREEN)
-    return Tolerances(**bounds, ratio_screen=screen.value if screen else base.ratio_screen)
+    ratio_screen = screen.value if screen else base.ratio_screen
+    return Tolerances(**bounds, noise_only=noise_only, too_noisy=too_noisy, ratio_screen=ratio_screen)
 
 
 def _measured(floor: NoiseFloor, least: Bound) -> Bound:
@@ -169,6 +186,14 @@ def _measured(floor: NoiseFloor, least: Bound) -> Bound:
     if value < least.value:
         return replace(least, origin=f"noise floor {floor.value:.2g} is below the bound of fp32")
     return Bound(value=value, origin=f"noise floor {floor.value:.2g} ({floor.by}) x {NOISE_FACTOR:g}")
+
+
+def _too_noisy(name: str, floor: NoiseFloor) -> str:
+    at = f"{floor.at}; " if floor.at else ""
+    return (
+        f"the noise of the control is too large to compare: the floor of {name} is {floor.value:.3g} ({at}{floor.by}), "
+        f"more than {MOST_NOISE:.2g}"
+    )
 
 
 def looser(one: Bound, other: Bound) -> Bound:

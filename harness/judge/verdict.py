@@ -50,8 +50,12 @@ def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | No
     problem = untrusted(evidence) or import_problem(evidence.stack, evidence.records)
     if problem:
         return undecided(problem)
-    no_control = _control_problem(evidence, today, control)
-    findings = _findings(evidence, with_control=not no_control)
+    no_control = evidence.tolerances.too_noisy or _control_problem(evidence, today, control)
+    if no_control:
+        # No check may read a control that did not pass, nor a bound that it measured.
+        bounds = evidence.tolerances if evidence.tolerances.too_noisy else evidence.later
+        evidence = replace(evidence, control=None, tolerances=bounds)
+    findings = with_known(evidence, led_by_root([item for check in CHECKS for item in check.findings(evidence)]))
     lanes = _lanes(evidence, findings, bool(no_control))
     outcome, reason = _outcome(evidence, lanes, no_control)
     problem = _unproven(evidence, lanes, outcome)
@@ -139,14 +143,6 @@ def _only_slow(verdict: CellVerdict) -> bool:
     return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
 
 
-def _findings(evidence: CellEvidence, *, with_control: bool) -> list[Finding]:
-    findings: list[Finding] = []
-    for check in CHECKS:
-        if with_control or not check.needs_control:
-            findings += check.findings(evidence)
-    return with_known(evidence, led_by_root(findings))
-
-
 def _lanes(evidence: CellEvidence, findings: list[Finding], no_control: bool) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
@@ -197,9 +193,9 @@ def _with_xfail(xfail: XFail, verdict: CellVerdict, today: str) -> CellVerdict:
             reason = f"fails, but not as the xfail entry states: {difference}; expected: {known}"
             return verdict._replace(known=KnownFailure.ELSEWHERE, reason=reason)
         return verdict._replace(outcome=Outcome.XFAIL, known=KnownFailure.EXPECTED, reason=known)
-    if verdict.outcome is Outcome.PASS:
+    if verdict.outcome in (Outcome.PASS, Outcome.FLAKY):
         outcome = Outcome.FAIL if xfail.strict else Outcome.XPASS
-        reason = f"passed, though the matrix expects a failure: {known}"
+        reason = f"{verdict.reason or 'passed'}, though the matrix expects a failure: {known}"
         return verdict._replace(outcome=outcome, known=KnownFailure.PASSES, reason=reason)
     return verdict
 

@@ -209,7 +209,10 @@ def test_two_lanes_that_failed_are_both_named() -> None:
 
 
 @pytest.mark.parametrize(("strict", "outcome"), [(False, Outcome.XPASS), (True, Outcome.FAIL)])
-def test_a_pass_that_was_not_expected_is_known_as_one(strict: bool, outcome: Outcome) -> None:
-    verdict = judge(evidence_for(config_of("sft"), xfail=replace(KNOWN, strict=strict)))
-    reason = "passed, though the matrix expects a failure: known"
+@pytest.mark.parametrize(("retried", "how"), [(False, "passed"), (True, "passed only on a retry")])
+def test_a_pass_that_was_not_expected_is_known_as_one(strict: bool, outcome: Outcome, retried: bool, how: str) -> None:
+    evidence = evidence_for(config_of("sft"), xfail=replace(KNOWN, strict=strict))
+    evidence.retried = retried
+    verdict = judge(evidence)
+    reason = f"{how}, though the matrix expects a failure: known"
     assert (verdict.outcome, verdict.known, verdict.reason) == (outcome, KnownFailure.PASSES, reason)

@@ -43,13 +43,12 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 class Check(NamedTuple):
     """One row, the only declaration of a check's name and lane.
 
-    `function` returns the findings of one cell. `needs_control`: it compares with the control.
+    `function` returns the findings of one cell. A check that compares with the control finds nothing without one.
     """
 
     name: str
     lane: Lane
     function: Callable[[CellEvidence], list[CheckFinding]]
-    needs_control: bool = False
 
     def findings(self, evidence: CellEvidence) -> list[Finding]:
         """The findings of one cell, with the check's name and lane."""
@@ -83,17 +82,17 @@ CHECKS: tuple[Check, ...] = (
     Check("ended", Lane.NUMERICS, ended.check),
     Check("finiteness", Lane.NUMERICS, finiteness.check),
     Check("token_count", Lane.NUMERICS, token_count.check),
-    Check("activations", Lane.NUMERICS, activations.check, needs_control=True),
-    Check("router_tokens", Lane.NUMERICS, router_tokens.check, needs_control=True),
-    Check("document_loss", Lane.NUMERICS, document_loss.check, needs_control=True),
+    Check("activations", Lane.NUMERICS, activations.check),
+    Check("router_tokens", Lane.NUMERICS, router_tokens.check),
+    Check("document_loss", Lane.NUMERICS, document_loss.check),
     Check("repeated_document", Lane.NUMERICS, repeated_document.check),
     Check("mtp_loss", Lane.NUMERICS, mtp_loss.check),
     Check("aux_loss", Lane.NUMERICS, aux_loss.check),
-    Check("step_loss", Lane.NUMERICS, step_loss.check, needs_control=True),
+    Check("step_loss", Lane.NUMERICS, step_loss.check),
     Check("replica_gradients", Lane.NUMERICS, replica_gradients.check),
-    Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check, needs_control=True),
-    Check("grad_norm", Lane.NUMERICS, grad_norm.check, needs_control=True),
-    Check("rewriting", Lane.NUMERICS, rewriting.check, needs_control=True),
+    Check("parameter_gradients", Lane.NUMERICS, parameter_gradients.check),
+    Check("grad_norm", Lane.NUMERICS, grad_norm.check),
+    Check("rewriting", Lane.NUMERICS, rewriting.check),
     Check("determinism", Lane.NUMERICS, determinism.check),
     Check("isolation", Lane.NUMERICS, isolation.check),
     Check("repetition", Lane.NUMERICS, repetition.check),

@@ -20,8 +20,12 @@ def distance(measured: float, expected: float, bound: Bound) -> float:
     return difference if bound.unit == "absolute" or expected == 0 else difference / abs(expected)
 
 
-def fingerprint_distance(measured: Fingerprint, expected: Fingerprint, bound: Bound | None = None) -> float:
+def fingerprint_distance(
+    measured: Fingerprint, expected: Fingerprint, bound: Bound | None = None, *, least_norm: float = 0.0
+) -> float:
     """Estimate of ||a - b|| / ||b||, or of ||a - b|| if the bound is absolute or b is zero. NaN if a value is.
+
+    `least_norm` takes the place of a smaller ||b||.
 
     A projection on a standard normal vector r has E[(r.a - r.b)^2] = ||a - b||^2, so the root mean square of the
     differences estimates the norm of the difference; the difference of the norms is a lower bound of it.
@@ -33,7 +37,8 @@ def fingerprint_distance(measured: Fingerprint, expected: Fingerprint, bound: Bo
     norm, expected_norm = math.sqrt(measured.norm_sq), math.sqrt(expected.norm_sq)
     largest = max(spread, abs(norm - expected_norm))
     absolute = bound is not None and bound.unit == "absolute"
-    return largest if absolute or not expected_norm else largest / expected_norm
+    scale = max(expected_norm, least_norm)
+    return largest if absolute or not scale else largest / scale
 
 
 def add(left: Fingerprint, right: Fingerprint) -> Fingerprint:

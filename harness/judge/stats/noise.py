@@ -2,20 +2,23 @@
 
 The control runs step 0 again with its documents in another order, and with every weight moved by one machine epsilon
 of the compute dtype (tolerance by perturbation: TTrace, arXiv 2506.09280). Bounds are a multiple of the largest
-difference that this makes (core/tolerances.py).
+relative difference that this makes (core/tolerances.py). A value that is zero in step 0 has no relative difference, and
+a gradient that is nothing but rounding noise has any: neither sets a floor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from harness.core.cell.canary_legs import NOISE_LEGS
-from harness.core.run.records import LegSeen, RankRecord
-from harness.core.tolerances import Bound, NoiseFloor
+from harness.core.run.records import Fingerprint, LegSeen, RankRecord
+from harness.core.tolerances import MOST_NOISE, NOISE_FACTOR, ROUNDING_SHARE, Bound, NoiseFloor, Tolerances
 from harness.judge.stats.distance import distance, fingerprint_distance
 
 _RELATIVE = Bound(value=0.0)
+_ABSOLUTE = Bound(value=0.0, unit="absolute")
 
 
 def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
@@ -31,11 +34,43 @@ def noise_floors(records: Mapping[int, RankRecord]) -> dict[str, NoiseFloor]:
         return {}
     floors: dict[str, NoiseFloor] = {}
     where = _where(record)
+    noise_only = _noise_only(record, legs)
     for leg in legs:
-        for name, value in _differences(record, leg):
+        for name, value, at in _differences(record, leg, noise_only):
             if math.isfinite(value) and (name not in floors or value > floors[name].value):
-                floors[name] = NoiseFloor(value=value, by=NOISE_LEGS[leg.leg] + where)
+                floors[name] = NoiseFloor(value=value, by=NOISE_LEGS[leg.leg] + where, at=at)
+    if noise_only and "parameter_gradient" in floors:
+        floors["parameter_gradient"] = replace(floors["parameter_gradient"], noise_only=tuple(sorted(noise_only)))
     return floors
+
+
+def least_norms(bounds: Tolerances, gradients: Iterable[Fingerprint]) -> dict[str, float]:
+    """Parameters whose gradient is rounding noise -> norm that differences of it are relative to, at least.
+
+    With it a difference is within the bound if rounding can make it. `gradients`: of all parameters.
+    """
+    least = _rounding(gradients) / bounds.parameter_gradient.value
+    return dict.fromkeys(bounds.noise_only, least)
+
+
+def _rounding(gradients: Iterable[Fingerprint]) -> float:
+    """The norm of what rounding makes of a gradient."""
+    total = math.fsum(gradient.norm_sq for gradient in gradients if math.isfinite(gradient.norm_sq))
+    return ROUNDING_SHARE * math.sqrt(max(total, 0.0))
+
+
+def _noise_only(record: RankRecord, legs: Sequence[LegSeen]) -> frozenset[str]:
+    """Parameters whose gradient differs from itself by more than any bound allows, but by no more than rounding."""
+    small = _rounding(seen.gradient for seen in record.parameters)
+    again = [{seen.name: seen.gradient for seen in leg.parameters} for leg in legs]
+    found = set()
+    for seen in record.parameters:
+        own = seen.gradient
+        pairs = [(gradients[seen.name], own) for gradients in again if seen.name in gradients]
+        worst = max((fingerprint_distance(gradient, own, _ABSOLUTE) for gradient, own in pairs), default=0.0)
+        if 0 <= own.norm_sq <= small * small and MOST_NOISE * math.sqrt(own.norm_sq) < worst <= small / NOISE_FACTOR:
+            found.add(seen.name)
+    return frozenset(found)
 
 
 def _where(record: RankRecord) -> str:
@@ -44,31 +79,34 @@ def _where(record: RankRecord) -> str:
     return f"; {facts['attention']} on {facts['device']}" if {"attention", "device"} <= facts.keys() else ""
 
 
-def _differences(record: RankRecord, leg: LegSeen) -> Iterator[tuple[str, float]]:
-    """(name of a bound, relative difference) of everything that step 0 and the leg both have."""
-    step = record.steps[0]
-    losses = [
-        (leg.documents[document].loss_sum, loss.loss_sum)
-        for document, loss in step.documents.items()
+def _differences(record: RankRecord, leg: LegSeen, noise_only: frozenset[str]) -> Iterator[tuple[str, float, str]]:
+    """(name of a bound, relative difference, what differs) of everything that step 0 and the leg both have."""
+    losses = {
+        document: (leg.documents[document].loss_sum, loss.loss_sum)
+        for document, loss in record.steps[0].documents.items()
         if document in leg.documents
-    ]
-    for measured, expected in losses:
-        value = distance(measured, expected, _RELATIVE)
-        yield "document_loss", value
-        yield "repeated_document", value
-    yield "step_loss", _sum_difference(losses)
-    found_gradients = {seen.name: seen.gradient for seen in leg.parameters}
-    pairs = [(found_gradients[seen.name], seen.gradient) for seen in record.parameters if seen.name in found_gradients]
-    for gradient, own in pairs:
-        yield "parameter_gradient", fingerprint_distance(gradient, own)
+    }
+    for document, (measured, expected) in losses.items():
+        if expected:
+            value = distance(measured, expected, _RELATIVE)
+            yield "document_loss", value, f"document {document}"
+            yield "repeated_document", value, f"document {document}"
+    yield "step_loss", _sum_difference([*losses.values()]), ""
+    found = {seen.name: seen.gradient for seen in leg.parameters}
+    pairs = {seen.name: (found[seen.name], seen.gradient) for seen in record.parameters if seen.name in found}
+    for name, (gradient, own) in pairs.items():
+        if own.norm_sq and name not in noise_only:
+            yield "parameter_gradient", fingerprint_distance(gradient, own), name
     # The norm is the root of a sum, so it differs by half as much as the sum.
-    yield "grad_norm", _sum_difference([(gradient.norm_sq, own.norm_sq) for gradient, own in pairs]) / 2
+    squares = [(gradient.norm_sq, own.norm_sq) for gradient, own in pairs.values()]
+    yield "grad_norm", _sum_difference(squares) / 2, ""
     outputs = {seen.layer: seen.documents for seen in leg.activations}
     for activation in record.activations:
         for document, fingerprint in activation.documents.items():
-            found = outputs.get(activation.layer, {}).get(document)
-            if found is not None:
-                yield "activation", fingerprint_distance(found, fingerprint)
+            output = outputs.get(activation.layer, {}).get(document)
+            if output is not None and fingerprint.norm_sq:
+                where = f"document {document} after layer {activation.layer}"
+                yield "activation", fingerprint_distance(output, fingerprint), where
 
 
 def _sum_difference(terms: Sequence[tuple[float, float]]) -> float:

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from harness.core.cell.canary_legs import NOISE_LEGS
 from harness.core.cell.config import NOISE
-from harness.core.run.records import LegSeen, RankRecord
+from harness.core.outcomes import Outcome
+from harness.core.run.records import Fingerprint, LegSeen, RankRecord
 from harness.core.run.run_plan import Expansion
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.noise import noise_floors
@@ -40,8 +42,8 @@ def leg_of(record: RankRecord, name: str, *, losses: float = 0.0, gradients: flo
     )
 
 
-def bf16_run(**noise: float) -> dict[str, CellEvidence]:
-    """A bf16 run of a control, which measured that much noise, and one cell."""
+def bf16_run(change: Callable[[RankRecord], None] = lambda _: None, **noise: float) -> dict[str, CellEvidence]:
+    """A bf16 run of a control, which measured that much noise, and one cell. `change`: of every record."""
     plan, evidence = run_of([config_of("sft", tp=2)])
     cells = tuple(
         replace(cell, config=replace(cell.config, dtype="bf16", canaries=() if cell.control else (NOISE,)))
@@ -49,6 +51,9 @@ def bf16_run(**noise: float) -> dict[str, CellEvidence]:
     )
     control = evidence[cells[0].id].records[0]
     control.legs = [leg_of(control, ORDER), leg_of(control, EPSILON, **noise)]
+    for item in evidence.values():
+        for record in item.records.values():
+            change(record)
     found = {cell.id: replace(refound(evidence[cell.id]), config=cell.config) for cell in cells}
     for item in found.values():
         for record in item.records.values():
@@ -130,3 +135,89 @@ def test_the_report_holds_the_measured_floors() -> None:
     report = build_report(plan, evidence.values(), today=TODAY, timing={})
     assert list(report.noise) == [next(iter(evidence))]
     assert report.noise[next(iter(evidence))]["document_loss"].value == pytest.approx(1e-3)
+
+
+SMALL = "decoder.layers.1.input_layernorm.weight"
+
+
+def small(norm: float, again: float) -> Callable[[RankRecord], None]:
+    """Sets the norm of the gradient of SMALL, in step 0 and in the leg with moved weights."""
+
+    def change(record: RankRecord) -> None:
+        for value, parameters in ((norm, record.parameters), *((again, leg.parameters) for leg in record.legs[1:])):
+            for seen in parameters:
+                if seen.name == SMALL:
+                    seen.gradient = Fingerprint(norm_sq=value * value, projections=[value / 2, -value / 2])
+        for leg in record.legs[:1]:
+            for again_seen in leg.parameters:
+                if again_seen.name == SMALL:
+                    again_seen.gradient = Fingerprint(norm_sq=norm * norm, projections=[norm / 2, -norm / 2])
+
+    return change
+
+
+def scale(cell: CellEvidence, factor: float, *names: str) -> None:
+    for record in cell.records.values():
+        for seen in record.parameters:
+            if not names or seen.name in names:
+                old = seen.gradient
+                values = [value * factor for value in old.projections]
+                seen.gradient = Fingerprint(norm_sq=old.norm_sq * factor**2, projections=values)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.0, -1.0])
+def test_noise_as_large_as_the_numbers_makes_a_comparison_impossible(factor: float) -> None:
+    control, cell = bf16_run(small(norm=1.0, again=3.0), gradients=0.01).values()
+    scale(cell, factor)
+    for evidence in (control, cell):
+        verdict = judge(evidence)
+        assert verdict.outcome is Outcome.ERROR
+        assert verdict.reason == (
+            "the noise of the control is too large to compare: the floor of parameter_gradient is 2 "
+            f"({SMALL}; weights moved by one machine epsilon; reference on cpu), more than 0.13"
+        )
+
+
+def test_a_gradient_that_is_only_rounding_noise_sets_no_floor_and_may_differ_by_rounding() -> None:
+    norm = 1e-3  # of a whole of about 5, so rounding may make 0.02
+    control, cell = bf16_run(small(norm, again=4 * norm), gradients=0.02).values()
+    floor = control.noise["parameter_gradient"]
+    assert (floor.value, floor.noise_only) == (pytest.approx(0.02), (SMALL,))
+    assert floor.at != SMALL
+    for factor, names, outcome in (
+        (-5.0, [SMALL], Outcome.PASS),
+        (50.0, [SMALL], Outcome.FAIL),
+        (2.0, [], Outcome.FAIL),
+        (0.0, [], Outcome.FAIL),
+        (-1.0, [], Outcome.FAIL),
+    ):
+        _, cell = bf16_run(small(norm, again=4 * norm), gradients=0.02).values()
+        scale(cell, factor, *names)
+        assert judge(cell).outcome is outcome
+
+
+def test_a_small_gradient_that_is_reproducible_is_compared_like_any_other() -> None:
+    control, cell = bf16_run(small(1e-3, again=1.05e-3), gradients=0.02).values()
+    floor = control.noise["parameter_gradient"]
+    assert (floor.value, floor.at, floor.noise_only) == (pytest.approx(0.05), SMALL, ())
+    scale(cell, 0.5, SMALL)
+    assert [finding.where["parameter"] for finding in judge(cell).findings] == [SMALL]
+
+
+def test_a_gradient_that_is_zero_in_step_0_sets_no_floor() -> None:
+    """As of an expert that gets no token in step 0, and one after the weights moved."""
+    control, cell = bf16_run(small(0.0, again=2.0), gradients=0.02).values()
+    assert control.noise["parameter_gradient"].value == pytest.approx(0.02)
+    assert judge(cell).outcome is Outcome.PASS
+
+
+def test_the_noise_of_a_control_that_did_not_pass_bounds_nothing() -> None:
+    """The cell's own checks then have the default bounds."""
+    control, cell = bf16_run(gradients=0.12).values()
+    [seen] = [item for item in cell.records[1].parameters if item.name == SMALL]
+    seen.gradient = Fingerprint(norm_sq=seen.gradient.norm_sq * 1.2**2, projections=seen.gradient.projections)
+    assert judge(cell).outcome is Outcome.PASS
+    control.records[0].steps[0].token_count = 3
+    verdict = judge(cell)
+    assert verdict.outcome is Outcome.FAIL
+    assert [finding.check for finding in verdict.findings] == ["replica_gradients"]

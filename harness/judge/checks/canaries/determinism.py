@@ -13,6 +13,7 @@ from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
+from harness.judge.stats.noise import least_norms
 
 _Difference = tuple[str, dict[str, Any], float, Bound]
 
@@ -62,22 +63,23 @@ def _losses(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
 
 def _gradients(evidence: CellEvidence, leg: LegEvidence) -> Iterator[_Difference]:
     bound = exact_on_cpu(evidence, evidence.tolerances.parameter_gradient, same_tokens=True)
+    least = least_norms(evidence.tolerances, (one.fingerprint for one in evidence.gradients.values()))
     for rank, record in evidence.records.items():
         again = {item.name: item.gradient for item in leg.seen[rank].parameters}
         for seen in record.parameters:
-            off = _excess(again.get(seen.name), seen.gradient, bound)
+            off = _excess(again.get(seen.name), seen.gradient, bound, least.get(seen.name, 0.0))
             if off:
                 yield f"the gradient of {seen.name} on rank {rank}", leg.at_rank(rank, parameter=seen.name), off, bound
 
 
-def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound) -> float:
+def _excess(new: Fingerprint | None, old: Fingerprint, bound: Bound, least: float = 0.0) -> float:
     """The distance if it exceeds the bound, else 0; also 0 for absent or non-finite values, which other checks cover.
 
     Under an exact bound any difference of the fingerprints counts, though the estimated distance may round to 0.
     """
     if new is None or not finite(new) or not finite(old):
         return 0.0
-    off = fingerprint_distance(new, old)
+    off = fingerprint_distance(new, old, least_norm=least)
     if bound.value == 0:
         return off or 5e-324 if new != old else 0.0
     return off if beyond(off, bound) else 0.0

@@ -22,6 +22,7 @@ from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.leg_evidence import LegEvidence
 from harness.judge.locations import listed
 from harness.judge.stats.distance import beyond, bound_text, distance, fingerprint_distance, finite
+from harness.judge.stats.noise import least_norms
 
 _Documents = Mapping[int, Fingerprint]
 
@@ -72,9 +73,11 @@ def _module(evidence: CellEvidence, leg: LegEvidence, right: LegEvidence, number
         module.forward = dict(_losses_off(leg, right, tolerances.document_loss))
     if not evidence.same_rows:
         return module
+    least = least_norms(tolerances, (one.fingerprint for one in right.gradients.values()))
     for name, expected in right.gradients.items():
         if _module_of(name, layers) == number:
-            off = _gradient_off(leg.gradients.get(name), expected, tolerances.parameter_gradient)
+            norm = least.get(name, 0.0)
+            off = _gradient_off(leg.gradients.get(name), expected, tolerances.parameter_gradient, norm)
             module.backward |= {name: off} if off else {}
     inputs = leg.input_gradients.get(number, {}), right.input_gradients.get(number, {})
     worst = max((off for _, off in _documents_off(*inputs, tolerances.parameter_gradient)), default=0.0)
@@ -104,12 +107,12 @@ def _losses_off(leg: LegEvidence, right: LegEvidence, bound: Bound) -> Iterator[
             yield document, off
 
 
-def _gradient_off(found: ParameterGradient | None, right: ParameterGradient, bound: Bound) -> float:
+def _gradient_off(found: ParameterGradient | None, right: ParameterGradient, bound: Bound, least: float) -> float:
     if found is None:
         return math.inf
     if not finite(found.fingerprint):
         return 0.0  # `finiteness` covers these
-    off = fingerprint_distance(found.fingerprint, right.fingerprint, bound)
+    off = fingerprint_distance(found.fingerprint, right.fingerprint, bound, least_norm=least)
     return off if beyond(off, bound) else 0.0
 
 

@@ -12,6 +12,7 @@ from harness.judge.diagnosis.ratios import factors_of, ratio_name, scale_of
 from harness.judge.evidence.assemble import ParameterGradient
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.stats.distance import beyond, bound_text, exactly, fingerprint_distance, finite, stated
+from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
@@ -19,13 +20,15 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
         return []
     measured, expected = evidence.gradients, evidence.control.gradients
     bound = evidence.tolerances.parameter_gradient
+    least = least_norms(evidence.tolerances, (one.fingerprint for one in expected.values()))
     off: dict[str, float] = {}
     for name, right in expected.items():  # in model order, as the control's one rank lists them
         found = measured.get(name)
         if found is None:
             off[name] = math.inf
         elif finite(found.fingerprint):
-            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint, bound)
+            norm = least.get(name, 0.0)
+            off[name] = fingerprint_distance(found.fingerprint, right.fingerprint, bound, least_norm=norm)
     wrong = [name for name, value in off.items() if beyond(value, bound)]
     # Tied embeddings: stages other than the first hold a copy under the output layer's name.
     tied = evidence.cell.config.model.tied

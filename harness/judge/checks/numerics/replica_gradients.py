@@ -8,10 +8,12 @@ from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.locations import numbered, where_of
 from harness.judge.stats.distance import beyond, bound_text, fingerprint_distance, finite, stated
+from harness.judge.stats.noise import least_norms
 
 
 def check(evidence: CellEvidence) -> list[CheckFinding]:
     bound = evidence.tolerances.parameter_gradient
+    least = least_norms(evidence.tolerances, (one.fingerprint for one in evidence.gradients.values()))
     first: dict[tuple[str, int, int], tuple[int, Fingerprint]] = {}
     wrong: list[tuple[str, RankRecord, int, float]] = []
     for rank in sorted(evidence.records):
@@ -20,7 +22,7 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             key = (seen.name, record.place.pp, record.place.tp if seen.sharded else -1)
             other, copy = first.setdefault(key, (rank, seen.gradient))
             if seen.gradient != copy and finite(copy) and finite(seen.gradient):
-                off = fingerprint_distance(seen.gradient, copy, bound)
+                off = fingerprint_distance(seen.gradient, copy, bound, least_norm=least.get(seen.name, 0.0))
                 if beyond(off, bound):
                     wrong.append((seen.name, record, other, off))
     if not wrong:
