@@ -131,3 +131,18 @@ def test_a_matrix_of_any_name_can_be_planned_for_a_cluster(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     [plan] = tmp_path.glob("reports/*/plan.json")
     assert json.loads(plan.read_text())["matrix_file"] == matrix.name
+
+
+def test_no_value_of_a_secret_variable_is_written_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "correct-horse-battery"
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    write_matrix(tmp_path)
+    (tmp_path / "here.yaml").write_text("name: here\nkind: slurm\nranks_per_node: 8\n")
+    words = ("--dry-run", "--cluster", "./here.yaml", "--history", f"{secret}.sqlite")
+    done = harness("run", "small.yaml", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = [path.read_text() for path in tmp_path.glob("reports/**/*") if path.is_file()]
+    assert written
+    assert secret not in "".join(written) + done.stdout + done.stderr

@@ -28,8 +28,9 @@ def receiver(text: str) -> str:
 
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line without secrets, for files and messages; receivers are shown without credentials."""
+    known = screen.environment_secrets()
     if not any(_is_notify(word.partition("=")[0]) for word in command):
-        return [redacted(word) for word in command]
+        return [redacted(word, known) for word in command]
     from harness.infra.notify.receivers import shown  # loads an HTTP client
 
     kept = []
@@ -40,7 +41,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
         elif _is_notify(name) and sign:
             kept.append(f"{name}={shown(value)}")
         else:
-            kept.append(redacted(word))
+            kept.append(redacted(word, known))
     return kept
 
 

@@ -22,6 +22,7 @@ from harness.infra.inputs.yaml_file import dump
 from harness.infra.launchers import launcher_for
 from harness.infra.local_launcher import end_without_agent
 from harness.infra.runs import provenance
+from harness.infra.screen import environment_secrets
 from harness.infra.stacks.default_stack import require_torch
 from harness.infra.stacks.forecast import Forecast, forecasts
 from harness.infra.stacks.prepare import prepare
@@ -132,10 +133,10 @@ def write_run(run: RunDir, planned: Planned) -> None:
 def write_plan(run: RunDir, plan: RunPlan, matrix: Matrix | None) -> None:
     """Write what is known before the start: plan.json, the resolved matrix, each cell's configuration."""
     if matrix is not None:
-        write_atomic(run.matrix, redacted(dump(resolved(matrix))))
+        write_atomic(run.matrix, redacted(dump(resolved(matrix)), environment_secrets()))
     for cell in plan.expansion.cells:
         write_json(run.attempt(cell.id).config, cell.config)
-    write_json(run.plan, sealed(without_secrets(plan)))
+    write_json(run.plan, sealed(without_secrets(plan, environment_secrets())))
     for cell in plan.expansion.cells:
         stack = plan.stacks.get(cell.config.stack)
         if stack is not None and not stack.usable:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -93,7 +95,7 @@ class History:
     def rows(self, query: Query) -> Iterator[dict[str, Any]]:
         """The rows of a query of queries.py."""
         for row in self.connection.execute(*query):
-            yield dict(row)
+            yield {name: _text(value) if isinstance(value, bytes) else value for name, value in zip(row.keys(), row)}
 
     def previous(self, matrix: str, device: str, before: str) -> tuple[str, str] | None:
         """Id and start of the newest run of a matrix that started before a moment; None without one."""
@@ -124,7 +126,7 @@ class History:
         if found and not dry_run:
             with suppress(sqlite3.OperationalError):  # a reader is active: later rows reuse the space
                 self.connection.execute("VACUUM")
-        return [row["run_id"] for row in found]
+        return [_text(row["run_id"]) if isinstance(row["run_id"], bytes) else row["run_id"] for row in found]
 
 
 _END_OF_TIME = "9999"
@@ -165,7 +167,8 @@ def is_there(path: Path) -> bool:
 def opened(path: Path, *, write: bool) -> Iterator[History]:
     """Open the history in a file. `write` creates it; without `write` a missing file is an InputError.
 
-    A reader changes nothing in the file, and sees only runs with a valid date and cells with a known outcome.
+    A reader changes nothing in the file, and sees only runs with a valid date and cells with a known outcome, with
+    texts and numbers where they belong.
     HistoryError when it is busy for WAIT_S, damaged, or cannot be written; InputError when a newer harness or another
     program wrote it.
     """
@@ -180,7 +183,7 @@ def opened(path: Path, *, write: bool) -> Iterator[History]:
             if write:
                 _prepare(connection, path)
             else:
-                connection.executescript(_VALID_ROWS)
+                connection.executescript(_valid_rows())
             yield History(connection)
     except (sqlite3.Error, OSError) as error:
         raise HistoryError(f"history {path}: {error}") from error
@@ -190,16 +193,45 @@ def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
     address = f"file:{quote(str(path.absolute()))}?mode={'rwc' if write else 'ro'}"
     connection = sqlite3.connect(address, uri=True, timeout=WAIT_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
+    connection.text_factory = _text
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
 
-# Views that hide the tables of the same names from a reader.
-_VALID_ROWS = "".join(
-    f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
-    f"WHERE strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started{more};"
-    for table, more in (("runs", ""), ("cells", f" AND outcome IN ({', '.join(repr(one.value) for one in Outcome)})"))
-)
+@cache
+def _valid_rows() -> str:
+    """Views that hide the tables of the same names from a reader, with the rows and values of the right types only.
+
+    Rows with wrong values are left out, except of `cells`: there only columns of the index cells_series are tested, so
+    that the index suffices to count outcomes, and other values of a wrong type are NULL, or empty if they are texts.
+    """
+    with closing(sqlite3.connect(":memory:")) as empty:
+        for statement in chain.from_iterable(MIGRATIONS):
+            empty.execute(statement)
+        known = {table: empty.execute(f"PRAGMA table_info ({table})").fetchall() for table in _TABLES}
+    right_date = "strftime('%Y-%m-%dT%H:%M:%SZ', started, '+0 days') = started"
+    outcomes = ", ".join(repr(one.value) for one in Outcome)
+    views = [f"CREATE TEMP VIEW cells AS SELECT {', '.join(_value(*column[1:4]) for column in known['cells'])}"]
+    views[0] += f" FROM main.cells WHERE {right_date} AND outcome IN ({outcomes}) AND typeof(series) = 'integer'"
+    for table in sorted(_TABLES - {"cells"}):
+        tests = [_is_right(*column[1:4]) for column in known[table]] + [right_date] * (table == "runs")
+        views.append(f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} WHERE {' AND '.join(tests)}")
+    return ";".join(views)
+
+
+_TYPES = {"TEXT": "'text'", "INTEGER": "'integer'", "REAL": "'real', 'integer'"}
+_AS_THEY_ARE = ("id", "run", "series", "started", "cell_id", "outcome")  # indexed columns of `cells`
+
+
+def _is_right(column: str, kind: str, is_required: int) -> str:
+    return f"""typeof("{column}") IN ({_TYPES[kind]}{"" if is_required else ", 'null'"})"""
+
+
+def _value(column: str, kind: str, is_required: int) -> str:
+    if column in _AS_THEY_ARE:
+        return column
+    instead = "''" if kind == "TEXT" else "NULL"
+    return f"CASE WHEN {_is_right(column, kind, is_required)} THEN {column} ELSE {instead} END AS {column}"
 
 
 def _check(connection: sqlite3.Connection, path: Path, *, write: bool) -> None:
@@ -255,6 +287,11 @@ def _writing(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def _text(value: bytes) -> str:
+    """A text of a file that may be damaged or of another program."""
+    return value.decode("utf-8", "replace")
 
 
 def _stored(value: Any) -> Any:

@@ -11,6 +11,7 @@ from harness.core.errors import InputError, Problem
 from harness.infra.inputs import yaml_file
 from harness.infra.inputs.shipped import shipped
 from harness.infra.inputs.text_file import expanded, is_file
+from harness.infra.screen import environment_secrets
 from harness.plan.jobs.cluster import LOCAL, ClusterProfile, load_profile
 from harness.plan.matrix.load import Matrix
 
@@ -73,7 +74,7 @@ def folders(beside: Path) -> list[Path]:
 def read_profile(path: Path) -> ClusterProfile:
     """Read one profile file; InputError with every problem, each with file and line."""
     source = yaml_file.read(path)
-    return load_profile(source.values, file=source.file, lines=source.lines)
+    return load_profile(source.values, file=source.file, lines=source.lines, secrets=environment_secrets())
 
 
 def template_of(profile: ClusterProfile, file: Path | None) -> Path:

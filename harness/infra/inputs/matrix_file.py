@@ -14,6 +14,7 @@ from harness.core.errors import InputError, Problem
 from harness.core.packing.documents import MOST_LENGTH, MOST_LENGTHS
 from harness.infra.inputs import yaml_file
 from harness.infra.inputs.text_file import MIB, expanded, read_text
+from harness.infra.screen import environment_secrets
 from harness.plan.matrix.load import Matrix, load
 from harness.plan.matrix.problems import shown
 
@@ -33,6 +34,7 @@ def read_matrix(path: Path, change: Callable[[Any], Any] = lambda values: values
         path_of=lambda name: os.path.abspath(path.parent / expanded(name)),  # noqa: PTH100 - keeps symbolic links
         lines=source.lines,
         read_lengths=lambda name: read_lengths(path.parent / name),
+        secrets=environment_secrets(),
     )
 
 

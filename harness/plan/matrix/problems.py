@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -46,6 +46,17 @@ class Problems:
     found: list[Problem] = field(default_factory=list)
     spelled: dict[KeyPath, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # a name -> where it belongs
+
+    def add_known_secrets(self, values: Any, secrets: Collection[str], path: KeyPath = ()) -> None:
+        """Adds a problem for every text of a file with one of `secrets` in it: others can read what a run writes."""
+        if isinstance(values, str) and any(secret in values for secret in secrets):
+            hint = "an environment variable with a secret name has this value"
+            self.add(path, "holds a secret; others can read run directories", hint=hint)
+        parts = values.items() if isinstance(values, Mapping) else enumerate(values if isinstance(values, list) else ())
+        for key, item in parts if secrets else ():
+            self.add_known_secrets(item, secrets, (*path, key))
+            if isinstance(key, str):
+                self.add_known_secrets(key, secrets, (*path, key))
 
     def add(self, path: KeyPath, message: str, **details: str | None) -> None:
         self.found.append(self.problem(path, message, **details))

@@ -6,19 +6,21 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.app.commands.history import table_text
 from harness.core.errors import InputError
 from harness.core.run.run_plan import BaselineRequest
 from harness.infra.history import database as history_module
 from harness.infra.history.database import HistoryError, opened
-from harness.infra.history.queries import Filters, baseline
+from harness.infra.history.queries import LISTINGS, Filters, baseline, calendar, listing
 from harness.infra.history.schema import MIGRATIONS
 from harness.infra.html.history import render_history
+from harness.infra.table_files import write_table
 from harness.judge.history.rows import run_row
 from tests.infra.history_runs import CELL, run_of, timed
 from tests.sample_report import sample_report
@@ -305,3 +307,42 @@ def test_impossible_dates_and_outcomes_are_skipped(tmp_path: Path) -> None:
         assert [row["outcome"] for row in history.rows(("SELECT outcome FROM cells", {}))] == ["PASS"]
         page = render_history(history, Filters(), days=3650, now="2026-03-01T00:00:00Z")
     assert "run-0" in page and "run-1" not in page
+
+
+@pytest.mark.parametrize(("text", "number"), [("x'fffe00'", "9e999"), ("cast(x'ff41' as text)", "'abc'")])
+def test_values_of_any_type_can_be_read_and_shown(file: Path, text: str, number: str) -> None:
+    """Every column in turn; what has no meaning there is left out."""
+    record(file, run_of(1), timed(run_of(2, "FAIL"), {"step_p50_s": 1.0}))
+    whole = file.read_bytes()
+    for table in ("runs", "series", "cells", "findings", "metrics"):
+        for _, column, kind, *_ in rows(file, f"PRAGMA table_info ({table})"):
+            with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+                connection.execute("PRAGMA journal_mode = DELETE")
+                with suppress(sqlite3.DatabaseError):
+                    connection.execute(
+                        f'UPDATE OR IGNORE {table} SET "{column}" = {text if kind == "TEXT" else number}'
+                    )
+            with opened(file, write=False) as history:
+                for what in LISTINGS:
+                    found = list(history.rows(listing(what, Filters(cell="*", since="2026-01-01T00:00:00Z"))))
+                    for form in ("csv", "json"):
+                        write_table(found, form, file.with_name("table"))
+                    columns = list(found[0]) if found else []
+                    assert not [row for row in found if not isinstance(row.get("run_id", ""), str)]
+                    table_text(found, columns, None)
+                render_history(history, Filters(), days=90, now="2026-08-30T00:00:00Z")
+                history.cell_histories("smoke", "cpu", "9999")
+                history.previous("smoke", "cpu", "9999")
+            with opened(file, write=True) as history:
+                assert all(isinstance(one, str) for one in history.prune(None, 0, dry_run=True))
+            for left in file.parent.glob("history.sqlite*"):
+                left.unlink()
+            file.write_bytes(whole)
+
+
+def test_outcomes_are_counted_in_an_index(file: Path) -> None:
+    record(file, run_of(1))
+    with opened(file, write=False) as history:
+        query, values = calendar([1], FIRST_OF_SEPTEMBER)
+        plan = " ".join(row["detail"] for row in history.rows((f"EXPLAIN QUERY PLAN {query}", values)))
+    assert "COVERING INDEX cells_series" in plan

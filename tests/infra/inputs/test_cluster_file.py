@@ -95,6 +95,17 @@ def test_errors_in_a_profile_have_file_and_line(tmp_path: Path) -> None:
     assert [problem.line for problem in caught.value.problems] == [4, 5]
 
 
+def test_the_value_of_a_secret_variable_is_refused_in_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("name: own\nkind: slurm\nranks_per_node: 2\nenv:\n  SITE: correct-horse-battery\n")
+    assert read_profile(path).env
+    monkeypatch.setenv("DB_PASSWORD", "correct-horse-battery")
+    with pytest.raises(InputError, match=r"own.yaml:5: env.SITE: holds a secret"):
+        read_profile(path)
+
+
 def test_a_matrix_cannot_ask_for_more_time_than_the_profile_allows(tmp_path: Path) -> None:
     made = matrix(tmp_path, "cluster: slurm-lab\nlaunch: {time_limit_min: 31}\n")
     with pytest.raises(

@@ -75,3 +75,21 @@ def test_a_problem_in_the_matrix_has_the_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_matrix(file)
     assert str(caught.value) == f"{file}:6: matrix.tp[1]: must be an integer (found 'two')"
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ("stacks: {dev: {python: /usr/bin/python3, env: {SITE: a correct-horse-battery b}}}\n", "stacks.dev.env.SITE"),
+        ("constraints: ['tp > 1', 'correct-horse-battery']\n", r"constraints\[1\]"),
+        ("stacks: {dev: {env: {correct-horse-battery: x}}}\n", "stacks.dev.env"),
+    ],
+)
+def test_the_value_of_a_secret_variable_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, place: str
+) -> None:
+    path = write(tmp_path, "12\n")
+    path.write_text(MATRIX + more)
+    monkeypatch.setenv("DB_PASSWORD", "correct-horse-battery")
+    with pytest.raises(InputError, match=rf"m.yaml:7: {place}\S*: holds a secret"):
+        read_matrix(path)
