@@ -100,12 +100,12 @@ def _stacks(history: History, runs: Iterable[str], stacks: set[str]) -> dict[str
 
 
 def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[CommitCount]:
-    """Number of commits between two versions, for stacks whose mirror on this machine has both.
+    """Number of commits between two versions, for stacks whose mirror or worktree on this machine has both.
 
-    A local repository that the plan names is not read: the plan may be of another machine, or written by anyone.
+    A repository that the plan names is not read otherwise: the plan may be of another machine, or written by anyone.
     """
     from harness.infra.git.history import Repository
-    from harness.infra.stacks.checkout import mirror_of
+    from harness.infra.stacks.checkout import own_copy
     from harness.judge.compare.since_previous import CommitCount
 
     found: dict[tuple[str, str], CommitCount] = {}
@@ -114,15 +114,15 @@ def count_commits(plan: RunPlan, moves: Iterable[tuple[str, str, str]]) -> list[
         if (before, after) in found or ready is None or not (_HASH.fullmatch(before) and _HASH.fullmatch(after)):
             continue
         for checkout in ready.requested.checkouts:
-            mirror = mirror_of(checkout)
-            if mirror is None:
+            place = own_copy(checkout, after, ready.reverted.get(checkout.package, ()))
+            if place is None:
                 continue
-            repository = Repository(mirror)
+            repository = Repository(place)
             try:
                 if not (repository.has(before) and repository.has(after)):
                     continue
                 added, removed = repository.between(before, after)
-            except HarnessError:  # the mirror is damaged; the report still names both commits
+            except HarnessError:  # the copy is damaged; the report still names both commits
                 continue
             found[before, after] = CommitCount(before=before, after=after, added=added, removed=removed)
     return list(found.values())

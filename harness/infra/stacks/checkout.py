@@ -54,10 +54,14 @@ def repository_place(checkout: Checkout) -> Path | None:
     return _mirror_place(checkout) if is_url(checkout.repository) else None
 
 
-def mirror_of(checkout: Checkout) -> Path | None:
-    """The mirror of a URL, if this machine has it; a checkout from the files of a run may name anything."""
+def own_copy(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) -> Path | None:
+    """The mirror of a URL, or the worktree of a local repository's commit, that this machine has made.
+
+    Nothing else: a checkout from the files of a run may name anything.
+    """
     mirror = repository_place(checkout)
-    return mirror if mirror and mirror.parent == folder() / "mirrors" and is_folder(mirror) else None
+    place, parent = (mirror, "mirrors") if mirror else (place_of(checkout, commit, reverted), "checkouts")
+    return place if place.parent == folder() / parent and is_folder(place) else None
 
 
 def _mirror_place(checkout: Checkout) -> Path:
@@ -129,7 +133,7 @@ def place_of(checkout: Checkout, commit: str, reverted: tuple[str, ...] = ()) ->
     """Where the worktree of a commit is, or would be; it depends on the repository and the reverted commits too."""
     if not checkout.ref:
         return Path(checkout.repository)
-    digest = hashlib.sha256(checkout.repository.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(checkout.repository.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     without = hashlib.sha256(" ".join(reverted).encode()).hexdigest()[:12]
     name = f"{checkout.package}-{commit[:12]}-{digest}{f'-revert-{without}' if reverted else ''}"
     if checkout.setup:

@@ -148,8 +148,9 @@ class ClusterProfile:
     )
     signal: Signal | None = setting(
         None,
-        doc="`--signal`, e.g. `USR1@120`. It reaches every process of a step, ranks included; `B:USR1@120` "
-        "reaches srun first, which passes it on.",
+        doc="`--signal`, e.g. `USR1@120`. At USR1 or USR2 the agents start no further cell, running cells finish, and "
+        "cells that have not started run in another job. `B:USR1@120` reaches srun first, which passes it on. Other "
+        "signals have their usual effect.",
     )
     requeue: bool = setting(
         False, doc="`--requeue`, else `--no-requeue`: the harness restarts lost cells itself, on other nodes."

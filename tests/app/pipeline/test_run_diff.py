@@ -12,7 +12,7 @@ from harness.app.pipeline.run_diff import FILE, count_commits, with_run_diff
 from harness.core.run.run_dir import RunDir
 from harness.core.run.run_plan import Expansion, RunPlan
 from harness.core.stack import Checkout, ReadyStack, Stack
-from harness.infra.stacks.checkout import commit_of, repository_place
+from harness.infra.stacks.checkout import commit_of, make, repository_place
 from harness.judge.compare.since_previous import CommitCount
 from harness.judge.report.model import Report
 from harness.judge.report.render_json import render_json
@@ -117,6 +117,18 @@ def test_commits_are_counted_in_the_mirror_of_the_stack(tmp_path: Path, monkeypa
     assert since is not None
     assert since.cells[0].between == [f"megatron-lm {old[:10]}..{new[:10]}, 1 commit"]
     assert counted_in(tmp_path, checkout, f"--output={tmp_path}/x", new) == []
+
+
+def test_commits_of_a_local_repository_are_counted_where_this_machine_made_its_worktree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_STACKS", str(tmp_path / "stacks"))
+    source = repository(tmp_path / "source")
+    old, new = git(source, "rev-parse", "old"), git(source, "rev-parse", "main")
+    checkout = Checkout(package="megatron-lm", repository=str(source), ref="main")
+    assert counted_in(tmp_path, checkout, old, new) == []
+    make(checkout, new, print)
+    assert counted_in(tmp_path, checkout, old, new) == [CommitCount(before=old, after=new, added=1, removed=0)]
 
 
 def test_no_repository_that_a_plan_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
