@@ -15,6 +15,7 @@ from harness.judge.evidence.endings import TRAINED
 from harness.judge.evidence.timings import against_history
 from harness.judge.import_check import import_problem
 from harness.judge.required.audit import incomplete
+from harness.judge.required.compared import base_problem, other_device
 from harness.judge.required.earlier import doubt_about
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
@@ -27,6 +28,7 @@ class CellVerdict(NamedTuple):
     reason: str  # of ERROR, REJECTED, XFAIL, XPASS, FLAKY, and of an xfail that does not apply; else empty
     usable: bool = True  # False: the records are absent or cannot be trusted
     known: KnownFailure = KnownFailure.NONE
+    untimed: bool = False  # ERROR only because it could not be timed against its base
 
 
 def judge_cell(evidence: CellEvidence, *, today: str, control: CellVerdict | None = None) -> CellVerdict:
@@ -55,12 +57,17 @@ def _judge_attempt(evidence: CellEvidence, today: str, control: CellVerdict | No
         # No check may read a control that did not pass, nor a bound that it measured.
         bounds = evidence.tolerances if evidence.tolerances.too_noisy else evidence.later
         evidence = replace(evidence, control=None, tolerances=bounds)
+    no_base = base_problem(evidence)
+    if no_base:
+        evidence = replace(evidence, base=None)
     findings = with_known(evidence, led_by_root([item for check in CHECKS for item in check.findings(evidence)]))
-    lanes = _lanes(evidence, findings, bool(no_control))
+    lanes = _lanes(evidence, findings, not no_control, not no_base)
     outcome, reason = _outcome(evidence, lanes, no_control)
     problem = _unproven(evidence, lanes, outcome)
     if problem:
         return CellVerdict(Outcome.ERROR, _without_passes(lanes), findings, problem)
+    if no_base and outcome in (Outcome.PASS, Outcome.FLAKY):
+        return CellVerdict(Outcome.ERROR, lanes, findings, no_base, untimed=True)
     return CellVerdict(outcome, lanes, findings, reason)
 
 
@@ -132,23 +139,30 @@ def _control_problem(evidence: CellEvidence, today: str, known: CellVerdict | No
         return f"its control, cell {evidence.cell.control}, is not in the run"
     verdict = known or judge_cell(evidence.control, today=today)
     if verdict.outcome in SOUND or _only_slow(verdict):
-        return ""
+        problem = other_device(evidence, evidence.control)
+        return (
+            f"numerics cannot be compared with its control, cell {evidence.cell.control}: {problem}" if problem else ""
+        )
     outcome = verdict.outcome.value
     return f"its control, cell {evidence.cell.control}, did not pass ({outcome}), so numerics cannot be compared"
 
 
 def _only_slow(verdict: CellVerdict) -> bool:
-    """Whether only the throughput lane failed, so that the numbers are right."""
+    """Whether only the throughput lane failed or is undecided, so that the numbers are right."""
+    if verdict.untimed:
+        return True
     numbers = verdict.lanes[Lane.METADATA], verdict.lanes[Lane.NUMERICS]
     return verdict.lanes[Lane.THROUGHPUT] is LaneVerdict.FAIL and set(numbers) == {LaneVerdict.PASS}
 
 
-def _lanes(evidence: CellEvidence, findings: list[Finding], no_control: bool) -> dict[Lane, LaneVerdict]:
+def _lanes(
+    evidence: CellEvidence, findings: list[Finding], has_control: bool, has_base: bool
+) -> dict[Lane, LaneVerdict]:
     failed = {finding.lane for finding in findings if finding.severity is Severity.ERROR}
     metadata = all(ending.progress.leg in (*TRAINED, "end") for ending in evidence.endings)
-    numerics = evidence.cause is None and not no_control
+    numerics = evidence.cause is None and has_control
     timings = any(record.timings for record in evidence.records.values())
-    timed = evidence.cause is None and (timings or against_history(evidence) is not None)
+    timed = evidence.cause is None and has_base and (timings or against_history(evidence) is not None)
     lanes = _skipped()
     for lane, complete in ((Lane.METADATA, metadata), (Lane.NUMERICS, numerics), (Lane.THROUGHPUT, timed)):
         if lane in failed:

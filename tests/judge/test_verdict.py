@@ -241,6 +241,26 @@ def test_a_pass_on_a_retry_is_flaky() -> None:
     assert judge(evidence).outcome is Outcome.FLAKY
 
 
+def test_a_control_on_another_kind_of_device_cannot_be_compared_with() -> None:
+    """`device: auto` on nodes with and without GPUs: other kernels round differently."""
+    evidence = evidence_for(config_of("sft", cp=2))
+    for record in evidence.records.values():
+        gpu = {"device": "NVIDIA H200", "torch_device": f"cuda:{record.rank}", "backend": "nccl"}
+        record.environment = record.environment | gpu
+        record.cpu_stubs = []
+        for params in record.packed_params:
+            for form in params.forms.values():
+                form.device = f"cuda:{record.rank}"
+    verdict = judge(evidence)
+    assert (verdict.outcome, verdict.lanes[Lane.NUMERICS]) == (Outcome.ERROR, LaneVerdict.SKIP)
+    assert verdict.reason == (
+        "numerics cannot be compared with its control, cell tp1-pp1-cp1-unpacked: it ran on cpu, this cell on cuda"
+    )
+    for record in evidence.records.values():
+        record.steps[0].token_count = 3
+    assert judge(replace(evidence)).outcome is Outcome.FAIL
+
+
 def test_the_caller_may_know_the_verdict_on_the_reference() -> None:
     evidence = evidence_for(config_of("sft"))
     assert evidence.control is not None

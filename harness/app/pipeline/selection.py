@@ -12,7 +12,7 @@ from harness.core.run.run_plan import Expansion
 
 
 def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
-    """Cells whose id, or name without the hash, matches a pattern, with their controls.
+    """Cells whose id, or name without the hash, matches a pattern, with the cells that they are compared with.
 
     InputError for a pattern that matches nothing. No patterns: everything.
     """
@@ -27,6 +27,7 @@ def select(expansion: Expansion, patterns: Sequence[str]) -> Expansion:
             problems += error.problems
     if problems:
         raise InputError(problems)
+    chosen |= {cell.base for cell in expansion.cells if cell.id in chosen and cell.base}
     for cell in reversed(expansion.controls_first):
         chosen |= {cell.control} if cell.id in chosen and cell.control else set()
     cells = tuple(cell for cell in expansion.cells if cell.id in chosen)

@@ -23,7 +23,7 @@ KINDS: dict[str, Callable[[], CellEvidence]] = {
     "canaries": lambda: evidence_for(config_of("reference", canaries=CANARIES)),
     "experts": lambda: with_routers(),
     "prediction": lambda: with_predictions(),
-    "times": lambda: timed({("turn", 0): 0.1}),
+    "times": lambda: timed({("packed", 0): 0.1, ("unpacked", 0): 0.1}),
 }
 FAILED = CellVerdict(Outcome.FAIL, dict.fromkeys(Lane, LaneVerdict.FAIL), [], "")
 

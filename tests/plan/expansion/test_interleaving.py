@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness.app.pipeline.selection import select
 from harness.core.cell.config import cell_id
 from harness.core.errors import InputError
 from harness.core.run.run_plan import Expansion, PlannedCell
@@ -46,6 +47,14 @@ def test_added_controls_are_not_paired() -> None:
     added = [cell for cell in planned(packing=["reference"]) if cell.role == "control"]
     assert len(added) == 2
     assert not any(cell.config.timing.timed or cell.base for cell in added)
+
+
+def test_picking_a_cell_picks_its_base_and_the_controls_of_both() -> None:
+    cells = planned(packing=["reference"])
+    [one] = [cell for cell in cells if cell.base and cell.config.layout.tp == 1]
+    picked = select(Expansion(cells=tuple(cells), rejected=()), [one.id]).cells
+    [base] = [cell for cell in cells if cell.id == one.base]
+    assert {cell.id for cell in picked} == {one.id, base.id, one.control, base.control}
 
 
 def test_both_allocations_hold_the_pairs_in_the_same_order() -> None:
