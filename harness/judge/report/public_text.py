@@ -18,7 +18,7 @@ _FOLDER = r"[\w.+@~=,%()\[\]{}#!&^-]+"
 # Paths of a machine: "/data/me/my project/x", file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me(a)/x, //nfs/me/x.
 # Only in quotes does a path have spaces. A slash after a letter is part of a relative path, which is kept.
 _PATH = re.compile(
-    r"(?P<quote>[\"'`])(?P<quoted>/{1,2}(?!/)(?:(?!(?P=quote))[^\n])*/(?:(?!(?P=quote))[^\n])*)(?=(?P=quote))"
+    r"(?P<quote>[\"'`])(?P<quoted>/(?:(?!(?P=quote))[^\n]){1,1000})(?=(?P=quote))"
     r"|(?P<url>\b[A-Za-z][\w+.-]{0,20}://[^\s\"'`<>]*)"
     rf"|(?<![\w/])(?P<flag>-{{1,2}}[A-Za-z][\w-]{{0,30}}?=?)(?<!PATH)(?P<flagged>/(?:{_FOLDER}/)+(?:{_PART})?)"
     rf"|(?<![\w./~-])~[\w.-]*/(?P<home>(?:{_FOLDER}/)*{_PART})"
@@ -120,7 +120,8 @@ def _is_public(host: str) -> bool:
 
 def _public_match(found: re.Match[str]) -> str:
     if found["quoted"]:
-        return found["quote"] + _public_path(found["quoted"])
+        path: str = found["quoted"]
+        return found["quote"] + (_public_path(path) if "/" in path.lstrip("/") else path)
     if found["url"]:
         scheme, _, rest = found["url"].partition("://")
         if scheme.lower() == "file":
