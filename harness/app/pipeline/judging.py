@@ -115,6 +115,7 @@ class RanksSeen:
     def __init__(self) -> None:
         self.imports: dict[str, list[str]] = {}
         self.by_stack: dict[str, list[Version]] = {}  # stack -> modules that its ranks imported
+        self.hosts: set[str] = set()
         self.devices: set[str] = set()
         self.processors: set[str] = set()
         self.attention: set[str] = set()
@@ -128,6 +129,7 @@ class RanksSeen:
                 if proof.module in HEADS:
                     head = Version(name=proof.module, version=proof.version)
                     self._import(evidence.cell.config.stack, head, proof.path)
+            self.hosts.update({record.environment["host"]} if "host" in record.environment else ())
             self.devices.add(record.environment.get("device", "unknown"))
             self.processors.update({record.environment["processor"]} if "processor" in record.environment else ())
             self.attention.add(record.environment.get("attention", "unknown"))
@@ -148,6 +150,7 @@ class RanksSeen:
         for name, paths in other.imports.items():
             known = self.imports.setdefault(name, [])
             known += [path for path in paths if path not in known]
+        self.hosts |= other.hosts
         self.devices |= other.devices
         self.processors |= other.processors
         self.attention |= other.attention
@@ -159,6 +162,7 @@ class RanksSeen:
         return {
             "imports": self.imports,
             "imports_of_stacks": to_jsonable(self.by_stack),
+            "hosts": sorted(self.hosts),
             "devices": sorted(self.devices),
             "processors": sorted(self.processors),
             "attention": sorted(self.attention),

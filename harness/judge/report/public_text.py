@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -13,19 +14,34 @@ from harness.core.text.secrets import redacted
 _PUBLIC = ("github.com", "gitlab.com", "huggingface.co", "pytorch.org", "nvidia.com", "python.org", "arxiv.org")
 _INTERNAL = r"(?:local|localdomain|internal|intern|intra|lan|corp|home|cluster|private)"
 _PART = r"[\w.+@~=,%-]+"
-# Paths of a machine: file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me/x, //nfs/me/x. A slash after a letter is
-# part of a relative path, which is kept.
+_FOLDER = r"[\w.+@~=,%()\[\]{}#!&^-]+"
+# Paths of a machine: "/data/me/my project/x", file:///data/me/x, -I/data/me/x, ~/x, ~me/x, /data/me(a)/x, //nfs/me/x.
+# Only in quotes does a path have spaces. A slash after a letter is part of a relative path, which is kept.
 _PATH = re.compile(
-    r"(?P<url>\b[A-Za-z][\w+.-]{0,20}://[^\s\"'`<>]*)"
-    rf"|(?<![\w/])(?P<flag>-{{1,2}}[A-Za-z][\w-]{{0,30}}?=?)(?<!PATH)(?P<flagged>/(?:{_PART}/)+(?:{_PART})?)"
-    rf"|(?<![\w./~-])~[\w.-]*/(?P<home>(?:{_PART}/)*{_PART})"
-    rf"|(?<![\w.~/-])(?P<path>/{{1,2}}(?:{_PART}/+)+(?:{_PART})?)"
+    r"(?P<quote>[\"'`])(?P<quoted>/(?:(?!(?P=quote))[^\n]){1,1000})(?=(?P=quote))"
+    r"|(?P<url>\b[A-Za-z][\w+.-]{0,20}://[^\s\"'`<>]*)"
+    rf"|(?<![\w/])(?P<flag>-{{1,2}}[A-Za-z][\w-]{{0,30}}?=?)(?<!PATH)(?P<flagged>/(?:{_FOLDER}/)+(?:{_PART})?)"
+    rf"|(?<![\w./~-])~[\w.-]*/(?P<home>(?:{_FOLDER}/)*{_PART})"
+    rf"|(?<![\w.~/-])(?P<path>/{{1,2}}(?:{_FOLDER}/+)+(?:{_PART})?)"
 )
-_ADDRESS = re.compile(r"(?<![\w.])(?:10|127|172|192)(?:\.\d{1,3}){3}(?::\d{1,5})?(?![\w.])")
-_HOST = re.compile(rf"(?<![\w.-])(?:[A-Za-z][\w-]{{0,62}}\.){{1,8}}{_INTERNAL}(?![\w.-])")
+_IPV4 = re.compile(r"(?<![\w.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(:\d{1,5})?(?![\w.]*\w)")
+_BEFORE_ADDRESS = re.compile(
+    r"(?i)(?:\b(?:to|at|on|from|via|host|addr|address|ip|server|peer|node|client)\b\W{0,3}|[@/\[(])$"
+)
+_LEAST_OCTET = 30  # versions of four parts begin with a smaller number
+_IPV6 = re.compile(
+    r"(?<![\w:.])\[?(?P<six>[\da-fA-F]{0,4}(?::[\da-fA-F]{0,4}){2,7})(?P<zone>%\w+)?(?:\]:\d{1,5}|\])?(?![\w:])"
+)
+_HARDWARE = re.compile(r"(?<![\w:])[\da-fA-F]{2}(?::[\da-fA-F]{2}){5}(?![\w:])")
+_HOST = re.compile(rf"(?<![\w.-])(?:(?:[A-Za-z][\w-]{{0,62}}\.){{1,8}}{_INTERNAL}|ip(?:-\d{{1,3}}){{4}})(?![\w.-])")
+# A matrix product is written the same way, so a host is known by its domain, a digit, or what stands around it.
 _ACCOUNT = re.compile(
-    rf"(?<![\w.+-])[\w+-][\w.+-]{{0,63}}@((?:[A-Za-z][\w-]{{0,62}}\.){{1,8}}(?:com|org|net|edu|gov|io|ai|{_INTERNAL}))(?![\w-])"
+    r"(?<![\w.+-])(?P<user>[\w+-][\w.+-]{0,63})@(?P<host>[A-Za-z][\w-]{0,62}(?:\.[A-Za-z\d][\w-]{0,62}){0,8})"
+    r"(?:(?P<path>:(?=[/~]|PATH/TO/))|(?![\w(-]))"
 )
+_LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|mosh)\b[^\n@]{0,80}$")
+_DOMAIN = re.compile(rf"(?:com|org|net|edu|gov|io|ai|{_INTERNAL}|(?<=\w\w\.)[a-z]{{2}})")
+_HOMES = ("home", "homes", "user", "users", "Users")
 _KEPT = ("site-packages/", "dist-packages/")  # the rest of the path names a file of a package
 
 
@@ -33,11 +49,45 @@ def public(text: str, hosts: Iterable[str] = ()) -> str:
     """The text with secrets replaced, absolute paths cut to the file of a package or to PATH/TO/NAME, and hosts,
     addresses and accounts replaced by HOST and USER@HOST. `hosts`: further names to replace."""
     text = _PATH.sub(_public_match, redacted(text))
-    text = _ACCOUNT.sub(lambda found: found[0] if _is_public(found[1]) else "USER@HOST", text)
-    text = _HOST.sub("HOST", _ADDRESS.sub("HOST", text))
+    text = _ACCOUNT.sub(_public_account, text)
+    text = _IPV6.sub(_public_ipv6, _IPV4.sub(_public_ipv4, _HARDWARE.sub("HOST", text)))
+    text = _HOST.sub("HOST", text)
     for host in hosts:
         text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
     return text
+
+
+def _public_account(found: re.Match[str]) -> str:
+    host = found["host"]
+    if _is_public(host):
+        return found[0]
+    domain = host.rpartition(".")[2] if "." in host else ""
+    known = _DOMAIN.fullmatch(host, len(host) - len(domain)) if domain else None
+    numbered = len(host) > 3 and len(found["user"]) > 1 and any(char.isdigit() for char in host)
+    before = found.string[max(found.start() - 90, 0) : found.start()]
+    sure = known or numbered or found["path"] or _LOGIN.search(before)
+    return f"USER@HOST{found['path'] or ''}" if sure else found[0]
+
+
+def _public_ipv4(found: re.Match[str]) -> str:
+    parts = [int(part) for part in found.groups()[:4]]
+    if max(parts) > 255 or (not parts[0] and any(parts)):
+        return found[0]
+    sure = found[5] or parts[0] >= _LEAST_OCTET or parts[0] == 10
+    return (
+        "HOST" if sure or _BEFORE_ADDRESS.search(found.string[max(found.start() - 20, 0) : found.start()]) else found[0]
+    )
+
+
+def _public_ipv6(found: re.Match[str]) -> str:
+    """An address, not a time of day or a slice such as [::2] or [a::b]."""
+    try:
+        ipaddress.IPv6Address(found["six"])
+    except ValueError:
+        return found[0]
+    groups = [group for group in found["six"].split(":") if group]
+    sure = found["zone"] or len(groups) > 3 or any(len(group) > 2 and not group.isdigit() for group in groups)
+    return "HOST" if sure else found[0]
 
 
 def publish(value: Any, hosts: Iterable[str] = ()) -> Any:
@@ -69,6 +119,9 @@ def _is_public(host: str) -> bool:
 
 
 def _public_match(found: re.Match[str]) -> str:
+    if found["quoted"]:
+        path: str = found["quoted"]
+        return found["quote"] + (_public_path(path) if "/" in path.lstrip("/") else path)
     if found["url"]:
         scheme, _, rest = found["url"].partition("://")
         if scheme.lower() == "file":
@@ -84,4 +137,7 @@ def _public_path(path: str) -> str:
         if part in path:
             return path.rpartition(part)[2]
     inside = path.find("/megatron/")
-    return path[inside + 1 :] if inside >= 0 else f"PATH/TO/{path.rstrip('/').rpartition('/')[2]}"
+    if inside >= 0:
+        return path[inside + 1 :]
+    folder, _, name = path.rstrip("/").rpartition("/")
+    return f"PATH/TO/{'HOME' if folder.rpartition('/')[2] in _HOMES else name}"

@@ -46,11 +46,11 @@ class Issue:
 
 def render_issue(issue: Issue) -> str:
     """The whole file, fit to be published: without secrets, paths and hosts of the machine that found it."""
-    host = issue.provenance.get("host")
+    hosts = [issue.provenance.get("host"), *(issue.provenance.get("hosts") or ())]
     parts = {
         name: getattr(issue, name) for name in ("cell", "matrix", "provenance", "needs", "bisection", "confirmation")
     }
-    issue = replace(issue, **publish(parts, [str(host)] if host else []))
+    issue = replace(issue, **publish(parts, [str(host) for host in hosts if host]))
     lines = [f"# {title(issue)}", "", *_summary(issue), *_range(issue), *_seen(issue), *_layout(issue)]
     lines += [*_versions(issue), *_reproduce(issue)]
     return "\n".join(lines) + "\n"

@@ -149,6 +149,14 @@ def test_it_has_no_path_of_the_machine(issue: Issue) -> None:
     assert "PATH/TO/rank-3.log" in shown
 
 
+def test_it_has_no_host_of_a_rank(issue: Issue) -> None:
+    first, *others = issue.cell.findings
+    first = replace(first, message="lost nid001234 and login1")
+    facts = {**issue.provenance, "host": "login1", "hosts": ["nid001234.example", "nid001235"]}
+    text = render_issue(replace(issue, cell=replace(issue.cell, findings=[first, *others]), provenance=facts))
+    assert "lost HOST and HOST" in text
+
+
 def test_the_last_bad_and_first_good_release_are_named(issue: Issue) -> None:
     fixed = Change(name="0.18.0", date="2026-07-01", parents=(Parent(name="0.17.1", state=PointState.BAD),))
     found = bisection(
