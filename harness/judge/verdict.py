@@ -18,6 +18,7 @@ from harness.judge.required.audit import incomplete
 from harness.judge.required.earlier import doubt_about
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
+from harness.judge.required.timing import uncompared
 
 
 class CellVerdict(NamedTuple):
@@ -108,6 +109,8 @@ def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: O
     problem = incomplete(evidence)
     if problem or outcome is Outcome.FAIL or evidence.cause is not None:
         return problem
+    if why := uncompared(evidence):
+        return f"times cannot be compared with earlier runs: {why}"
     contradicted = contradiction(evidence)
     return f"contradictory evidence: {contradicted}" if contradicted else ""
 
