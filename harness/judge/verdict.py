@@ -19,6 +19,7 @@ from harness.judge.required.compared import base_problem, other_device
 from harness.judge.required.earlier import doubt_about
 from harness.judge.required.identity import rejection_problem, untrusted
 from harness.judge.required.sums import contradiction
+from harness.judge.required.timing import uncompared
 
 
 class CellVerdict(NamedTuple):
@@ -119,6 +120,8 @@ def _unproven(evidence: CellEvidence, lanes: dict[Lane, LaneVerdict], outcome: O
     problem = incomplete(evidence)
     if problem or outcome is Outcome.FAIL or evidence.cause is not None:
         return problem
+    if why := uncompared(evidence):
+        return f"times cannot be compared with earlier runs: {why}"
     contradicted = contradiction(evidence)
     return f"contradictory evidence: {contradicted}" if contradicted else ""
 

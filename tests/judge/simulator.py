@@ -58,7 +58,7 @@ ENVIRONMENT = {
     "torch_device": "cpu",
     "backend": "gloo",
     "placed": "cpu with gloo, asked for auto",
-    "attention": "reference",
+    "attention": "harness reference attention",
     "dtype": "fp32",
     "memory_limit_bytes": "8589934592",
 }

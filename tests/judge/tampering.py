@@ -1,10 +1,10 @@
-"""Changes every field of every file of a finished run, one at a time, and returns which changes still pass.
+"""Changes every field of every file of a finished run, one at a time, and returns which changes leave its verdicts.
 
 The run is on disk and is read as by `harness report`. Of fields that a file holds many times (such as the loss of every
 document), as many are changed as asked for, spread over the files of a cell.
 
-A change that passes is filed under the fields that it alters: replacing a record's environment by another rank's counts
-as a change of the process number, and one that leaves all values equal counts as none.
+A change that leaves them is filed under the fields that it alters: replacing a record's environment by another rank's
+counts as a change of the process number, and one that leaves all values equal counts as none.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import json
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.app.pipeline.baselines import baseline_problem, read_baselines
 from harness.core.errors import InputError
 from harness.core.hardware.environment import RECORDED
 from harness.core.outcomes import Outcome
 from harness.core.run.run_dir import RunDir, write_json
 from harness.core.run.run_plan import RunPlan, sealed
-from harness.infra.runs.evidence_files import read_cell, read_plan, run_problems
+from harness.infra.runs.evidence_files import newest, read_cell, read_plan, run_problems
 from harness.judge.evidence.cell_evidence import CellEvidence, CellFound, evidence_in_turn
 from harness.judge.required.not_evidence import NOT_EVIDENCE
 from harness.judge.verdict import CellVerdict, judge_cell
 
 TODAY = "2026-01-01"
+GREEN = {Outcome.PASS, Outcome.FLAKY}
+REFUSALS = ("incomplete evidence", "contradictory evidence", "times cannot be compared with earlier runs")
 LONE = "lone"  # in place of "record", for a control whose gradients no cell is compared with
 _BY_NAME = ("forms", "modules", "untimed", "same_as")  # mappings whose keys are data
 _NAN, _INFINITY = {"$float": "nan"}, {"$float": "inf"}  # as core/serialization.py writes them
@@ -48,33 +51,73 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Passed:
-    """The changes that passed, and how many were tried."""
+    """The changes that left the verdicts as they were, and how many were tried."""
 
     passed: dict[str, set[str]]  # pattern of an altered value -> kinds of change
     tried: dict[str, int]  # pattern -> changes
 
 
 def tamper(run: RunDir, *, each: int = 1) -> Passed:
-    """Change every field of a run and judge it each time. `each`: places changed per pattern and file."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _tamper(_Judge(run, Path(folder)), run, each)
-
-
-def _tamper(judge: _Judge, run: RunDir, each: int) -> Passed:
-    assert judge.passes(), "the run must pass before anything is changed"
+    """Change every field of a run that passes and judge it each time. `each`: places changed per pattern and file."""
     passed: dict[str, set[str]] = {}
     tried: dict[str, int] = {}
-    for change in changes(run, each, judge.lone):
-        tried[change.pattern] = tried.get(change.pattern, 0) + 1
+    with _judge_of(run) as judge:
+        assert {verdict.outcome for verdict in judge.verdicts.values()} <= GREEN
+        for change in _made(changes(run, each, judge.lone)):
+            tried[change.pattern] = tried.get(change.pattern, 0) + 1
+            if judge.unchanged(change.file):
+                for pattern in change.differs:
+                    passed.setdefault(pattern, set()).add(change.kind)
+    return Passed(passed, tried)
+
+
+def decisive(run: RunDir, *, each: int = 1) -> dict[str, str]:
+    """Listed fields that decide a verdict all the same: pattern -> the verdict after a change that is not refused."""
+    found: dict[str, str] = {}
+    with _judge_of(run) as judge:
+        listed = (
+            one for one in changes(run, each, judge.lone) if all(known(item) in NOT_EVIDENCE for item in one.differs)
+        )
+        for change in _made(listed):
+            for cell, verdict in (judge.after(change.file) or {}).items():
+                refused = not verdict.usable or verdict.reason.startswith(REFUSALS)
+                if not refused and _decision(verdict) != _decision(judge.verdicts[cell]):
+                    found[change.pattern] = f"{change.kind}: {cell} is {verdict.outcome}: {verdict.reason}"
+    return found
+
+
+def undone(run: RunDir, cell: str, *, each: int = 1) -> dict[str, set[str]]:
+    """Fields of a cell's first attempt by whose change the cell no longer fails -> kinds of change."""
+    found: dict[str, set[str]] = {}
+    with _judge_of(run) as judge:
+        assert judge.verdicts[cell].outcome is Outcome.FAIL
+        first = run.attempt(cell, 1).root
+        for change in _made(one for one in changes(run, each, attempt=1) if one.file.is_relative_to(first)):
+            verdicts = judge.after(change.file)
+            if verdicts is not None and verdicts[cell].outcome in GREEN:
+                found.setdefault(change.pattern, set()).add(change.kind)
+    return found
+
+
+def _decision(verdict: CellVerdict) -> tuple[Outcome, list[tuple[str, str | None]]]:
+    return verdict.outcome, [(item.check, item.fault_class) for item in verdict.findings]
+
+
+@contextmanager
+def _judge_of(run: RunDir) -> Iterator[_Judge]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield _Judge(run, Path(folder))
+
+
+def _made(wanted: Iterable[Change]) -> Iterator[Change]:
+    """Make one change after the other; each is undone before the next."""
+    for change in wanted:
         whole = change.file.read_text(encoding="utf-8")
         try:
             change.file.write_text(change.text, encoding="utf-8")
-            if judge.passes(change.file):
-                for pattern in change.differs:
-                    passed.setdefault(pattern, set()).add(change.kind)
+            yield change
         finally:
             change.file.write_text(whole, encoding="utf-8")
-    return Passed(passed, tried)
 
 
 class _Judge:
@@ -88,15 +131,19 @@ class _Judge:
         shutil.copytree(run.root / "cells", folder / "cells", ignore=shutil.ignore_patterns("rank-*", "log"))
         self.found: dict[str, CellFound] = {cell.id: self._read(cell.id) for cell in self.plan.expansion.cells}
         self.verdicts: dict[str, CellVerdict] = {}
+        self.verdicts = self.after(self.run.plan) or {}
+        assert self.verdicts, "the run must be judged before anything is changed"
         evidence = {item.cell.id: item for item in evidence_in_turn(self.plan, self.found.__getitem__)}
         compared = {item.cell.control for item in evidence.values() if item.same_rows}
         self.lone = {name for name, item in evidence.items() if not item.same_rows and name not in compared}
 
     def _read(self, cell: str) -> CellFound:
-        return read_cell(self.run, cell, {})
+        found = read_cell(self.run, cell, {})
+        return replace(found, before=read_baselines(self.run).get(cell))
 
     def _read_changed(self, cell: str, file: Path) -> CellFound:
-        if file.parent.name != "ranks":
+        before = self.found[cell]
+        if file.parent != self.run.attempt(cell, before.attempt).record(0).parent:
             return self._read(cell)
         alone = self.without.root / file.relative_to(self.run.root)
         alone.write_bytes(file.read_bytes())
@@ -104,53 +151,57 @@ class _Judge:
             found = read_cell(self.without, cell, {})
         finally:
             alone.unlink()
-        before = self.found[cell]
         kept = {r: one for r, one in before.records.items() if self.run.attempt(cell, before.attempt).record(r) != file}
-        return replace(found, records=dict(sorted({**kept, **found.records}.items())))
+        records = dict(sorted({**kept, **found.records}.items()))
+        return replace(found, records=records, before=before.before, earlier=before.earlier)
 
-    def passes(self, changed: Path | None = None) -> bool:
-        if changed is None or changed == self.run.plan:
+    def unchanged(self, changed: Path) -> bool:
+        """Whether every cell has the outcome that it had."""
+        verdicts = self.after(changed)
+        return verdicts is not None and all(
+            one.outcome is self.verdicts[cell].outcome for cell, one in verdicts.items()
+        )
+
+    def after(self, changed: Path) -> dict[str, CellVerdict] | None:
+        """The verdicts after a change of one file; None if the run as a whole is undecided.
+
+        Cells that do not depend on the file keep their verdict.
+        """
+        if changed.parent == self.run.root:
             try:
                 plan = read_plan(self.run)
             except InputError:
-                return False
-            if run_problems(self.run, plan):
-                return False
-            return changed is not None or self._cells_pass(None)
-        return self._cells_pass(changed)
-
-    def _cells_pass(self, file: Path | None) -> bool:
-        """Cells that do not depend on the changed one keep their verdict."""
+                return None
+            if run_problems(self.run, plan) or baseline_problem(self.run, plan):
+                return None
+            if self.verdicts:
+                return self.verdicts
+        inside = self.run.root / "cells"
+        cell = changed.relative_to(inside).parts[0] if changed.is_relative_to(inside) else None
         found = dict(self.found)
-        changed = None if file is None else file.relative_to(self.run.root / "cells").parts[0]
-        if file is not None and changed is not None:
-            found[changed] = self._read_changed(changed, file)
+        if cell is not None:
+            found[cell] = self._read_changed(cell, changed)
         verdicts: dict[str, CellVerdict] = {}
         for evidence in evidence_in_turn(self.plan, found.__getitem__):
-            cell = evidence.cell
-            if changed is not None and changed not in (cell.id, cell.control, cell.base):
-                verdicts[cell.id] = self.verdicts[cell.id]
-                continue
-            verdicts[cell.id] = self._verdict(evidence, verdicts)
-            if verdicts[cell.id].outcome is not Outcome.PASS:
-                return False
-        if changed is None:
-            self.verdicts = verdicts
-        return True
+            known = evidence.cell
+            kept = cell is not None and cell not in (known.id, known.control, known.base)
+            verdicts[known.id] = self.verdicts[known.id] if kept else self._verdict(evidence, verdicts)
+        return verdicts
 
     def _verdict(self, evidence: CellEvidence, known: dict[str, CellVerdict]) -> CellVerdict:
         return judge_cell(evidence, today=TODAY, control=known.get(evidence.cell.control or ""))
 
 
-def changes(run: RunDir, each: int, lone: Collection[str] = ()) -> Iterator[Change]:
+def changes(run: RunDir, each: int, lone: Collection[str] = (), *, attempt: int | None = None) -> Iterator[Change]:
     """Changes of `each` places of every pattern, spread over all files of the run that verdicts depend on.
 
-    `lone`: cells whose gradients are compared with no other cell's.
+    `lone`: cells whose gradients are compared with no other cell's. `attempt`: whose files; None: each cell's newest.
     """
-    files = [(run.plan, run.plan.stem)]
+    files = [(file, file.stem) for file in (run.plan, run.report("baseline.json")) if file.exists()]
     for cell in sorted(run.root.glob("cells/*")):
-        files += [(file, file.stem) for file in sorted(cell.glob("attempt-*/*.json"))]
-        records = sorted(cell.glob("attempt-*/ranks/rank-*.json"))
+        folder = run.attempt(cell.name, attempt or newest(run, cell.name)).root
+        files += [(file, file.stem) for file in sorted(folder.glob("*.json"))]
+        records = sorted(folder.glob("ranks/rank-*.json"))
         yield from _changes([(file, LONE if cell.name in lone else "record") for file in records], each)
     for file in files:
         yield from _changes([file], each)

@@ -163,7 +163,7 @@ def _read(root: Path) -> tuple[CellResult, dict[int, RankRecord], Cause | None]:
     attempt = AttemptDir(root)
     result = from_jsonable(CellResult, loads(attempt.result.read_text()))
     records = {rank: from_jsonable(RankRecord, loads(attempt.record(rank).read_text())) for rank in (0, 1)}
-    return result, records, cause_of(endings_of(TWO, records, result), result)
+    return result, records, cause_of(endings_of(TWO, records, result, deadline_s=5.0), result)
 
 
 def _supervise(*arguments: Any) -> None:

@@ -1,13 +1,18 @@
-"""The baselines of a run: read from the history once, then kept in the run directory, so that judging is repeatable."""
+"""The baselines of a run: read from the history once, then kept in the run directory, so that judging is repeatable.
+
+baseline.json has a seal like that of plan.json: without it, removing an earlier run would go unnoticed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.run.run_dir import RunDir, text_of, write_json
 from harness.core.run.run_plan import RunPlan
-from harness.core.serialization import from_jsonable, loads
+from harness.core.serialization import from_jsonable, loads, to_jsonable
 from harness.infra import screen
 from harness.judge.stats.baseline import Baseline, Sample
 
@@ -27,7 +32,15 @@ def keep_baselines(run: RunDir, plan: RunPlan, file: Path) -> None:
         _add_samples(cells, plan, file)
     except HarnessError as error:
         screen.err(f"harness: times are not compared with earlier runs: {error}")
-    write_json(path, cells, indent=1)
+    write_baselines(run, cells)
+
+
+def write_baselines(run: RunDir, cells: dict[str, Baseline]) -> None:
+    write_json(run.report("baseline.json"), {"cells": cells, "seal": _seal(cells)}, indent=1)
+
+
+def _seal(cells: dict[str, Baseline]) -> str:
+    return hashlib.sha256(json.dumps(to_jsonable(cells), sort_keys=True).encode()).hexdigest()
 
 
 def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
@@ -44,20 +57,23 @@ def _add_samples(cells: dict[str, Baseline], plan: RunPlan, file: Path) -> None:
 
 
 def read_baselines(run: RunDir) -> dict[str, Baseline]:
-    """Cell id -> baseline; empty when the file is absent or damaged, which baseline_problem reports."""
+    """Cell id -> baseline; empty when the file is missing or damaged, which baseline_problem reports."""
     try:
         return _read(run)
     except _DAMAGED:
         return {}
 
 
-def baseline_problem(run: RunDir) -> str:
+def baseline_problem(run: RunDir, plan: RunPlan) -> str:
     """Why the run's baseline cannot be read, so that no cell is compared with earlier times; else empty."""
+    path = run.report("baseline.json")
+    if plan.history is not None and not path.exists():
+        return f"{path} is missing, so times cannot be compared with earlier runs"
     try:
         _read(run)
     except _DAMAGED as error:
         hint = "remove it to read the times of earlier runs from the history again"
-        return f"{run.report('baseline.json')} cannot be read: {error}; {hint}"
+        return f"{path} cannot be read: {error}; {hint}"
     return ""
 
 
@@ -66,4 +82,7 @@ def _read(run: RunDir) -> dict[str, Baseline]:
     if not path.exists():
         return {}
     values = loads(text_of(path))
-    return {cell: from_jsonable(Baseline, value) for cell, value in values.items()}
+    cells = {cell: from_jsonable(Baseline, value) for cell, value in values["cells"].items()}
+    if values["seal"] != _seal(cells):
+        raise ValueError("it was changed after it was written")
+    return cells

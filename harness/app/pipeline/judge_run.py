@@ -27,7 +27,7 @@ def judge(run: RunDir, plan: RunPlan) -> Report:
     judged, seen = judge_all(run, plan, today=datetime.now(timezone.utc).date().isoformat())
     wall = timing.get("launch_s", 0.0) + time.perf_counter() - begin
     facts = {**_stacks(plan), **seen.facts()}
-    problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run),) if one)]
+    problems = [*run_problems(run, plan), *(one for one in (baseline_problem(run, plan),) if one)]
     report = report_of(plan, judged, timing={**timing, "wall_s": wall}, provenance=facts, problems=problems)
     return without_secrets(report, environment_secrets())
 

@@ -16,7 +16,7 @@ harness/node/probe/model/attention_kinds.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.cell.axis_values import ATTENTIONS, KERNELS, TE_KINDS
 from harness.core.cell.config import CellConfig
@@ -194,6 +194,24 @@ LIMITS: tuple[Limit, ...] = (
         kernel_padding,
     ),
 )
+
+
+def kind_of(text: str) -> str | None:
+    """The kind of attention that a rank recorded, e.g. of "Transformer Engine 2.20.2, te-fused"; None if it is none."""
+    if text == "harness reference attention":
+        return "reference"
+    if text.startswith("torch varlen_attn "):
+        return "varlen"
+    kind = text.rpartition(", ")[2] if text.startswith("Transformer Engine ") else ""
+    return kind if kind in TE_KINDS else None
+
+
+def possible_kinds(config: CellConfig, device: str) -> tuple[str, ...]:
+    """The kinds that a cell may use on a device ("cuda" or "cpu"): the one it asks for, or what `auto` may choose."""
+    if config.attention != "auto":
+        return (config.attention,)
+    tried = ("te", "varlen") if device == "cuda" and config.dtype == "bf16" else ()
+    return (*(kind for kind in tried if not limits(replace(config, attention=kind))), "reference")
 
 
 def limits(config: CellConfig) -> list[tuple[Limit, str]]:

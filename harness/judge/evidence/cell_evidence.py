@@ -15,7 +15,7 @@ from harness.core.cell.config import CellConfig, same_rows
 from harness.core.cell.layout import Layout
 from harness.core.packing.arithmetic import MicroBatch, PackedParams
 from harness.core.run.records import CellResult, DocumentLoss, Fingerprint, RankRecord, SeenParams, StepSeen
-from harness.core.run.run_plan import PlannedCell, RunPlan
+from harness.core.run.run_plan import BaselineRequest, PlannedCell, RunPlan
 from harness.core.stack import ReadyStack
 from harness.core.tolerances import Bound, NoiseFloor, Tolerances, looser, tolerances_for
 from harness.judge.evidence.assemble import ParameterGradient, whole_activations, whole_gradients
@@ -74,7 +74,9 @@ class CellEvidence:
     logs: Mapping[int, LogTail] = field(default_factory=dict)  # ends of the logs of ranks that failed
     job: JobEnding = field(default_factory=JobEnding)  # of the job that ran it
     stack: ReadyStack | None = None  # None: the default one
-    before: Baseline | None = None  # times of earlier runs; None: not asked for
+    history: BaselineRequest | None = None  # earlier runs to compare times with; None: not requested
+    before: Baseline | None = None  # their times, as baseline.json has them
+    nodes: int = 1  # that ran it, each an equal number of consecutive ranks
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # of one GPU by dtype, where the user states it
     attempt: int = 1  # number of the attempt that left the records and the result
     config: CellConfig | None = None  # as config.json has it: what the ranks ran
@@ -153,7 +155,7 @@ class CellEvidence:
 
     @cached_property
     def endings(self) -> list[Ending]:
-        return endings_of(self.layout, self.records, self.result)
+        return endings_of(self.layout, self.records, self.result, deadline_s=self.cell.config.deadline_s)
 
     @cached_property
     def cause(self) -> Cause | None:
@@ -290,8 +292,10 @@ def evidence_in_turn(plan: RunPlan, find: Callable[[str], CellFound]) -> Iterato
     known = {cell.id: cell for cell in plan.expansion.cells}
     needed = {cell.control for cell in known.values()}
     controls: dict[str, CellEvidence] = {}
+    nodes = {cell: allocation.nodes for allocation in plan.allocations for cell in allocation.cells}
     for cell in plan.expansion.controls_first:
         evidence = _evidence(plan, cell, find, controls.get(cell.control or ""))
+        evidence.nodes = nodes.get(cell.id, 1)
         if cell.base in known:
             evidence.base = _evidence(plan, known[cell.base], find, None)
         if cell.id in needed:
@@ -312,6 +316,7 @@ def _evidence(
         noise=own,
         stack=plan.stacks.get(cell.config.stack),
         peak_tflops=plan.peak_tflops,
+        history=plan.history,
         **{**vars(found), "earlier": ()},
     )
     newest.earlier = [replace(newest, **vars(before)) for before in found.earlier]

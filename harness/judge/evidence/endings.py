@@ -18,7 +18,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
 SIGTERM = 15
 STALL_S = 2.0  # a rank without progress for less than this is not stalled,
-STALL_SHARE = 0.2  # nor for less than this share of the attempt's duration
+STALL_SHARE = 0.2  # nor for less than this share of the cell's deadline
 
 
 Ended = Literal["completed", "raised", "crashed", "deadline", "killed", "missing"]
@@ -53,9 +53,13 @@ class Ending:
         return f"{leg}, step {progress.step}, micro-batch {progress.micro_batch}, {progress.phase}"
 
 
-def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellResult | None) -> list[Ending]:
-    """One ending per rank of the layout, in rank order; a rank without a record is `missing`."""
-    took = result.finished - result.started if result else 0.0
+def endings_of(
+    layout: Layout, records: Mapping[int, RankRecord], result: CellResult | None, *, deadline_s: float
+) -> list[Ending]:
+    """One ending per rank of the layout, in rank order; a rank without a record is `missing`.
+
+    `deadline_s`: the cell's. An attempt that ends by its deadline lasts that long, whatever its clocks say.
+    """
     seen = {item.rank: item for item in result.ranks} if result else {}
     endings = []
     for rank in range(layout.world_size):
@@ -71,7 +75,7 @@ def endings_of(layout: Layout, records: Mapping[int, RankRecord], result: CellRe
                 exit_code=process.exit_code if process else None,
                 stack=tuple(process.stack) if process and process.stack is not None else None,
                 flight=tuple(process.flight) if process else (),
-                stalled=_stalled(process, took),
+                stalled=_stalled(process, deadline_s),
             )
         )
     return endings
@@ -88,9 +92,10 @@ def _ended(record: RankRecord | None, process: RankEnding | None) -> Ended:
     return "missing" if record is None else "killed"
 
 
-def _stalled(process: RankEnding | None, took: float) -> bool:
-    """Whether the rank had stopped; one that is only slow reports progress at times. `took`: the attempt's seconds."""
-    return process is not None and process.still_s is not None and process.still_s >= max(STALL_S, STALL_SHARE * took)
+def _stalled(process: RankEnding | None, deadline_s: float) -> bool:
+    """Whether the rank had stopped; one that is only slow reports progress at times."""
+    still_s = None if process is None else process.still_s
+    return still_s is not None and still_s >= max(STALL_S, STALL_SHARE * deadline_s)
 
 
 def _died_by_itself(exit_code: int | None) -> bool:

@@ -25,6 +25,10 @@ class Expected:
         self.shapes = cache(self._shapes)
         self.leg_batches = cache(self._leg_batches)
 
+    @property
+    def ranks_per_node(self) -> int:
+        return max(self.layout.world_size // self.evidence.nodes, 1)
+
     @cached_property
     def legs(self) -> list[Leg]:
         return self.evidence.legs_planned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from harness.core.cell.attention import kind_of, possible_kinds
 from harness.core.hardware.environment import recorded
 from harness.core.run.records import CellResult, ImportProof, RankRecord
 from harness.core.upstream import HEADS
@@ -60,6 +61,10 @@ def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:
         )
     if requested != "auto" and requested != kind:
         yield f"environment: torch_device is {facts['torch_device']}, the cell asks for {requested}"
+    possible = possible_kinds(expected.config, kind)
+    if kind_of(facts["attention"]) not in possible:
+        asked = f"the cell asks for {expected.config.attention}: {' or '.join(possible)}"
+        yield f"environment: attention is {facts['attention']!r}, {asked}"
     if facts["dtype"] != expected.config.dtype:
         yield f"environment: dtype is {facts['dtype']}, the cell's is {expected.config.dtype}"
 
@@ -95,8 +100,8 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
     ranks = sorted(records)
     first = records[ranks[0]]
     proofs = {proof.module: proof for proof in first.imports}
-    hosts = {first.environment["host"]: first}
-    for rank in ranks[1:]:
+    nodes: dict[int, RankRecord] = {}
+    for rank in ranks:
         record = records[rank]
         for name in ALIKE:
             if record.environment[name] != first.environment[name]:
@@ -104,13 +109,14 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
                     f"record of rank {rank}: environment: {name} is {record.environment[name]!r}, on rank {ranks[0]} "
                     f"{first.environment[name]!r}"
                 )
-        yield from _of_one_agent(record, hosts)
+        yield from _of_one_agent(record, nodes.setdefault(rank // expected.ranks_per_node, record))
         if record.warmup_rounds != first.warmup_rounds:
             yield (
                 f"record of rank {rank}: warmup_rounds is {record.warmup_rounds}, on rank {ranks[0]} "
                 f"{first.warmup_rounds}"
             )
         yield from _same_code(record.imports, proofs, f"record of rank {rank}", f"rank {ranks[0]}")
+    yield from _processors(expected)
     control = expected.evidence.control
     if control is not None and control.cell.config.stack == expected.config.stack:
         for record in control.records.values():
@@ -118,21 +124,47 @@ def disagreements(expected: Expected, records: Mapping[int, RankRecord]) -> Iter
             yield from _same_code(heads, proofs, "record of the control", "the cell")
 
 
-def _of_one_agent(record: RankRecord, hosts: dict[str, RankRecord]) -> Iterator[str]:
-    """Ranks on one host are forked by one agent: same CPU stubs, same variables that choose kernels and networks.
+def _of_one_agent(record: RankRecord, other: RankRecord) -> Iterator[str]:
+    """Ranks of one node are forked by one agent: same host, CPU stubs and modules under test, same variables that
+    choose kernels and networks.
 
-    Agents of other nodes may have imported fewer modules. `hosts`: host -> record of its first rank, filled in here.
+    Agents of other nodes may have imported fewer modules. `other`: the node's first rank.
     """
-    other = hosts.setdefault(record.environment["host"], record)
+    who, same = f"record of rank {record.rank}", f"rank {other.rank} of the same node"
     if record.cpu_stubs != other.cpu_stubs:
-        yield f"record of rank {record.rank}: cpu_stubs are not those of rank {other.rank} of the same host"
-    found, right = recorded(record.environment), recorded(other.environment)
+        yield f"{who}: cpu_stubs are not those of {same}"
+    odd = _heads(record) ^ _heads(other)
+    if odd:
+        has, lacks = (record, other) if min(odd) in _heads(record) else (other, record)
+        yield f"record of rank {lacks.rank}: imports: {min(odd)} is missing, which rank {has.rank} of the same node has"
+    found, right = _shared(record), _shared(other)
     if found != right:
         name = min(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
-        yield (
-            f"record of rank {record.rank}: environment: {name} is {found.get(name)!r}, on rank {other.rank} of the "
-            f"same host {right.get(name)!r}"
-        )
+        yield f"{who}: environment: {name} is {found.get(name)!r}, on {same} {right.get(name)!r}"
+
+
+def _heads(record: RankRecord) -> set[str]:
+    return {proof.module for proof in record.imports if proof.module in HEADS}
+
+
+def _shared(record: RankRecord) -> dict[str, str]:
+    return recorded(record.environment) | {"host": record.environment["host"]}
+
+
+def _processors(expected: Expected) -> Iterator[str]:
+    """Every rank on a host names the same processor, by which earlier runs are chosen; those of the control too."""
+    control = expected.evidence.control
+    hosts: dict[str, tuple[str, str]] = {}
+    for who, records in (
+        ("rank", expected.evidence.records),
+        ("the control's rank", control.records if control else {}),
+    ):
+        for rank, record in sorted(records.items()):
+            facts = record.environment
+            host, found = facts.get("host", ""), facts.get("processor", "")
+            right, first = hosts.setdefault(host, (found, f"{who} {rank}"))
+            if found != right:
+                yield f"environment: processor of {who} {rank} is {found!r}, of {first} on the same host {right!r}"
 
 
 def _same_code(imports: list[ImportProof], others: Mapping[str, ImportProof], who: str, than: str) -> Iterator[str]:

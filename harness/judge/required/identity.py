@@ -34,6 +34,7 @@ def _problems(evidence: CellEvidence) -> Iterator[str]:
         why = result.reason if result else "the cell has not run, or its agent died"
         yield f"no rank records: {why or 'no reason given'}"
     yield from _config(evidence)
+    yield from _baseline(evidence)
     for rank in sorted(evidence.records):
         problem = next(_record(evidence, rank, evidence.records[rank]), "")
         if problem:
@@ -49,6 +50,14 @@ def _config(evidence: CellEvidence) -> Iterator[str]:
         ran, requested = to_jsonable(config), to_jsonable(planned)
         name = next(name for name in requested if ran[name] != requested[name])
         yield f"config.json has {name} {ran[name]!r}, plan.json {requested[name]!r}"
+
+
+def _baseline(evidence: CellEvidence) -> Iterator[str]:
+    """Impossible times of earlier runs."""
+    for samples in evidence.before.samples.values() if evidence.before else ():
+        for sample in samples:
+            if not 0 < sample.seconds <= _LONGEST_S:
+                yield f"baseline.json: run {sample.run_id} took {sample.seconds!r} s"
 
 
 def rejection_problem(evidence: CellEvidence) -> str:

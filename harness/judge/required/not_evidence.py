@@ -1,4 +1,4 @@
-"""Fields that no verdict depends on, each with the reason. A change of any other field is detected.
+"""Fields of which some change goes undetected, each with the reason. A change of any other field is detected.
 
 No verdict reads this list: it documents what the judge leaves out, and tests hold the judge to it.
 
@@ -14,12 +14,10 @@ _TEXT = "text that is shown; it must be there"
 _UNUSED = "a field that the stage does not use is a warning; its content must be right"
 
 NOT_EVIDENCE: dict[str, str] = {
-    "record.environment.attention": "text that is shown; it must be there and be that of the other ranks",
-    "record.environment.*": "a variable that CUDA libraries read: shown; all ranks on one host must have the same",
-    "record.environment.host": _TEXT,
+    "record.environment.*": "a variable that CUDA libraries read: shown; all ranks of one node must have the same",
+    "record.environment.host": "text that is shown; the ranks of one node must have the same",
     "record.environment.pid": _TEXT,
     "record.environment.placed": _TEXT,
-    "record.environment.processor": _TEXT,
     "record.environment.python": _TEXT,
     "record.environment.memory_limit_bytes": "shown beside the peak; it must be a number",
     "record.cpu_stubs.*": "counted; ranks on the CPU must have some, and all ranks of a cell the same",
@@ -40,7 +38,7 @@ NOT_EVIDENCE: dict[str, str] = {
     "record.peak_reserved_bytes": "shown; it must not be negative",
     "record.setup_s": _CLOCK,
     "record.steps.*.time_s": "a time that is shown; those of the slowest rank add up to steps_s of the result",
-    "record.steps.*.busy_s": "a time of a step on a CPU, for comparison with earlier runs; it must be possible",
+    "record.steps.*.busy_s": "one possible time cannot be told from another; above 0 if earlier runs are compared",
     "record.legs.*.time_s": _CLOCK,
     "lone.steps.*.grad_norm": "the control has different rows: ranks must agree, and it must be finite and >= 0",
     "lone.parameters.*.gradient.projections.*": "nothing to compare it with; it must be possible for the norm",

@@ -1,4 +1,4 @@
-"""Required times: one for every step and leg, and every load of the timing leg in every round."""
+"""Required times: of every step and leg, of every load of the timing leg in every round, and of earlier runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from harness.core.cell.timing import WARMUP, TimingConfig
 from harness.core.run.records import RankRecord
+from harness.judge.evidence.cell_evidence import CellEvidence
+from harness.judge.evidence.timings import on_gpu
 from harness.judge.required.expected import Expected
 
 _TURN = "turn"
@@ -32,6 +34,26 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     if kind in WARMUP and record.warmup_rounds != timing.warmup_on(kind):  # another kind is a problem of `facts`
         yield f"warmup_rounds is {record.warmup_rounds}, not {timing.warmup_on(kind)}"
     yield from _rounds(record, timing, _loads(timing, record.rank == 0, set(record.untimed)))
+
+
+def uncompared(evidence: CellEvidence) -> str:
+    """Why times cannot be compared with earlier runs although the matrix asks for it; empty if nothing is damaged.
+
+    Too few earlier runs are no damage: `slower_than_history` says so.
+    """
+    if evidence.history is None and evidence.before is None:
+        return ""
+    if evidence.before is None:
+        return "baseline.json has no entry of this cell"
+    if evidence.history is not None and evidence.before.runs != evidence.history.runs:
+        return f"baseline.json says {evidence.before.runs} runs, plan.json {evidence.history.runs}"
+    if on_gpu(evidence):
+        return ""
+    for step in list(evidence.steps)[1:]:
+        for record, seen in evidence.step_records(step):
+            if not seen.busy_s > 0:
+                return f"record of rank {record.rank}: steps: step {step}: busy_s is {seen.busy_s!r}"
+    return ""
 
 
 def _loads(timing: TimingConfig, first: bool, untimed: set[str]) -> set[tuple[str, int]]:

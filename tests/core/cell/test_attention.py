@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cell.attention import KERNELS, first_padded, limits, te_auto_padding
+from harness.core.cell.attention import KERNELS, first_padded, kind_of, limits, possible_kinds, te_auto_padding
 from harness.core.cell.config import CellConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig
@@ -114,3 +114,36 @@ def test_an_engine_that_overlooks_padding_is_refused_unless_the_metadata_is_expl
     assert reason is None or f"Transformer Engine {'.'.join(map(str, version))} <= 2.16" in reason
     assert te_auto_padding(version, replace(padded, options=PackingOptions()), explicit) is None
     assert te_auto_padding(version, replace(padded, attention="varlen"), explicit) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("harness reference attention", "reference"),
+        ("torch varlen_attn 2.15.0", "varlen"),
+        ("Transformer Engine 2.20.2, te", "te"),
+        ("Transformer Engine 2.20.2, te-fused", "te-fused"),
+        ("Transformer Engine 2.20.2", None),
+        ("Transformer Engine 2.20.2, reference", None),
+        ("reference", None),
+        ("", None),
+    ],
+)
+def test_the_kind_of_a_recorded_attention(text: str, kind: str | None) -> None:
+    assert kind_of(text) == kind
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "kinds"),
+    [
+        (cell("te-flash"), "cuda", ("te-flash",)),
+        (cell("reference"), "cuda", ("reference",)),
+        (cell("auto"), "cuda", ("te", "varlen", "reference")),
+        (cell("auto"), "cpu", ("reference",)),
+        (cell("auto", dtype="fp32"), "cuda", ("reference",)),
+        (cell("auto", cp=2), "cuda", ("te", "reference")),
+        (cell("auto", model=ModelConfig(mla=MlaConfig())), "cuda", ("reference",)),
+    ],
+)
+def test_the_kinds_that_a_cell_may_use(config: CellConfig, device: str, kinds: tuple[str, ...]) -> None:
+    assert possible_kinds(config, device) == kinds

@@ -91,9 +91,9 @@ def test_three_problems_are_named_and_the_others_counted(ranks: int, more: str) 
 
 def test_whole_records_are_compared_with_each_other_and_the_control() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
-    evidence.records[1].environment["attention"] = "flash"
+    evidence.records[1].environment["host"] = "node-2"
     del evidence.records[1].parameters[3]
-    alike = "record of rank 1: environment: attention is 'flash', on rank 0 'reference'"
+    alike = "record of rank 1: environment: host is 'node-2', on rank 0 of the same node 'node-1'"
     name = "decoder.layers.0.input_layernorm.weight"
     held = f"record of rank 1: parameters: {name} differs from rank 0 of its stage"
     assert incomplete(evidence) == f"incomplete evidence: {alike}; {held}"
@@ -101,7 +101,7 @@ def test_whole_records_are_compared_with_each_other_and_the_control() -> None:
 
 def test_records_with_problems_are_not_compared_with_each_other() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
-    evidence.records[1].environment["attention"] = "flash"
+    evidence.records[1].environment["host"] = "node-2"
     del evidence.records[0].environment["host"]
     assert incomplete(evidence) == "incomplete evidence: record of rank 0: environment: host is missing"
 

@@ -199,3 +199,47 @@ def test_a_wrong_answer_of_a_validator_is_named(forbidden: str, answer: Refusal 
 )
 def test_sizes_and_times_are_not_negative(name: str, value: float, problem: str) -> None:
     assert problems_after(lambda record: setattr(record, name, value)) == [problem]
+
+
+REFERENCE, VARLEN, ENGINE = "harness reference attention", "torch varlen_attn 2.15.0", "Transformer Engine 2.20.2, "
+
+
+def attention_problems(requested: str, found: str, *, dtype: str = "bf16", gpu: bool = True) -> list[str]:
+    evidence = evidence_for(replace(config_of("sft"), attention=requested, dtype=dtype))
+    if gpu:
+        on_gpu(evidence.records[0])
+    evidence.records[0].environment["attention"] = found
+    return problems_of(evidence)
+
+
+@pytest.mark.parametrize(
+    ("requested", "found"),
+    [
+        ("reference", REFERENCE),
+        ("varlen", VARLEN),
+        *((kind, ENGINE + kind) for kind in ("te", "te-flash", "te-fused")),
+        *(("auto", found) for found in (REFERENCE, VARLEN, ENGINE + "te")),
+    ],
+)
+def test_a_rank_with_the_attention_that_the_cell_asks_for_has_no_problem(requested: str, found: str) -> None:
+    assert attention_problems(requested, found) == []
+
+
+@pytest.mark.parametrize(
+    ("requested", "found", "possible"),
+    [
+        ("te-flash", REFERENCE, "te-flash"),
+        ("te-flash", ENGINE + "te-fused", "te-flash"),
+        ("reference", VARLEN, "reference"),
+        ("auto", ENGINE + "te-flash", "te or varlen or reference"),
+        ("auto", "reference", "te or varlen or reference"),
+    ],
+)
+def test_a_rank_with_another_attention_is_named(requested: str, found: str, possible: str) -> None:
+    problem = f"environment: attention is {found!r}, the cell asks for {requested}: {possible}"
+    assert attention_problems(requested, found) == [problem]
+
+
+def test_on_the_cpu_auto_is_the_reference_attention() -> None:
+    assert attention_problems("auto", REFERENCE, gpu=False) == []
+    assert len(attention_problems("auto", VARLEN, gpu=False)) == 1

@@ -41,13 +41,17 @@ def test_clean_evidence_agrees(layout: dict[str, Any]) -> None:
         ),
         (
             lambda record: record.environment.update(attention="flash"),
-            "environment: attention is 'flash', on rank 0 'reference'",
+            "environment: attention is 'flash', on rank 0 'harness reference attention'",
         ),
         (lambda record: record.environment.update(dtype="bf16"), "environment: dtype is 'bf16', on rank 0 'fp32'"),
-        (lambda record: record.cpu_stubs.pop(), "cpu_stubs are not those of rank 0 of the same host"),
+        (lambda record: record.cpu_stubs.pop(), "cpu_stubs are not those of rank 0 of the same node"),
         (
             lambda record: record.environment.update(NCCL_ALGO="Tree", NVTE_X="1"),
-            "environment: NCCL_ALGO is 'Tree', on rank 0 of the same host None",
+            "environment: NCCL_ALGO is 'Tree', on rank 0 of the same node None",
+        ),
+        (
+            lambda record: record.environment.update(host="node-2"),
+            "environment: host is 'node-2', on rank 0 of the same node 'node-1'",
         ),
         (lambda record: setattr(record, "warmup_rounds", 3), "warmup_rounds is 3, on rank 0 0"),
         (
@@ -74,35 +78,69 @@ def test_a_variable_that_only_the_first_rank_has_is_a_difference() -> None:
         record.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     evidence.records[0].environment["NCCL_ALGO"] = "Ring"
     assert differences(evidence) == [
-        "record of rank 1: environment: NCCL_ALGO is None, on rank 0 of the same host 'Ring'"
+        "record of rank 1: environment: NCCL_ALGO is None, on rank 0 of the same node 'Ring'"
     ]
 
 
-def test_ranks_may_differ_in_processes_and_in_modules_that_only_one_imported() -> None:
+def test_ranks_may_differ_in_processes_and_in_other_modules_that_only_one_imported() -> None:
     evidence = evidence_for(config_of("sft", tp=2))
     record = evidence.records[1]
     record.environment |= {"pid": "1", "placed": "elsewhere", "PATH": "/bin"}
-    record.imports.append(proof("skyrl"))
+    record.imports.append(proof("megatron.core.odd"))
     assert differences(evidence) == []
 
 
-def test_variables_and_cpu_stubs_may_differ_between_hosts() -> None:
+@pytest.mark.parametrize(("has", "lacks"), [(0, 1), (1, 0)])
+def test_ranks_of_one_node_imported_the_same_top_modules(has: int, lacks: int) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.records[has].imports += [proof("skyrl"), proof("megatron.bridge")]
+    assert differences(evidence) == [
+        f"record of rank {lacks}: imports: megatron.bridge is missing, which rank {has} of the same node has"
+    ]
+
+
+def test_variables_cpu_stubs_and_imports_may_differ_between_nodes() -> None:
     evidence = evidence_for(config_of("sft", tp=4))
+    evidence.nodes = 2
     for rank in (2, 3):
         evidence.records[rank].environment |= {"host": "node-2", "NCCL_SOCKET_IFNAME": "eth1"}
         evidence.records[rank].cpu_stubs.pop()  # the agent there has imported one module less
+    for rank in (0, 1):
+        evidence.records[rank].imports.append(proof("megatron.bridge"))
     assert differences(evidence) == []
 
 
-def test_ranks_of_a_later_host_are_compared_with_the_first_one_there() -> None:
+def test_nodes_may_be_on_one_host() -> None:
     evidence = evidence_for(config_of("sft", tp=4))
+    evidence.nodes = 4
+    assert differences(evidence) == []
+
+
+def test_a_host_names_one_processor_on_all_ranks_and_in_the_control() -> None:
+    evidence = evidence_for(config_of("sft", tp=4))
+    evidence.nodes = 2
+    for rank in (2, 3):
+        evidence.records[rank].environment |= {"host": "node-2", "processor": "other x 4"}
+    assert differences(evidence) == []
+    evidence.records[3].environment["processor"] = "other x 8"
+    assert evidence.control is not None
+    evidence.control.records[0].environment["processor"] = "third x 4"
+    assert differences(evidence) == [
+        "environment: processor of rank 3 is 'other x 8', of rank 2 on the same host 'other x 4'",
+        "environment: processor of the control's rank 0 is 'third x 4', of rank 0 on the same host 'processor x 8'",
+    ]
+
+
+def test_ranks_of_a_later_node_are_compared_with_the_first_one_there() -> None:
+    evidence = evidence_for(config_of("sft", tp=4))
+    evidence.nodes = 2
     for rank in (2, 3):
         evidence.records[rank].environment["host"] = "node-2"
     evidence.records[3].environment["NCCL_ALGO"] = "Tree"
     evidence.records[3].cpu_stubs.pop()
     assert differences(evidence) == [
-        "record of rank 3: cpu_stubs are not those of rank 2 of the same host",
-        "record of rank 3: environment: NCCL_ALGO is 'Tree', on rank 2 of the same host None",
+        "record of rank 3: cpu_stubs are not those of rank 2 of the same node",
+        "record of rank 3: environment: NCCL_ALGO is 'Tree', on rank 2 of the same node None",
     ]
 
 

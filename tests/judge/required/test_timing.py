@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 
 from harness.core.cell.timing import GpuState, Timed, TimingConfig
+from harness.core.outcomes import Outcome
 from harness.core.run.records import RankRecord
+from harness.core.run.run_plan import BaselineRequest
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.evidence.timings import Load
 from harness.judge.required import timing
 from harness.judge.required.audit import incomplete
 from harness.judge.required.expected import Expected
-from tests.judge.simulator import config_of, evidence_for
+from harness.judge.required.identity import untrusted
+from harness.judge.stats.baseline import Baseline, Sample
+from tests.judge.simulator import config_of, evidence_for, judge
 from tests.judge.timed import timed
 
 ROUNDS = 3
+SAMPLE = Sample(run_id="night-1", started="2026-01-01T00:00:00Z", seconds=0.5)
 SLOPES = [("rotary", 4), ("rotary", 16), ("rotary", 64), ("rotary", 256)]
 STEPS = [("step", count) for _, count in SLOPES]
 
@@ -211,3 +216,82 @@ def test_turns_that_end_early_have_the_first_rounds() -> None:
     evidence.records[0].untimed = {"turn": "the other stack ended"}
     evidence.records[0].timings[0].round = 2
     assert problems_of(evidence) == ["timings: turn with 0 documents has rounds [1, 2], not [0, 1]"]
+
+
+def nightly(*samples: Sample) -> CellEvidence:
+    """A cell of two ranks whose matrix asks for a comparison with earlier runs."""
+    evidence = evidence_for(config_of("sft", tp=2))
+    evidence.history = BaselineRequest(runs=20)
+    evidence.before = Baseline(runs=20, samples={"processor x 8": list(samples)})
+    for record in evidence.records.values():
+        for step in record.steps:
+            step.busy_s = 0.4
+    return evidence
+
+
+@pytest.mark.parametrize("count", [0, 1, 10])
+def test_times_can_be_compared_however_many_earlier_runs_there_are(count: int) -> None:
+    assert timing.uncompared(nightly(*[SAMPLE] * count)) == ""
+    assert judge(nightly(*[SAMPLE] * count)).outcome is Outcome.PASS
+
+
+def test_a_cell_that_is_not_compared_with_earlier_runs_needs_no_times() -> None:
+    evidence = nightly()
+    evidence.history, evidence.before = None, None
+    for record in evidence.records.values():
+        record.steps[1].busy_s = 0.0
+    assert timing.uncompared(evidence) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda evidence: setattr(evidence, "before", None), "baseline.json has no entry of this cell"),
+        (
+            lambda evidence: setattr(evidence, "before", Baseline(runs=3)),
+            "baseline.json says 3 runs, plan.json 20",
+        ),
+        *(
+            (
+                lambda evidence, value=value: setattr(evidence.records[1].steps[1], "busy_s", value),
+                f"record of rank 1: steps: step 1: busy_s is {value!r}",
+            )
+            for value in (0.0, math.nan)
+        ),
+    ],
+)
+def test_a_requested_comparison_that_damage_prevents_is_undecided(
+    change: Callable[[CellEvidence], object], why: str
+) -> None:
+    evidence = nightly(*[SAMPLE] * 10)
+    change(evidence)
+    assert timing.uncompared(evidence) == why
+    assert judge(evidence).outcome is Outcome.ERROR
+
+
+def test_the_first_step_warms_up_and_is_not_compared() -> None:
+    evidence = nightly()
+    evidence.records[0].steps[0].busy_s = 0.0
+    assert timing.uncompared(evidence) == ""
+
+
+def test_on_a_gpu_the_timing_leg_is_compared() -> None:
+    evidence = nightly()
+    evidence.records[0].steps[1].busy_s = 0.0
+    for record in evidence.records.values():
+        record.environment = {**record.environment, "device": "NVIDIA H200"}
+    assert timing.uncompared(evidence) == ""
+
+
+def test_a_missing_baseline_does_not_hide_a_failure() -> None:
+    evidence = nightly()
+    evidence.before = None
+    for record in evidence.records.values():
+        record.steps[0].grad_norm = 4.0
+    assert judge(evidence).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_times_of_earlier_runs_must_be_possible(seconds: float) -> None:
+    evidence = nightly(SAMPLE, replace(SAMPLE, seconds=seconds))
+    assert untrusted(evidence) == f"baseline.json: run night-1 took {seconds!r} s"

@@ -56,6 +56,11 @@ def _no_baseline(evidence: CellEvidence) -> list[CheckFinding]:
     if on_gpu(evidence) and packed_pass(evidence) is None:
         text = "not compared with earlier runs: on a GPU that needs the timing leg; set packed_slower to run it"
         return [CheckFinding(severity=Severity.WARNING, message=text)]
+    if not on_gpu(evidence) and len(evidence.steps) < 2:
+        text = "not compared with earlier runs: that needs a second step, since the first warms up"
+        return [CheckFinding(severity=Severity.WARNING, message=text)]
     found = len(samples_before(evidence))
+    if found >= LEAST_RUNS:  # this run's own times are missing: required/timing.py
+        return []
     text = f"no baseline yet ({found} of {LEAST_RUNS} green runs on this hardware)"
     return [CheckFinding(severity=Severity.WARNING, message=text)]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from harness.core.outcomes import Lane, LaneVerdict
+from dataclasses import replace
+
+import pytest
+
+from harness.core.outcomes import Lane, LaneVerdict, Outcome
 from harness.core.run.records import Failure, Progress, RankEnding, RankRecord
 from harness.judge.diagnosis import fault_classes
 from harness.judge.evidence.cell_evidence import CellEvidence
@@ -26,7 +30,7 @@ def waits(evidence: CellEvidence, rank: int, hang: str | None, *frames: str) -> 
     ending = evidence.result.ranks[rank]
     inner = ["torch/distributed/distributed_c10d.py:2714 in " + hang] if hang else []
     ending.ended, ending.hang, ending.stack = "deadline", hang, [*OUTER, *frames, *inner]
-    ending.still_s, ending.exit_code = 20.0, -9
+    ending.still_s, ending.exit_code = 60.0, -9
 
 
 def _cut_off_all(evidence: CellEvidence, ended: str) -> None:
@@ -74,6 +78,22 @@ def test_a_hang_is_named_after_its_collective() -> None:
     assert f"rank 1 (stage 0, tp 1, cp 0, dp 0) never arrived: it was at {IN_CODE}" in finding.message
     assert place_of(finding, "rank") == (1,)
     assert finding.fault_class == fault_classes.HANG
+
+
+@pytest.mark.parametrize(("still_s", "outcome"), [(24.0, Outcome.FAIL), (23.0, Outcome.ERROR)])
+@pytest.mark.parametrize(("started", "finished"), [(100.0, 220.0), (100.0, 100.0), (0.0, 1e9)])
+def test_the_deadline_says_which_ranks_stopped_and_no_clock_of_the_result(
+    still_s: float, outcome: Outcome, started: float, finished: float
+) -> None:
+    evidence = evidence_for(config_of("sft", tp=2))
+    _cut_off_all(evidence, "deadline")
+    assert evidence.result is not None
+    evidence.result = replace(evidence.result, started=started, finished=finished)
+    waits(evidence, 0, "all_reduce", IN_CODE)
+    waits(evidence, 1, None, IN_CODE)
+    for ending in evidence.result.ranks:
+        ending.still_s = still_s
+    assert judge(evidence).outcome is outcome
 
 
 def test_a_native_crash_is_the_fault_of_the_code() -> None:

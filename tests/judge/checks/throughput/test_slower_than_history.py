@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.core.cell.config import TrainConfig
 from harness.core.cell.timing import Timed
 from harness.core.outcomes import Lane, LaneVerdict, Outcome, Severity
 from harness.judge.checks.throughput.slower_than_history import check
@@ -18,8 +19,10 @@ from tests.judge.simulator import config_of, evidence_for, judge, the_only_findi
 def after(earlier: list[float], *, seconds: float = 0.1, hardware: str = "EPYC x 8", runs: int = 10) -> CellEvidence:
     """A cell of two ranks, of which the slower takes `seconds` per step, and its earlier times, the newest first."""
     evidence = evidence_for(config_of("reference", tp=2))
-    for rank, record in evidence.records.items():
+    assert evidence.control is not None
+    for record in (*evidence.records.values(), *evidence.control.records.values()):
         record.environment |= {"device": "cpu", "processor": "EPYC x 8"}
+    for rank, record in evidence.records.items():
         for step in record.steps:
             step.busy_s = 99.0 if step.step == 0 else seconds * (1 if rank else 0.5)
     found = [
@@ -104,6 +107,14 @@ def test_too_few_runs_on_this_hardware_are_a_warning() -> None:
         assert finding.message == f"no baseline yet ({count} of 5 green runs on this hardware)"
         assert judge(evidence).outcome is Outcome.PASS
         assert judge(evidence).lanes[Lane.THROUGHPUT] is LaneVerdict.SKIP
+
+
+def test_one_step_is_a_warning_since_it_warms_up() -> None:
+    evidence = after(NIGHTS)
+    evidence.cell = replace(evidence.cell, config=replace(evidence.cell.config, train=TrainConfig(steps=1)))
+    (finding,) = check(evidence)
+    assert finding.severity is Severity.WARNING
+    assert finding.message.endswith("that needs a second step, since the first warms up")
 
 
 def test_there_is_no_warning_where_the_matrix_does_not_ask_for_a_comparison() -> None:

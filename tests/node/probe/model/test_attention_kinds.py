@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.cell.attention import KERNELS, kind_of
 from harness.core.cell.config import CellConfig, TrainConfig
 from harness.core.cell.layout import Layout
 from harness.core.cell.model import MlaConfig, ModelConfig
@@ -168,4 +169,5 @@ def test_modules_and_descriptions_of_the_kinds_without_requirements() -> None:
         VarlenAttention,
     ]
     assert described("reference") == "harness reference attention"
+    assert [kind_of(described(kind)) for kind in (*KERNELS, "reference")] == [*KERNELS, "reference"]
     assert described("varlen").startswith("torch varlen_attn 2.")
