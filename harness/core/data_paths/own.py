@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.cell.layout import Layout
 from harness.core.data_paths.descriptor import LAYOUT, NONE, DataPath, Limit, LimitedCell, one_document_per_row
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.packing.options import PackingOptions
 from harness.core.packing.styles import PackingStyle
 
@@ -61,16 +62,5 @@ RULES = DataPath(
     packs=False,
     alignment=NONE,
     limits=(Limit("rules.one-rank", "harness: validators are called on one rank", _one_rank),),
-    validates=(
-        "offline-micro-batch-2",
-        "in-batch-micro-batch-1",
-        "cp-seq-length",
-        "cp-mean-loss",
-        "cp-average-in-collective",
-        "pad-cu-seqlens-free-rows",
-        "offline-and-in-batch",
-        "pad-cu-seqlens-no-metadata",
-        "in-batch-opt-out",
-        "megatron-cp-seq-length",
-    ),
+    validates=tuple(FORBIDDEN_CASES),
 )

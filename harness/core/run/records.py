@@ -82,7 +82,6 @@ class Refusal:
 
     validator: str
     wanted: str  # pattern of a message that names the violated rule
-    clear: bool  # the message matches
     type: str | None = None  # of the exception; None: upstream accepted the forbidden combination
     message: str | None = None
     allowed_refused: str | None = None  # message, when even the allowed combination was refused

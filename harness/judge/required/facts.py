@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from harness.core.cell.attention import kind_of, possible_kinds
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.hardware.environment import recorded
-from harness.core.run.records import CellResult, ImportProof, RankRecord
+from harness.core.run.records import CellResult, ImportProof, RankRecord, Refusal
 from harness.core.upstream import HEADS
 from harness.judge.required.expected import Expected
 
@@ -33,18 +34,25 @@ def problems(expected: Expected, record: RankRecord) -> Iterator[str]:
     yield from _environment(expected, record.environment)
     yield from _cpu_stubs(record)
     yield from _imports(record)
-    forbidden = expected.config.forbidden
-    if (record.refusal is not None) != bool(forbidden):
-        yield f"refusal is {'missing' if forbidden else 'present, though the cell has no forbidden combination'}"
-    if record.refusal is not None and not (record.refusal.validator and record.refusal.wanted):
-        yield "refusal names no validator, or no expected message"
-    if record.refusal is not None and (record.refusal.type is None) != (record.refusal.message is None):
-        yield "refusal has a message without a type, or a type without a message"
+    yield from _refusal(expected.config.forbidden, record.refusal)
     for name in ("peak_memory_bytes", "peak_reserved_bytes"):
         if (getattr(record, name) or 0) < 0:
             yield f"{name} is {getattr(record, name)}"
     if not record.setup_s >= 0:
         yield f"setup_s is {record.setup_s!r}"
+
+
+def _refusal(forbidden: str, found: Refusal | None) -> Iterator[str]:
+    if (found is not None) != bool(forbidden):
+        yield f"refusal is {'missing' if forbidden else 'present, though the cell has no forbidden combination'}"
+    if found is None or not forbidden:
+        return
+    case = FORBIDDEN_CASES[forbidden]
+    for name, held, right in (("validator", found.validator, case.validator), ("wanted", found.wanted, case.pattern)):
+        if held != right:
+            yield f"refusal: {name} is {held!r}, that of {forbidden} is {right!r}"
+    if (found.type is None) != (found.message is None) or found.type == "":
+        yield "refusal has a message without a type, or a type without a message"
 
 
 def _environment(expected: Expected, facts: Mapping[str, str]) -> Iterator[str]:

@@ -5,18 +5,19 @@
 | megatron.bridge.training.config.ConfigContainer.validate | megatron-bridge 0.4 to 0.6 |
 | others | other_validators.py |
 
-The nearest allowed combination must be accepted first; otherwise a refusal would prove nothing.
+The nearest allowed combination must be accepted first; otherwise a refusal would prove nothing. What a clear message
+says: harness/core/data_paths/forbidden.py; whether this one does is for the judge.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.core.cell.config import CellConfig
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.run.records import Refusal
 from harness.node.data_paths import other_validators
 from harness.node.data_paths.bridge.step import missing
@@ -26,13 +27,11 @@ from harness.node.data_paths.unpacked import UnpackedPath
 
 @dataclass(frozen=True)
 class Case:
-    """`change` makes an allowed configuration forbidden; a clear error message matches `pattern`."""
+    """`change` makes an allowed configuration forbidden."""
 
     change: Callable[[Any], None]
-    pattern: str
     cp: int = 1
     in_batch: bool = False  # the allowed configuration packs in batch, not offline
-    validator: str = "Megatron-Bridge ConfigContainer.validate"
 
     def validate(self, forbidden: bool, folder: Path) -> None:
         """Validate the forbidden combination, or the nearest allowed one; a refusal raises."""
@@ -47,8 +46,6 @@ class OtherCase:
     """A case of another validator; `validate` may write into the folder."""
 
     validate: Callable[[bool, Path], None]
-    pattern: str
-    validator: str
     modules: tuple[str, ...]  # where the validator may be, depending on the release
 
     @property
@@ -88,33 +85,22 @@ def _set_in_batch(config: Any) -> None:
 
 
 CASES: dict[str, Case | OtherCase] = {
-    "offline-micro-batch-2": Case(_micro_batch_2, r"micro batch size should be 1"),
-    "in-batch-micro-batch-1": Case(
-        _in_batch_micro_batch_1, r"micro_batch_size should be greater than 1", in_batch=True
-    ),
-    "cp-seq-length": Case(_odd_length, r"divisible by 2 \* context parallel", cp=2),
-    "cp-mean-loss": Case(_mean_loss, r"calculate_per_token_loss must be True", cp=2),
-    "cp-average-in-collective": Case(_average, r"average_in_collective must be False|average in collective", cp=2),
-    "pad-cu-seqlens-free-rows": Case(_fixed_entries, r"pad_cu_seqlens.*pad_to_max_length"),
-    "offline-and-in-batch": Case(_set_in_batch, r"mutually exclusive"),
+    "offline-micro-batch-2": Case(_micro_batch_2),
+    "in-batch-micro-batch-1": Case(_in_batch_micro_batch_1, in_batch=True),
+    "cp-seq-length": Case(_odd_length, cp=2),
+    "cp-mean-loss": Case(_mean_loss, cp=2),
+    "cp-average-in-collective": Case(_average, cp=2),
+    "pad-cu-seqlens-free-rows": Case(_fixed_entries),
+    "offline-and-in-batch": Case(_set_in_batch),
     "pad-cu-seqlens-no-metadata": OtherCase(
         other_validators.pad_cu_seqlens,
-        r"metadata json file is required",
-        "Megatron-Bridge GPTSFTPackedDataset",
         ("megatron.bridge.data.packing.gpt_sft", "megatron.bridge.data.datasets.sft"),
     ),
     "in-batch-opt-out": OtherCase(
         other_validators.in_batch,
-        r"does not support in-batch packing",
-        "Megatron-Bridge qwen3_omni_collate_fn",
         ("megatron.bridge.models.qwen_omni.data.collate_fn",),
     ),
-    "megatron-cp-seq-length": OtherCase(
-        other_validators.megatron_arguments,
-        r"multiple of 2 \* context-parallel-size",
-        "Megatron-LM validate_args",
-        ("megatron.training.arguments",),
-    ),
+    "megatron-cp-seq-length": OtherCase(other_validators.megatron_arguments, ("megatron.training.arguments",)),
 }
 
 
@@ -131,22 +117,17 @@ class RulesPath(UnpackedPath):
         if not all(reasons):
             return None
         found = none_of(*(reason for reason in reasons if reason))
-        return replace(found, reason=f"{case.validator} cannot be imported: {found.reason}")
+        validator = FORBIDDEN_CASES[config.forbidden].validator
+        return replace(found, reason=f"{validator} cannot be imported: {found.reason}")
 
     def refusal(self) -> Refusal:
         """How upstream's validator reacts to the allowed combination and to the forbidden one."""
-        case = CASES[self.context.config.forbidden]
-        folder = self.context.folder
+        name, folder = self.context.config.forbidden, self.context.folder
+        case, declared = CASES[name], FORBIDDEN_CASES[name]
         allowed, _ = _refusal(case, False, folder)
         message, kind = _refusal(case, True, folder)
-        clear = message is not None and re.search(case.pattern, message, re.IGNORECASE | re.DOTALL) is not None
         return Refusal(
-            allowed_refused=allowed,
-            message=message,
-            type=kind,
-            clear=clear,
-            wanted=case.pattern,
-            validator=case.validator,
+            allowed_refused=allowed, message=message, type=kind, wanted=declared.pattern, validator=declared.validator
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.run.records import ImportProof, RankRecord, Refusal
 from harness.judge.evidence.cell_evidence import CellEvidence
 from harness.judge.required import facts
@@ -13,6 +14,7 @@ from harness.judge.required.expected import Expected
 from tests.judge.simulator import config_of, evidence_for
 
 FORBIDDEN = "offline-micro-batch-2"
+CASE = FORBIDDEN_CASES[FORBIDDEN]
 ON_GPU = {"device": "NVIDIA H200", "torch_device": "cuda:0", "backend": "nccl"}
 
 
@@ -161,7 +163,7 @@ def test_the_code_that_ran_must_be_known(change: Callable[[RankRecord], object],
 
 
 def refusal(**fields: Any) -> Refusal:
-    return Refusal(**{"validator": "validate", "wanted": "must be 1", "clear": True} | fields)
+    return Refusal(**{"validator": CASE.validator, "wanted": CASE.pattern} | fields)
 
 
 @pytest.mark.parametrize("fields", [{"type": "ValueError", "message": "it must be 1"}, {}, {"allowed_refused": "no"}])
@@ -176,8 +178,16 @@ def test_the_answer_of_a_validator_has_no_problem(fields: dict[str, str]) -> Non
     [
         (FORBIDDEN, None, "refusal is missing"),
         ("", refusal(), "refusal is present, though the cell has no forbidden combination"),
-        (FORBIDDEN, refusal(validator=""), "refusal names no validator, or no expected message"),
-        (FORBIDDEN, refusal(wanted=""), "refusal names no validator, or no expected message"),
+        (
+            FORBIDDEN,
+            refusal(validator="x"),
+            f"refusal: validator is 'x', that of {FORBIDDEN} is 'Megatron-Bridge ConfigContainer.validate'",
+        ),
+        (
+            FORBIDDEN,
+            refusal(wanted=""),
+            f"refusal: wanted is '', that of {FORBIDDEN} is 'micro batch size should be 1'",
+        ),
         (FORBIDDEN, refusal(type="ValueError"), "refusal has a message without a type, or a type without a message"),
         (FORBIDDEN, refusal(message="no"), "refusal has a message without a type, or a type without a message"),
     ],

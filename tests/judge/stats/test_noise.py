@@ -69,7 +69,7 @@ def test_the_largest_difference_of_the_legs_is_the_floor() -> None:
     assert floors["parameter_gradient"].value == pytest.approx(2e-2)
     assert floors["grad_norm"].value == pytest.approx(2e-2, rel=0.02)
     assert floors["activation"].value == 0
-    assert floors["document_loss"].by == "weights moved by one machine epsilon; reference on cpu"
+    assert floors["document_loss"].by == "weights moved by one machine epsilon; harness reference attention on cpu"
     assert cell.tolerances.document_loss.value == pytest.approx(3e-3)
     assert cell.noise == {} and control.noise == floors
 
@@ -104,7 +104,7 @@ def test_within_three_floors_a_cell_passes_and_beyond_it_fails() -> None:
         findings = judge(cell).findings
         assert [finding.check for finding in findings] == checks
         assert all(
-            "noise floor 0.001 (weights moved by one machine epsilon; reference on cpu) x 3" in item.message
+            "noise floor 0.001 (weights moved by one machine epsilon; harness reference attention on cpu) x 3" in item.message
             for item in findings
         )
 
@@ -120,7 +120,7 @@ def test_later_steps_are_not_held_to_the_noise_of_the_first() -> None:
 
 def test_a_leg_that_is_not_finite_measures_nothing() -> None:
     control = next(iter(bf16_run(losses=math.nan).values()))
-    assert noise_floors(control.records)["document_loss"].by == "documents in reverse order; reference on cpu"
+    assert noise_floors(control.records)["document_loss"].by == "documents in reverse order; harness reference attention on cpu"
 
 
 def test_a_cell_without_noise_legs_has_the_defaults() -> None:
@@ -174,7 +174,7 @@ def test_noise_as_large_as_the_numbers_makes_a_comparison_impossible(factor: flo
         assert verdict.outcome is Outcome.ERROR
         assert verdict.reason == (
             "the noise of the control is too large to compare: the floor of parameter_gradient is 2 "
-            f"({SMALL}; weights moved by one machine epsilon; reference on cpu), more than 0.13"
+            f"({SMALL}; weights moved by one machine epsilon; harness reference attention on cpu), more than 0.13"
         )
 
 

@@ -23,7 +23,7 @@ def test_both_combinations_are_validated_and_a_refusal_is_returned_with_its_type
         if forbidden:
             sys.exit("no such row")
 
-    case = OtherCase(validate, "row", "a validator", ())
+    case = OtherCase(validate, ())
     assert _refusal(case, False, tmp_path) == (None, None)
     assert _refusal(case, True, tmp_path) == ("no such row", "SystemExit")
 

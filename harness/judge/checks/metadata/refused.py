@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES, ForbiddenCase
 from harness.core.run.records import Refusal
 from harness.judge.checks.finding import CheckFinding
 from harness.judge.diagnosis import fault_classes
@@ -14,7 +15,8 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
     if not forbidden or not refusals:
         return []  # `completeness` covers ranks that failed earlier
     [refusal] = refusals
-    problem = _problem(refusal, forbidden)
+    case = FORBIDDEN_CASES[forbidden]
+    problem = _problem(refusal, forbidden, case)
     if not problem:
         return []
     return [
@@ -23,17 +25,17 @@ def check(evidence: CellEvidence) -> list[CheckFinding]:
             message=problem,
             where={"forbidden": forbidden},
             measured=refusal.message or "accepted",
-            bound=f"refused, with a message like: {refusal.wanted}",
+            bound=f"refused, with a message like: {case.pattern}",
         )
     ]
 
 
-def _problem(refusal: Refusal, forbidden: str) -> str:
+def _problem(refusal: Refusal, forbidden: str, case: ForbiddenCase) -> str:
     if refusal.allowed_refused is not None:
-        return f"{refusal.validator} refuses even the nearest allowed combination: {refusal.allowed_refused}"
+        return f"{case.validator} refuses even the nearest allowed combination: {refusal.allowed_refused}"
     if refusal.type is None:
-        return f"{refusal.validator} accepts the forbidden combination {forbidden}"
-    if not refusal.clear:
+        return f"{case.validator} accepts the forbidden combination {forbidden}"
+    if not case.named_in(refusal.message or ""):
         error = f"{refusal.type}: {refusal.message}"
-        return f"{refusal.validator} refuses {forbidden} without naming the violated rule: {error}"
+        return f"{case.validator} refuses {forbidden} without naming the violated rule: {error}"
     return ""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.core.data_paths.forbidden import FORBIDDEN_CASES
 from harness.core.outcomes import Outcome
 from harness.core.run.records import Refusal
 from harness.judge.checks.metadata import refused
@@ -18,8 +19,9 @@ def evidence_of(refusal: Refusal) -> CellEvidence:
     return evidence
 
 
-def refusal(clear: bool = True, **fields: str) -> Refusal:
-    return Refusal(validator="validate", wanted="micro batch size should be 1", clear=clear, **fields)  # type: ignore[arg-type]
+def refusal(**fields: str) -> Refusal:
+    case = FORBIDDEN_CASES[CASE]
+    return Refusal(validator=case.validator, wanted=case.pattern, **fields)
 
 
 def test_a_refusal_that_names_the_rule_passes() -> None:
@@ -28,14 +30,24 @@ def test_a_refusal_that_names_the_rule_passes() -> None:
 
 
 def test_an_accepted_combination_fails() -> None:
-    finding = the_only_finding(evidence_of(refusal(clear=False)), "refused")
+    finding = the_only_finding(evidence_of(refusal()), "refused")
     assert "accepts the forbidden combination offline-micro-batch-2" in finding.message
     assert (finding.fault_class, finding.measured) == (fault_classes.NOT_REFUSED, "accepted")
 
 
 def test_a_refusal_for_another_reason_fails() -> None:
-    finding = the_only_finding(evidence_of(refusal(clear=False, type="KeyError", message="'x'")), "refused")
+    finding = the_only_finding(evidence_of(refusal(type="KeyError", message="'x'")), "refused")
     assert "without naming the violated rule: KeyError: 'x'" in finding.message
+
+
+def test_the_judge_and_not_the_rank_says_which_message_is_clear() -> None:
+    found = refusal(type="KeyError", message="unrelated: no attribute foo")
+    found.validator, found.wanted = "another", "no attribute"
+    assert "without naming the violated rule" in the_only_finding(evidence_of(found), "refused").message
+    found.message = "Micro batch size should be 1"
+    verdict = judge(evidence_of(found))
+    assert verdict.outcome is Outcome.ERROR
+    assert "refusal: validator is 'another', that of offline-micro-batch-2 is 'Megatron-Bridge" in verdict.reason
 
 
 def test_a_validator_that_refuses_everything_fails() -> None:

@@ -128,4 +128,7 @@ def test_a_rank_without_times_gives_no_verdict() -> None:
     evidence.records[1].steps[1].busy_s = 0.0
     for step in evidence.records[1].steps:
         step.busy_s = 0.0
-    assert [finding.severity for finding in check(evidence)] == [Severity.WARNING]
+    assert check(evidence) == []
+    verdict = judge(evidence)
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason.startswith("times cannot be compared with earlier runs: record of rank 1: ")
