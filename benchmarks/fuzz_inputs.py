@@ -1,9 +1,10 @@
 """Mutated inputs through the command line: `python benchmarks/fuzz_inputs.py [--count 100000] [--seed 1] [--run DIR]`.
 
-Matrices, cluster profiles, job templates, files of lengths, and every file of a finished run are mutated
-(fuzz_mutations.py) and passed to verify, plan, run --dry-run, report, status, logs, compare and history, through the
-command line's main function. Each input must end with an exit code and a message: no traceback, no "internal error", at
-most 5 s of processor time and 500 MB. Nothing is launched. `--run`: a finished run; without it a small one is trained.
+Matrices, cluster profiles, job templates, files of lengths, and every file, log and history of a finished run are
+mutated (fuzz_mutations.py), values of options and names of files are replaced (fuzz_runs.py), and passed to the command
+line's main function. Each input must end with an exit code and a message: no traceback, no "internal error", no secret,
+in a CI job no command of the CI system, at most 5 s of processor time and 500 MB. Nothing is launched. `--run`: a
+finished run; without it a small one is trained.
 
 The same seed and number give the same input: `--seed S --only N` repeats one and shows its output; `--keep` keeps its
 files. Exit code 1 when an input broke a rule.
@@ -17,6 +18,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -34,10 +36,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz_corpus import MATRIX, Corpus, corpus_of, prepare  # noqa: E402 - beside this file
+from fuzz_mutations import SECRET  # noqa: E402
 
 SECONDS, BYTES = 5.0, 500 * 2**20
 BATCH = 50  # inputs per forked process
 SIGNS = ("internal error", "cannot continue", "Traceback (most recent call last)")
+CI = "GITHUB_ACTIONS"
+CI_COMMAND = re.compile(r"^\s*::|##(?:vso)?\[|section_(?:start|end):\d", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
     begin = time.process_time()
     try:
         what, words = prepare(corpus, number, seed, folder)
+        os.environ[CI] = "true" if number % 3 == 0 else ""
         begin = time.process_time()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), _timed(2 * SECONDS):
             code, broken = _called(words)
@@ -83,7 +89,7 @@ def run_one(corpus: Corpus, number: int, seed: int, *, keep: bool = False, echo:
     if echo:
         suffix = f", {broken}" if broken else ""
         print(f"{what}: harness {' '.join(words)}\n{text}exit code {code}, {seconds:.2f} s{suffix}")
-    broken = broken or _verdict(code, seconds, text, folder)
+    broken = broken or _verdict(code, seconds, text, folder) or _leak(text, words)
     if keep:
         print(f"files: {folder}")
     else:
@@ -116,6 +122,14 @@ def _verdict(code: int, seconds: float, text: str, folder: Path) -> str:
     if peak > BYTES:
         return f"{peak / 1e6:.0f} MB of memory"
     return f"{seconds:.1f} s of processor time" if seconds > SECONDS else ""
+
+
+def _leak(text: str, words: list[str]) -> str:
+    """What was printed that must not be; empty for nothing. `report` has commands for the CI system to execute."""
+    if SECRET in text:
+        return "a secret is printed"
+    command = CI_COMMAND.search(text) if os.environ[CI] and words[0] != "report" else None
+    return f"a command of a CI system is printed: {text[command.start() :][:80]!r}" if command else ""
 
 
 def _innermost(error: BaseException) -> str:
@@ -165,10 +179,18 @@ def warm(corpus: Corpus) -> None:
     """Run every command on valid input, so that the forked batches share imported modules and compiled patterns."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     shutil.copytree(corpus.run, folder / "runs" / "run")
-    (folder / "matrix.yaml").write_text(MATRIX)
+    (folder / "matrix.yaml").write_text(f"{MATRIX}\nselect: covering\n")
+    (folder / "fuzz.yaml").write_text("name: fuzz\nkind: slurm\nranks_per_node: 8\n")
     run, matrix = str(folder / "runs" / "run"), str(folder / "matrix.yaml")
-    commands = (["verify", matrix], ["plan", matrix], ["run", matrix, "--dry-run", "--run-dir", str(folder / "dry")])
-    commands += (["report", run, "--no-history"], ["status", run], ["logs", run], ["compare", run, run])
+    commands = [["verify", matrix], ["plan", matrix], ["run", matrix, "--dry-run", "--run-dir", str(folder / "dry")]]
+    commands += [[*commands[2], "--cluster", str(folder / "fuzz.yaml")], ["history", "html"], ["history", "export"]]
+    commands += [
+        ["report", run],
+        ["status", run],
+        ["logs", run],
+        ["compare", run, run],
+        ["compare", run, run, "--json"],
+    ]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for words in commands:
             _called(words)
@@ -188,6 +210,7 @@ def isolated(folder: Path) -> None:
     tempfile.tempdir = str(folder / "inputs")
     os.environ["PATH"] = "/usr/bin:/bin"
     os.environ["COLUMNS"] = "120"
+    os.environ["FUZZ_PASSWORD"] = SECRET
     for name in ("HARNESS_CLUSTERS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITLAB_CI", "CI"):
         os.environ.pop(name, None)
 

@@ -12,7 +12,10 @@ NUMBERS = (
     *("0", "-1", "1", "2", "7", "0.5", "1e308", "1e400", "-0.0", ".nan", ".inf", "1_000", "0x10", "1:30", "010"),
     *(str(10**12), str(10**17), str(2**31), str(2**63), str(2**64), "9" * 60, "9" * 5000, "0x" + "f" * 5000),
 )
+SECRET = "correct-horse-battery-staple"  # the value of a variable with a secret name, see fuzz_inputs.py
 TEXTS = (
+    *(SECRET, SECRET, f"DB_PASSWORD={SECRET}", "\n%YAML 1.2\n", "\n%TAG !a! b\n", "%YAML 1.2", "...\n%TAG ! b"),
+    *("\n::stop-commands::x", "::add-mask::x", "##[error]x", "##vso[task.complete]x", "section_start:1:x", "n" * 256),
     *("", "null", "true", "auto", "all", "~", "~root/x", "~nobody-of-this-name/x", "/dev/zero", "/dev/stdin", "/", "."),
     *(
         "../../etc/passwd",

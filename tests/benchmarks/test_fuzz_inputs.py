@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def fuzz() -> Iterator[ModuleType]:
-    names = ("fuzz_inputs", "fuzz_corpus", "fuzz_mutations")
+    names = ("fuzz_inputs", "fuzz_corpus", "fuzz_mutations", "fuzz_runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         path = list(sys.path)
@@ -48,13 +49,13 @@ def test_the_same_seed_and_number_give_the_same_input(fuzz: ModuleType, corpus: 
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        for number in range(20):
+        for number in range(30):
             folder = tmp_path / name / str(number)
             folder.mkdir()
             what, words = fuzz.prepare(corpus, number, 3, folder)
             files = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
             found.append((number, what, [word.replace(str(folder), "") for word in words], files))
-    assert found[:20] == found[20:]
+    assert found[:30] == found[30:]
     assert len({what.split()[0] for _, what, _, _ in found}) >= 4
 
 
@@ -79,14 +80,23 @@ def _raises(words: list[str]) -> int:
     raise KeyError("x")
 
 
+def _leaks(words: list[str]) -> int:
+    print(os.environ.get("FUZZ_PASSWORD") or "correct-horse-battery-staple")
+    return 0
+
+
+def _commands(words: list[str]) -> int:
+    os.environ["GITHUB_ACTIONS"] = "true"
+    print("text\n  ::stop-commands::x")
+    return 0
+
+
 def _endless(words: list[str]) -> int:
     while True:
         pass
 
 
 def _dies(words: list[str]) -> int:
-    import os
-
     os._exit(7)
 
 
@@ -99,6 +109,8 @@ def _large(words: list[str]) -> int:
     [
         (_internal_error, "internal error: harness: internal error: KeyError"),
         (_raises, "KeyError left the command line"),
+        (_leaks, "a secret is printed"),
+        (_commands, "a command of a CI system is printed: '  ::stop-commands::x"),
         (_endless, "s of processor time"),
         (_dies, "the process ended with status"),
         (_large, "MB of memory"),
