@@ -81,7 +81,7 @@ def ended_as(*found: Rank, first: int | None = None, state: str | None = None, s
             record.ended, process.ended, process.exit_code = "raised", "raised", 1
         elif rank.ended == "deadline":
             process.ended, process.stack, process.hang = "deadline", [*OUTER, *rank.frames], rank.hang
-            process.still_s, process.exit_code = 20.0, -9
+            process.still_s, process.exit_code = 900.0, -9
         elif rank.ended == "missing":
             del evidence.records[number]
             process.ended = "missing"

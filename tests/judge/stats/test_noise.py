@@ -104,7 +104,8 @@ def test_within_three_floors_a_cell_passes_and_beyond_it_fails() -> None:
         findings = judge(cell).findings
         assert [finding.check for finding in findings] == checks
         assert all(
-            "noise floor 0.001 (weights moved by one machine epsilon; harness reference attention on cpu) x 3" in item.message
+            "noise floor 0.001 (weights moved by one machine epsilon; harness reference attention on cpu) x 3"
+            in item.message
             for item in findings
         )
 
@@ -120,7 +121,10 @@ def test_later_steps_are_not_held_to_the_noise_of_the_first() -> None:
 
 def test_a_leg_that_is_not_finite_measures_nothing() -> None:
     control = next(iter(bf16_run(losses=math.nan).values()))
-    assert noise_floors(control.records)["document_loss"].by == "documents in reverse order; harness reference attention on cpu"
+    assert (
+        noise_floors(control.records)["document_loss"].by
+        == "documents in reverse order; harness reference attention on cpu"
+    )
 
 
 def test_a_cell_without_noise_legs_has_the_defaults() -> None:
